@@ -1,0 +1,31 @@
+# Both commands do all their own set-up: a virtual environment in the checkout with the tested versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test lint setup clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "diffrl: setting up $(VENV) with the tested versions (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,tensorboard,wandb]"
+	@touch $@
+
+demo: setup
+	$(BIN)/diffrl train configs/playground/demo.yaml
+
+# Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,8 @@
+"""`python -m diffrl`, and `accelerate launch -m diffrl`."""
+
+import sys
+
+from diffrl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Group-wise advantages, aware of rewards that do not apply.
+
+N samples, K rewards. `groups` (N,) are integer prompt-group identities: floats would collide across ranks. A NaN score
+means "this reward does not apply to this prompt"; its advantage is 0, that is no signal.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Std = Literal["group", "batch", "none"]
+
+
+def group_mean(values: Tensor, groups: Tensor) -> Tensor:
+    """Mean of each sample's group, NaN-aware: (N, K) and (N,) to (N, K); NaN where a whole group is NaN."""
+    _, index = torch.unique(groups, return_inverse=True)
+    count = int(index.max()) + 1 if len(index) else 0
+    known = ~values.isnan()
+    total = values.new_zeros(count, values.shape[1]).index_add_(0, index, values.nan_to_num(0.0) * known)
+    number = values.new_zeros(count, values.shape[1]).index_add_(0, index, known.to(values.dtype))
+    return (total / number)[index]
+
+
+def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: float = 1e-4) -> Tensor:
+    """`(R - mean_group) / (std + 1e-4)` per reward (Flow-GRPO, arXiv 2505.05470), NaN-aware.
+
+    Args:
+        scores: (N, K); NaN where a reward does not apply.
+        groups: (N,) integer identities of the prompt groups.
+        std: over the sample's own group ("group"), over all samples of the epoch ("batch", published as `global_std`),
+            or no division ("none", GARDO). Population standard deviation, as in the published code.
+        floor: added to the standard deviation.
+
+    Returns:
+        (N, K) advantages, 0 where the score is NaN.
+
+    Raises:
+        ValueError: if `groups` is not of an integer type.
+    """
+    if groups.is_floating_point():
+        raise ValueError("groups must be integers: float identities collide")
+    values = scores.double()
+    centred = values - group_mean(values, groups)
+    if std == "group":
+        scale = group_mean(centred.square(), groups).sqrt() + floor
+    elif std == "batch":
+        mean = values.nanmean(dim=0, keepdim=True)
+        scale = (values - mean).square().nanmean(dim=0, keepdim=True).sqrt() + floor
+    else:
+        scale = torch.ones_like(centred)
+    return (centred / scale).nan_to_num(0.0).to(scores.dtype)
+
+
+def weighted_sum(scores: Tensor, weights: Tensor) -> Tensor:
+    """One score per sample, (N, K) and (K,) to (N, 1): the weighted sum of those rewards that apply; NaN if none does.
+
+    Group centring removes what a reward adds to a whole prompt, so prompts with different sets of applying rewards
+    stay comparable.
+    """
+    total = (scores * weights).nansum(dim=1, keepdim=True)
+    return torch.where(scores.isnan().all(dim=1, keepdim=True), torch.nan, total)

@@ -1,0 +1,361 @@
+"""The command line: reads and checks what it is given before anything heavy is imported.
+
+Exit codes: 0 success; 1 a run that could not go on, or a check that failed; 2 bad input; 130 interrupted. Expected
+errors are one line on stderr; with DIFFRL_DEBUG=1 they come with their traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from diffrl import __version__
+from diffrl.errors import UserError, nearest
+
+# Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
+FAILURES = (
+    ("diffrl.rewards.protocol", "RewardError", ""),
+    ("diffrl.checkpoint", "CheckpointError", ""),
+    ("diffrl.trainers.loop", "TrainingError", ""),
+    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
+)
+Handler = Callable[[argparse.Namespace, list[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    _show_warnings()
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as done:  # argparse has printed a help text
+        return int(done.code or 0)
+    except KeyboardInterrupt:
+        print("diffrl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has seen enough; stdout is flushed once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        code, text = _explain(error)
+        if code == 0 or os.environ.get("DIFFRL_DEBUG") == "1":
+            raise
+        print(f"diffrl: error: {' '.join(text.split())}", file=sys.stderr)
+        return code
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """(exit code, message) of an expected error; exit code 0 for one that nobody expected."""
+    for module, name, hint in FAILURES:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return 1, f"{error}{hint}"
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, OSError):
+        return 1, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    return 0, ""
+
+
+def _run(argv: list[str]) -> int:
+    parser, commands = _parsers()
+    if not argv:
+        parser.print_help()
+        return 0
+    options = ("-h", "--help", "--version")
+    if argv[0] not in (*commands, *options):
+        kind, choices = ("option", options) if argv[0].startswith("-") else ("command", tuple(commands))
+        raise UserError(f'unknown {kind} "{argv[0]}"{nearest(argv[0], choices)}')
+    arguments, rest = parser.parse_known_args(argv)
+    own: _Parser = arguments.parser
+    for word in rest:
+        if word.startswith("-"):
+            known = set(re.findall(r"--[\w-]+", own.format_help()))
+            raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
+        if not arguments.words_anywhere:
+            own.error(f'unexpected argument "{word}"')
+    return arguments.handler(arguments, rest)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f'{message} (see "{self.prog} --help")')
+
+
+def _parsers() -> tuple[_Parser, list[str]]:
+    parser = _Parser(
+        prog="diffrl",
+        description="Reinforcement learning for diffusion and flow text-to-image models.",
+        epilog="example:\n  diffrl train playground/nft\n\n`diffrl COMMAND --help` explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, handler: Handler, summary: str, *examples: str, words_anywhere: bool = False) -> _Parser:
+        text = "".join(f"\n  {example}" for example in examples)
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example{'s' if len(examples) > 1 else ''}:{text}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.set_defaults(handler=handler, parser=command, words_anywhere=words_anywhere)
+        return command
+
+    _add_train(add)
+    _add_sample_and_evaluate(add)
+    compare = add(
+        "compare", _compare, "one page of curves of several runs", "diffrl compare runs/a runs/b --out ab.html"
+    )
+    compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
+    compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    _add_rewards(add)
+    add("doctor", _doctor, "check this installation: versions, devices, weights, rewards", "diffrl doctor")
+    add("version", _version, "print the version", "diffrl version")
+    return parser, list(commands.choices)
+
+
+def _add_train(add: Callable[..., _Parser]) -> None:
+    train = add(
+        "train",
+        _train,
+        "train a LoRA by reinforcement learning",
+        "diffrl train playground/nft",
+        "diffrl train my.yaml rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
+        "diffrl train --resume runs/my epochs=80",
+        "accelerate launch -m diffrl train my.yaml",
+        words_anywhere=True,
+    )
+    train.usage = (
+        "diffrl train CONFIG [section.key=value ...] [--resume RUN_DIR] [--dry-run]\n       diffrl train --help-config"
+    )
+    text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
+    train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    text = "continue the run in this folder from its newest checkpoint; CONFIG may be left out"
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help=text)
+    text = "check everything, load the model and the rewards, say what would happen, and write nothing"
+    train.add_argument("--dry-run", action="store_true", help=text)
+    train.add_argument(
+        "--help-config", action="store_true", help="print every config key with default, meaning and unit"
+    )
+
+
+def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
+    sample = add(
+        "sample",
+        _sample,
+        "draw images of prompts",
+        "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
+    )
+    sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
+    evaluate = add(
+        "evaluate",
+        _evaluate,
+        "score a model's images of prompts",
+        "diffrl evaluate playground --rewards playground,clip --prompts playground/words/test --out scores.json",
+    )
+    text = "rewards by name, or path/to/file.py:Class, separated by commas"
+    evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
+    evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
+    for command, members in ((sample, 1), (evaluate, 4)):
+        text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
+        command.add_argument("model", metavar="MODEL", help=text)
+        text = "playground/SUBSET/SPLIT, FILE.txt or FILE.jsonl"
+        command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+        command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
+        command.add_argument("--seed", type=_number(0), default=0, metavar="S", help="of the noise (default 0)")
+        text = f"images per prompt (default {members})"
+        command.add_argument("--per-prompt", type=_number(1), default=members, metavar="M", help=text)
+        text = "sampling steps (default: as in training, 10)"
+        command.add_argument("--steps", type=_number(1), metavar="N", help=text)
+        command.add_argument("--limit", type=_number(1), metavar="N", help="use the first N prompts only")
+
+
+def _add_rewards(add: Callable[..., _Parser]) -> None:
+    rewards = add(
+        "rewards",
+        _rewards,
+        "list the rewards, or check that one keeps to the protocol",
+        "diffrl rewards list",
+        "diffrl rewards check clip",
+        "diffrl rewards check my_reward.py:Redness threshold=0.5",
+        words_anywhere=True,
+    )
+    rewards.usage = "diffrl rewards list\n       diffrl rewards check NAME [parameter=value ...]"
+    rewards.add_argument("action", metavar="list|check", help="what to do")
+    text = "of the reward to check (or path/to/file.py:Class), and its constructor's parameters"
+    rewards.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f'expected a whole number of at least {least}, got "{text}"')
+        return int(text)
+
+    return number
+
+
+def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_resume, help_config, load_config
+
+    if arguments.help_config:
+        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140)))
+        return 0
+    words = [*arguments.words, *rest]
+    given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
+    resume: Path | None = arguments.resume
+    stored = None if resume is None else _file_of_run(resume, "config.yaml", "--resume")
+    source = given or stored
+    if source is None:
+        raise UserError("train: no CONFIG; name a YAML file or a shipped config such as playground/nft")
+    config = load_config(source, words)
+    if resume is not None and stored is not None:
+        check_resume(config, load_config(stored), resume)
+        config = config.model_copy(update={"run_dir": str(resume)})
+
+    from diffrl.trainers.run import train
+
+    try:
+        train(config, resume=resume, dry_run=arguments.dry_run)
+    except KeyboardInterrupt:
+        if (Path(config.run_dir) / "checkpoints").is_dir():
+            print(f"diffrl: continue with: diffrl train --resume {config.run_dir}", file=sys.stderr)
+        raise
+    return 0
+
+
+def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
+    common = _common(arguments)
+    if arguments.out.is_file():
+        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    from diffrl.evaluation import sample
+
+    sample(**common)
+    print(f"images: {arguments.out}")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_plugin
+
+    common = _common(arguments)
+    if arguments.out.is_dir():
+        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "scores.json"}')
+    names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    for name in names:
+        _at("--rewards", check_plugin, name)
+    from diffrl.evaluation import evaluate
+
+    result = evaluate(rewards=names, **common)
+    for name, mean in result["mean"].items():
+        score = (
+            "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"
+        )
+        print(f"{name:<24}{score}")
+    print(f"{'diversity':<24}{result['diversity']:.4f}")
+    print(f"scores: {arguments.out}")
+    return 0
+
+
+def _common(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Checked arguments that `sample` and `evaluate` share."""
+    from diffrl.config import check_model
+    from diffrl.prompts import check_source
+
+    _at("MODEL", check_model, arguments.model)
+    _at("--prompts", check_source, arguments.prompts)
+    lora: Path | None = arguments.lora
+    if lora is not None and not (lora.is_dir() and any(lora.glob("*.safetensors"))):
+        inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
+        raise UserError(f'--lora: "{lora}" is not a folder with a LoRA (.safetensors){inner}')
+    names = ("model", "prompts", "seed", "per_prompt", "steps", "limit", "out")
+    return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
+
+
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if len(arguments.runs) < 2:
+        raise UserError("compare: name at least two runs")
+    for run in arguments.runs:
+        _file_of_run(run, "metrics.jsonl", "compare")
+    if arguments.out.is_dir():
+        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "compare.html"}')
+    from diffrl.report import write_comparison
+
+    write_comparison(arguments.runs, arguments.out)
+    print(f"report: {arguments.out}")
+    return 0
+
+
+def _rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [*arguments.words, *rest]
+    if arguments.action == "list" and not words:
+        from rich.console import Console
+
+        from diffrl.rewards.cards import table
+
+        Console(width=None if sys.stdout.isatty() else 160).print(table())
+        return 0
+    if arguments.action != "check":
+        arguments.parser.error(f'rewards: expected list or check NAME, got "{" ".join([arguments.action, *words])}"')
+    if not words:
+        raise UserError("rewards check: name a reward; `diffrl rewards list` shows them")
+    from diffrl.config import check_plugin, read_parameters
+
+    name, parameters = words[0], read_parameters(words[1:])
+    check_plugin(name)
+    from diffrl.rewards.check import check
+
+    return 0 if check(name, **parameters) else 1
+
+
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.doctor import examine
+
+    return 0 if examine() else 1
+
+
+def _version(arguments: argparse.Namespace, rest: list[str]) -> int:
+    print(f"diffrl {__version__}")
+    return 0
+
+
+def _file_of_run(run: Path, name: str, what: str) -> Path:
+    """The file of a run's folder; UserError if there is no such folder or file."""
+    if not run.is_dir():
+        folders = [folder.name for folder in run.parent.iterdir() if folder.is_dir()] if run.parent.is_dir() else []
+        raise UserError(f'{what}: no folder "{run}"{nearest(run.name, folders)}')
+    if not (run / name).is_file():
+        raise UserError(f'{what}: "{run}" is not a run\'s folder: it has no {name}')
+    return run / name
+
+
+def _at(where: str, check: Callable[[str], object], value: str) -> None:
+    """Call `check(value)`; its UserError gets `where` in front."""
+    try:
+        check(value)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"diffrl: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def _show_warnings() -> None:
+    logger = logging.getLogger("diffrl")
+    if not logger.handlers:
+        logger.addHandler(_ToStderr())

@@ -1,0 +1,145 @@
+"""Whether a config's values work together, and whether what they name is there. An error is a `Problem` at a key."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from diffrl.config.schema import OBJECTIVES, Config, Problem, Reward
+from diffrl.errors import UserError, nearest
+from diffrl.prompts import check_source
+
+
+def check(config: Config, world: int | None = None) -> None:
+    """Raise Problem for the first thing that cannot work; `world`: number of processes (default: WORLD_SIZE, or 1)."""
+    _at("model", check_model, config.model)
+    if config.objective not in OBJECTIVES:
+        raise Problem("objective", f'unknown objective "{config.objective}"{nearest(config.objective, OBJECTIVES)}')
+    check_prompts(config)
+    check_rewards(config)
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        if name == config.objective or (name not in OBJECTIVES and hasattr(section, "check")):
+            section.check(config)
+    check_geometry(config, world_size() if world is None else world)
+    for name in ("wandb", "tensorboard"):
+        if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:
+            raise Problem(f"tracking.{name}", f'{name} is not installed: pip install "diffrl[{name}]"')
+    if Path(config.run_dir).is_file():
+        raise Problem("run_dir", f'"{config.run_dir}" is a file; name a folder')
+
+
+def _at(key: str, function, *arguments):  # type: ignore[no-untyped-def]
+    """Call; a UserError becomes a Problem at `key`."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        raise Problem(key, str(error)) from error
+
+
+def world_size() -> int:
+    """Number of processes, from the launcher's WORLD_SIZE."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f'environment: WORLD_SIZE: expected the number of processes, got "{text}"')
+    return int(text)
+
+
+def check_model(model: str) -> None:
+    """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
+    path = Path(model)
+    if model == "playground":
+        return
+    if path.is_dir():
+        if not (path / "model_index.json").is_file():
+            raise UserError(f'"{model}" is a folder without model_index.json, so not a model in diffusers\' format')
+        return
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith(".") and not path.parent.is_dir()
+    if hub_id:
+        return
+    folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+    if len(path.parts) > 1:
+        raise UserError(f'no folder "{model}"{nearest(path.name, folders)}')
+    text = (
+        f'"{model}" is neither "playground", a folder here, nor a hub id like stabilityai/stable-diffusion-3.5-medium'
+    )
+    raise UserError(text + nearest(model, ["playground", *(name for name in folders if not name.startswith("."))]))
+
+
+def check_prompts(config: Config) -> None:
+    """Both sources can be read, and there are enough different prompts for an epoch."""
+    prompts = config.prompts
+    given = prompts.model_fields_set
+    for name, other in (("train", "test"), ("test", "train")):
+        if other in given and name not in given:
+            raise Problem(f"prompts.{name}", f"not given, but prompts.{other} is; give both")
+    count = _at("prompts.train", check_source, prompts.train)
+    _at("prompts.test", check_source, prompts.test)
+    groups = config.rollout.groups
+    if count is not None and groups > count:
+        raise Problem("rollout.groups", f"{groups} different prompts an epoch, but prompts.train has only {count}")
+
+
+def check_rewards(config: Config) -> None:
+    """There are rewards, each is known, and none is both optimised and watched."""
+    if not config.rewards:
+        from diffrl.rewards.registry import available
+
+        raise Problem("rewards", f"empty; name at least one (there are: {', '.join(sorted(available()))})")
+    for name in config.rewards:
+        if name in config.watch:
+            raise Problem(f"watch.{name}", f"{name} is also in rewards; what is optimised cannot be held out")
+        if config.rewards[name].weight == 0:
+            raise Problem(f"rewards.{name}.weight", f"0 optimises nothing; move {name} to watch")
+    for table in ("rewards", "watch"):
+        for name, reward in getattr(config, table).items():
+            _check_reward(f"{table}.{name}", name, reward)
+
+
+def _check_reward(key: str, name: str, reward: Reward) -> None:
+    if not re.fullmatch(r"[\w-]+", name):
+        raise Problem(key, f'a reward\'s name has letters, digits, "_" and "-" only, got "{name}"')
+    _at(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
+    both = sorted(set(reward.params) & set(reward.model_extra or {}))
+    if both:
+        raise Problem(f"{key}.{both[0]}", f"given beside params and in params; {both[0]} may be given once")
+
+
+def check_plugin(plugin: str) -> None:
+    """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
+    if ".py" in plugin or "/" in plugin:
+        path, _, name = plugin.rpartition(":")
+        if not path.endswith(".py") or not name.isidentifier():
+            raise UserError(f'"{plugin}": write path/to/file.py:Class')
+        if not Path(path).is_file():
+            folder = Path(path).parent
+            files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
+            raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
+        return
+    from diffrl.rewards.registry import available
+
+    names = available()
+    if plugin not in names:
+        raise UserError(f'unknown reward "{plugin}"{nearest(plugin, names)}')
+
+
+def check_geometry(config: Config, world: int) -> None:
+    """Images, optimiser steps, processes and micro-batches divide one another; nothing is rounded silently."""
+    rollout, optimise = config.rollout, config.optimise
+    factors = f"rollout.groups {rollout.groups} x rollout.group_size {rollout.group_size}"
+    images = f"{rollout.images} images of an epoch ({factors})"
+    batch = optimise.batch_size
+    if rollout.images % batch:
+        raise Problem("optimise.batch_size", f"{batch} images per optimiser step do not divide the {images}")
+    if rollout.images % world:
+        raise Problem("rollout.groups", f"{world} processes do not divide the {images}")
+    if batch % world:
+        raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
+    timesteps = config.objective_section.trained_steps(rollout)
+    share = batch // world
+    if share * timesteps % optimise.accumulation:
+        rows = f"{share * timesteps} rows of an optimiser step ({share} images x {timesteps} timesteps"
+        each = f", on each of {world} processes)" if world > 1 else ")"
+        raise Problem("optimise.accumulation", f"{optimise.accumulation} micro-batches do not divide the {rows}{each}")

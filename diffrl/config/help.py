@@ -1,0 +1,89 @@
+"""All config keys as text, from the schema."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import typing
+from types import NoneType, UnionType
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from diffrl.config.schema import OBJECTIVES, TABLES, walk
+
+_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+
+
+def help_config(width: int = 100) -> str:
+    """Every key with default, meaning, kind and unit, in the layout of a config file; `width` in characters."""
+    lines = [
+        "Keys of a config file, with their defaults; behind # the meaning, in brackets what is allowed and the unit.",
+        "On the command line: section.key=value, for example rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
+        "",
+    ]
+    for dotted, field, inner in walk():
+        parts = dotted.split(".")
+        if parts[0] in TABLES[1:] and len(parts) > 1:
+            continue  # the same keys as the first table
+        indent = "  " * (len(parts) - 1)
+        if inner is not None:
+            lines += ["", *_wrap(f"{indent}{parts[-1]}:", field.description or "", width)]
+            if parts[0] in TABLES[:1]:
+                lines.append(f"{indent}  NAME:")
+            continue
+        unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
+        notes = "; ".join(str(note) for note in (_kind(parts, field), unit) if note)
+        meaning = f"{field.description} [{notes}]"
+        lines += _wrap(f"{indent}{parts[-1]}: {_default(field)}", meaning, width)
+    return re.sub("\n{3,}", "\n\n", "\n".join(lines))
+
+
+def _wrap(head: str, text: str, width: int) -> list[str]:
+    column = 34
+    lines = textwrap.wrap(text, max(width - column - 2, 30))
+    if len(head) >= column:
+        return [head, *(" " * column + "# " + line for line in lines)]
+    return [f"{head:<{column}}# {lines[0]}", *(" " * column + "# " + line for line in lines[1:])]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return '""' if value == "" else str(list(value) if isinstance(value, tuple) else value)
+
+
+def _kind(parts: list[str], field: FieldInfo) -> str:
+    """What is allowed, in words."""
+    if parts == ["objective"]:
+        return " | ".join(OBJECTIVES)
+    limits = " and ".join(filter(None, (_limit(item) for item in field.metadata)))
+    words = _words(field.annotation)
+    return words.replace("number", f"number {limits}", 1) if limits else words
+
+
+def _words(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " | ".join(str(choice) for choice in arguments)
+    if origin is typing.Annotated:
+        return _words(arguments[0])
+    if origin in (typing.Union, UnionType):
+        return " or ".join("null" if kind is NoneType else _words(kind) for kind in arguments)
+    if origin is list:
+        return f"list of {_words(arguments[0])}s" if arguments[0] is not str else "list of names"
+    if origin is tuple:
+        return f"two {_words(arguments[0])}s"
+    if origin is dict:
+        return "keys and values"
+    return _WORDS.get(annotation, str(annotation))
+
+
+def _limit(item: Any) -> str:
+    for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if getattr(item, name, None) is not None:
+            return f"{sign} {getattr(item, name)}"
+    return ""

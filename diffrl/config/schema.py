@@ -1,0 +1,315 @@
+"""Every key of a config: its type, default, meaning and unit. Papers: Flow-GRPO 2505.05470, DiffusionNFT 2509.16117.
+
+The class `Config` is the one table of sections. A new objective is a section with `trained_steps`, and one line in the
+table; a method that wraps objectives is a section, and one line `name: Name | None = key(None, ...)` (present = on).
+What a section needs of the rest of the config, it says in its own `check`.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic.fields import FieldInfo
+
+from diffrl.errors import UserError
+
+PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict
+AdvantageStd = Literal["group", "batch", "none"]
+ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
+ADV_CLIP = "advantages are clipped to plus or minus this"
+QUIET_STEPS = {"flow_sde": 0, "dance": 0, "cps": 1, "ddim": 1}  # stochastic samplers: how many last steps draw no noise
+UP_TO_ONE = ("cps", "ddim")  # whose noise level is a share
+
+
+class Problem(UserError):
+    """A value that cannot work, at a dotted key; `load_config` adds the file and the line."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key}: {text}")
+        self.key = key
+
+
+def key(default: Any, meaning: str, unit: str = "", **limits: Any) -> Any:
+    """A config key: default, one-line meaning, unit, and pydantic's limits (ge, gt, le, lt)."""
+    return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
+
+
+def section(kind: type[BaseModel], meaning: str) -> Any:
+    """A section whose keys all have defaults."""
+    return Field(default_factory=kind, description=meaning)
+
+
+class Section(BaseModel):
+    """Strict and frozen: no unknown keys, no conversions between types (except whole numbers to numbers)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def check(self, config: Config) -> None:
+        """Raise Problem where this section, which is in use, cannot work with the rest of the config."""
+
+
+class Objective(Protocol):
+    """What makes a section an objective's; the section is named like it."""
+
+    def trained_steps(self, rollout: Rollout) -> int:
+        """Timesteps that are trained per image."""
+
+
+class Prompts(Section):
+    train: PathText = key(
+        "playground/compositional/train", "prompts to train on: playground/SUBSET/SPLIT, FILE.txt or FILE.jsonl"
+    )
+    test: PathText = key(
+        "playground/compositional/test", "held-out prompts to evaluate on; needed where train is given"
+    )
+
+
+class Lora(Section):
+    rank: int = key(32, "rank of the update", ge=1)
+    alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0)
+    targets: list[str] | None = key(
+        None, "names of the adapted modules; null: the model family's attention projections"
+    )
+
+
+class Rollout(Section):
+    groups: int = key(48, "prompts per epoch, over all processes", "prompts", ge=1)
+    group_size: int = key(24, "images per prompt (the group that advantages compare)", "images", ge=2)
+    steps: int = key(10, "sampling steps", "steps", ge=1)
+    sampler: Literal["euler", "dpm2", "flow_sde", "dance", "cps", "ddim"] = key(
+        "dpm2",
+        "euler and dpm2 are deterministic; the others are stochastic, as grpo needs; ddim is for models of DDPM type",
+    )
+    guidance_scale: FiniteFloat = key(1.0, "classifier-free guidance; 1 is none, at half the cost", ge=1)
+    noise_level: FiniteFloat = key(
+        0.7, "noise of a stochastic sampler: a of flow_sde, dance and cps, eta of ddim", ge=0
+    )
+    window: int | None = key(
+        None, "number of consecutive stochastic steps, the others are Euler's; null: all", "steps", ge=1
+    )
+    window_range: Annotated[tuple[int, int], PAIR] | None = key(
+        None, "[first, end]: drawn anew each epoch, within the steps first to end - 1; null: from step 0", "steps"
+    )
+    same_noise: bool = key(False, "the images of a group start from one initial noise")
+    batch_size: int = key(32, "images per forward, on each process", "images", ge=1)
+
+    @property
+    def images(self) -> int:
+        """Images of an epoch, over all processes."""
+        return self.groups * self.group_size
+
+    @property
+    def stochastic_steps(self) -> int:
+        """Steps of the window, which draw fresh noise; 0 if the sampler or the noise level is deterministic."""
+        return (self.window or self.noisy_steps) if self.noise_level else 0
+
+    @property
+    def noisy_steps(self) -> int:
+        """Steps that could draw fresh noise."""
+        return self.steps - QUIET_STEPS.get(self.sampler, self.steps)
+
+    def check(self, config: Config) -> None:
+        if self.sampler in UP_TO_ONE and self.noise_level > 1:
+            raise Problem("rollout.noise_level", f"expected at most 1 with {self.sampler}, got {self.noise_level:g}")
+        limit = f"{self.noisy_steps} of the {self.steps} steps (rollout.steps) of {self.sampler} can be stochastic"
+        if (self.window or 0) > self.noisy_steps:
+            raise Problem("rollout.window", f"{self.window} stochastic steps, but {limit}")
+        if self.window_range is not None:
+            first, end = self.window_range
+            if not 0 <= first < end <= self.noisy_steps:
+                raise Problem(
+                    "rollout.window_range", f"[{first}, {end}] is not within [0, {self.noisy_steps}]: {limit}"
+                )
+            if end - first < self.stochastic_steps:
+                text = f"[{first}, {end}] is too short for a window of {self.stochastic_steps} steps (rollout.window)"
+                raise Problem("rollout.window_range", text)
+        if self.same_noise and not self.stochastic_steps:
+            text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
+            raise Problem("rollout.same_noise", text)
+
+
+class Reward(BaseModel):
+    """A reward plugin; keys beside these three go to its constructor, too."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    weight: FiniteFloat = key(1.0, "factor of this reward's score in the sum that is optimised; not used under watch")
+    plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
+    params: dict[str, Any] = key(
+        {}, "arguments of the plugin's constructor; they may also stand beside weight and plugin"
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments of the plugin's constructor."""
+        return {**self.params, **(self.model_extra or {})}
+
+
+class Decay(Section):
+    """d(step) = 0 before `start`, then min(value + slope * (step - start), cap)."""
+
+    start: int = key(0, "the decay is 0 before this optimiser step", "optimiser steps", ge=0)
+    value: Share = key(0.0, "decay at start; 0 copies the trained weights")
+    slope: FiniteFloat = key(0.001, "growth of the decay", "per optimiser step", ge=0)
+    cap: Share = key(0.5, "largest decay")
+
+
+class NFT(Section):
+    beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
+    b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+    timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
+    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
+        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
+    )
+    old: Decay = section(
+        Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
+    )
+
+    def trained_steps(self, rollout: Rollout) -> int:
+        return self.timesteps or rollout.steps
+
+    def check(self, config: Config) -> None:
+        steps = config.rollout.steps
+        if self.timestep_sampling == "schedule" and (self.timesteps or 0) > steps:
+            raise Problem(
+                "nft.timesteps", f"{self.timesteps} timesteps, but the schedule has only {steps} (rollout.steps)"
+            )
+
+
+class GRPO(Section):
+    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    clip: FiniteFloat = key(1e-4, "the importance ratio is clipped to 1 plus or minus this", gt=0)
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    beta: FiniteFloat = key(0.0, "weight of the KL divergence to the reference; 0 runs no reference forward", ge=0)
+    timesteps: int | None = key(None, "how many of the stochastic steps are trained; null: all", "steps", ge=1)
+
+    def trained_steps(self, rollout: Rollout) -> int:
+        return self.timesteps or rollout.stochastic_steps
+
+    def check(self, config: Config) -> None:
+        rollout = config.rollout
+        needs = 'but objective "grpo" needs log-probabilities'
+        if rollout.sampler not in QUIET_STEPS:
+            choices = ", ".join(QUIET_STEPS)
+            raise Problem("rollout.sampler", f'"{rollout.sampler}" is deterministic, {needs}: use one of {choices}')
+        if rollout.noise_level == 0:
+            raise Problem("rollout.noise_level", f"0 is deterministic, {needs}: use more than 0")
+        if rollout.stochastic_steps == 0:
+            raise Problem("rollout.steps", f"{rollout.steps} of {rollout.sampler} has no stochastic step, {needs}")
+        if (self.timesteps or 0) > rollout.stochastic_steps:
+            source = "rollout.window" if rollout.window else "rollout.steps"
+            text = f"{self.timesteps} steps, but only {rollout.stochastic_steps} are stochastic ({source})"
+            raise Problem("grpo.timesteps", text)
+
+
+class Optimise(Section):
+    learning_rate: FiniteFloat = key(3e-4, "AdamW's step size", gt=0)
+    batch_size: int = key(
+        576, "images per optimiser step over all processes, each with all its timesteps", "images", ge=1
+    )
+    accumulation: int = key(
+        16, "micro-batches that a process's share of an optimiser step is split into", "micro-batches", ge=1
+    )
+    inner_epochs: int = key(1, "passes over an epoch's images", "passes", ge=1)
+    max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", gt=0)
+    precision: Literal["fp32", "bf16", "fp16"] = key(
+        "fp32", "of the frozen weights and the forwards; LoRA stays in fp32"
+    )
+    ema: Share = key(0.9, "decay per optimiser step of the averaged LoRA that is evaluated; 0: the trained one itself")
+    betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")
+    weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
+
+
+class Evaluate(Section):
+    every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)
+    prompts: int = key(64, "how many of the test prompts are used, at most", "prompts", ge=1)
+    per_prompt: int = key(4, "images per prompt; diversity needs two", "images", ge=2)
+    steps: int | None = key(None, "sampling steps; null: rollout.steps", "steps", ge=1)
+    features: str = key(
+        "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
+    )
+
+
+class Checkpoint(Section):
+    every: int = key(1, "save after every so many epochs, and after the last", "epochs", ge=1)
+    keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
+
+
+class Tracking(Section):
+    wandb: bool = key(False, "also log to Weights & Biases (extra: diffrl[wandb]); WANDB_MODE=offline works")
+    tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR (extra: diffrl[tensorboard])")
+    samples: int = key(8, "test prompts that are drawn with fixed seeds at every evaluation; 0: none", "images", ge=0)
+
+
+class Config(Section):
+    """A whole run. Made by `load_config`, which checks that the values work together."""
+
+    model: PathText = key("playground", '"playground", a folder in diffusers\' format, or a hub id such as org/name')
+    prompts: Prompts = section(Prompts, "what to draw")
+    seed: int = key(0, "seed of everything random", ge=0)
+    epochs: int = key(40, "rounds of sampling, scoring and optimising", "epochs", ge=1)
+    run_dir: PathText = key("", "folder of the run; the default is runs/NAME, NAME being the config file's")
+    lora: Lora = section(Lora, "the trained low-rank update")
+    rollout: Rollout = section(Rollout, "how an epoch's images are drawn")
+    rewards: dict[str, Reward] = key({}, "what is optimised: NAME: {weight, ...}; at least one")
+    watch: dict[str, Reward] = key({}, "what is scored in evaluations and never optimised: NAME: {...}")
+    objective: str = key("nft", "how scores become a loss; its section below has its keys")
+    nft: NFT = section(NFT, "DiffusionNFT (arXiv 2509.16117)")
+    grpo: GRPO = section(GRPO, "Flow-GRPO (arXiv 2505.05470)")
+    optimise: Optimise = section(Optimise, "the optimiser")
+    evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
+    checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")
+    tracking: Tracking = section(Tracking, "logs beside metrics.jsonl")
+
+    @property
+    def objective_section(self) -> Objective:
+        """The section of the chosen objective."""
+        return getattr(self, self.objective)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value as plain YAML types, methods that are off left out: reading this again gives the same config."""
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    """The class behind `Name`, `Name | None` or a table of `Name`; None for a plain value."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+OBJECTIVES = [
+    name for name, field in Config.model_fields.items() if hasattr(section_type(field.annotation), "trained_steps")
+]
+TABLES = [name for name, field in Config.model_fields.items() if typing.get_origin(field.annotation) is dict]
+
+
+def walk(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
+    """(dotted key, field, its section's class or None) of all sections and keys; a table's are under `rewards.NAME`."""
+    for name, field in kind.model_fields.items():
+        inner = section_type(field.annotation)
+        yield prefix + name, field, inner
+        if inner is not None:
+            yield from walk(inner, f"{prefix}{name}.NAME." if name in TABLES else f"{prefix}{name}.")
+
+
+def is_section(path: tuple[str, ...]) -> bool:
+    """Whether a key holds keys of its own: `rollout`, `nft.old`, `rewards`, `rewards.clip`, `rewards.clip.params`."""
+    kind: type[BaseModel] | None = Config
+    annotation: Any = None
+    for name in path[:1] + path[2:] if path[0] in TABLES else path:
+        field = kind.model_fields.get(name) if kind else None
+        if field is None:
+            return False
+        annotation = field.annotation
+        kind = section_type(annotation)
+    return kind is not None or typing.get_origin(annotation) is dict

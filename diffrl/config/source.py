@@ -1,0 +1,177 @@
+"""A config's text: YAML with line numbers, and the command line's `section.key=value` on top.
+
+Scalars follow YAML 1.2: 1e-4 is a number, and `no` and `on` are words. Keys may not repeat. A section left empty in a
+file has its defaults; an override to null takes a section or a reward out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffrl.config.schema import TABLES, is_section
+from diffrl.errors import UserError, nearest
+
+_PREFIX = "tag:yaml.org,2002:"
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_SCALARS = (  # in the order of trial
+    ("null", re.compile(r"~$|null$|Null$|NULL$|$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"true$|True$|TRUE$|false$|False$|FALSE$"), list("tTfF")),
+    ("int", re.compile(r"[-+]?(0|[1-9][0-9]*)$|0x[0-9a-fA-F]+$"), list("-+0123456789")),
+    ("float", _FLOAT, list("-+0123456789.")),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars by the table above only."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or 1.2 would not read as text, and keeps lists on one line."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_PREFIX + _name, _pattern, _first)
+Dumper.add_implicit_resolver(_PREFIX + "float", _FLOAT, list("-+0123456789."))
+Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence(_PREFIX + "seq", data, flow_style=True))
+
+
+@dataclass
+class Source:
+    """Plain values of a config, and where each of them was written."""
+
+    name: str
+    data: dict[str, Any]
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+    overridden: set[tuple[str, ...]] = field(default_factory=set)
+
+    def where(self, path: tuple[str, ...]) -> str:
+        """`FILE:LINE`, or `command line`, of a key or of the nearest section around it."""
+        around = [path[:length] for length in range(len(path), 0, -1)]
+        if any(part in self.overridden for part in around):
+            return "command line"
+        for part in around:
+            if part in self.lines:
+                return f"{self.name}:{self.lines[part]}"
+        begun = any(path == other[: len(path)] for other in self.overridden)  # a section that an override began
+        return "command line" if begun else self.name
+
+    def override(self, text: str) -> None:
+        """Apply one `section.key=value`; the value is read as YAML."""
+        dotted, equals, raw = text.partition("=")
+        path = tuple(dotted.strip().split("."))
+        if not equals or not all(path):
+            raise UserError(f'command line: "{text}": write section.key=value, for example rollout.groups=16')
+        if not raw.strip():
+            raise UserError(f'command line: "{text}": no value; null takes a section or reward out, "" is empty text')
+        value = parse(raw, lambda _: f'command line: "{text}"').data
+        section = self.data
+        for depth, name in enumerate(path[:-1], start=1):
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise UserError(f'command line: "{text}": {".".join(path[:depth])} is a value, not a section')
+        if value is None and is_section(path):
+            if path[-1] not in section and path[0] in TABLES:
+                raise UserError(f'command line: "{text}": there is no {dotted} to take out{nearest(path[-1], section)}')
+            section.pop(path[-1], None)
+        else:
+            section[path[-1]] = value
+            if isinstance(value, dict):
+                _fill(value, path)
+        self.overridden.add(path)
+
+
+@dataclass
+class Parsed:
+    """A YAML value, and the line of every key in it."""
+
+    data: Any
+    lines: dict[tuple[str, ...], int]
+
+
+def parse(text: str, where: Callable[[int], str]) -> Parsed:
+    """Read YAML; `where(line)` begins the message of a UserError."""
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines: dict[tuple[str, ...], int] = {}
+        _index(node, (), lines, where)
+        return Parsed(None if node is None else loader.construct_document(node), lines)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(f"{where(line)}: not valid YAML (character U+{error.character:04X})") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        context = f"{error.context}, " if error.context else ""
+        raise UserError(f"{where(line)}: not valid YAML ({context}{error.problem})") from error
+    except RecursionError as error:
+        raise UserError(f"{where(1)}: nested too deeply") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _index(
+    node: yaml.Node | None, path: tuple[str, ...], lines: dict[tuple[str, ...], int], where: Callable[[int], str]
+) -> None:
+    """Note every key's line; keys must be text and may not repeat. Bounded depth: an alias may contain itself."""
+    if isinstance(node, yaml.SequenceNode) and len(path) < 16:
+        for item in node.value:
+            _index(item, (*path, "[]"), {}, where)
+    if not isinstance(node, yaml.MappingNode) or len(path) >= 16:
+        return
+    for key, value in node.value:
+        place = where(key.start_mark.line + 1)
+        if not isinstance(key, yaml.ScalarNode) or key.tag != _PREFIX + "str":
+            text = f'"{key.value}"' if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            raise UserError(f"{place}: a key must be text, got {text}")
+        here = (*path, key.value)
+        if here in lines:
+            raise UserError(f"{place}: {'.'.join(here)} is given twice (first in line {lines[here]})")
+        lines[here] = key.start_mark.line + 1
+        _index(value, here, lines, where)
+
+
+def read(path: Path) -> Source:
+    """The values of a config file; raises UserError with file and line if it cannot be read."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 text") from error
+    parsed = parse(text, lambda line: f"{path}:{line}")
+    data = {} if parsed.data is None else parsed.data
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected sections and keys such as `epochs: 40`")
+    _fill(data, ())
+    return Source(str(path), data, parsed.lines)
+
+
+def _fill(data: dict[str, Any], path: tuple[str, ...]) -> None:
+    """Empty sections become {}: their defaults."""
+    for name, value in data.items():
+        here = (*path, name)
+        if value is None and is_section(here):
+            data[name] = {}
+        elif isinstance(value, dict):
+            _fill(value, here)
+
+
+def read_parameters(words: Iterable[str]) -> dict[str, Any]:
+    """`name=value` words with YAML values, as a dict; raises UserError for words of another form."""
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, raw = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f'"{word}": write parameter=value')
+        values[name] = parse(raw, lambda _, word=word: f'"{word}"').data  # type: ignore[misc]
+    return values

@@ -1,0 +1,1 @@
+"""Diversity: measured in every run, and DivGenBench."""

@@ -1,0 +1,99 @@
+"""Group diversity: how different the images of one prompt are, in a feature space (GARDO, arXiv 2512.24138).
+
+Feature extractors map images (B, 3, H, W) float in [0, 1] to (B, F) features on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffrl.errors import UserError
+from diffrl.resources import shipped
+
+Features = Callable[[Tensor], Tensor]
+
+
+def group_diversity(features: Tensor, groups: Tensor) -> Tensor:
+    """Mean pairwise `1 - cos` inside groups, averaged over groups: () in [0, 2]; 0 for identical images.
+
+    Args:
+        features: (N, F).
+        groups: (N,) integers; groups of one image count nothing.
+
+    Returns:
+        A scalar; NaN if no group has two images.
+    """
+    e = F.normalize(features.double(), dim=1)
+    _, index = torch.unique(groups, return_inverse=True)
+    count = torch.bincount(index).double()
+    total = e.new_zeros(len(count), e.shape[1]).index_add_(0, index, e)
+    # sum_{i != j} e_i . e_j = |sum_i e_i|^2 - n for unit vectors: no pairwise matrix needed.
+    pairs = count * (count - 1)
+    cosine = (total.square().sum(1) - count) / pairs
+    return (1 - cosine[pairs > 0]).mean()
+
+
+def pixel_features(images: Tensor) -> Tensor:
+    """Mean colours of an 8 x 8 grid, centred: (B, 192). Needs no model; knows layout and colour, not content."""
+    small = F.adaptive_avg_pool2d(images.float(), 8).flatten(1)
+    return (small - 0.5).cpu()
+
+
+def _vit_features(model: nn.Module, size: int, mean: Tensor, std: Tensor, images: Tensor) -> Tensor:
+    device = next(model.parameters()).device
+    x = F.interpolate(images.to(device).float(), size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
+    with torch.no_grad():
+        output = model((x - mean.to(device)) / std.to(device))
+    return output.pooler_output.float().cpu()
+
+
+def load_features(name: str, device: torch.device | str = "cpu") -> Features:
+    """A feature extractor by name.
+
+    Args:
+        name: "pixels"; "clip" for the playground's CLIP image tower; else a transformers vision model (DINOv2, DINOv3)
+            as a local folder or hub id, for example `facebook/dinov2-base`.
+        device: where the model runs.
+
+    Raises:
+        UserError: if the model cannot be loaded.
+    """
+    if name == "pixels":
+        return pixel_features
+    if name == "clip":
+        return _clip_features(device)
+    from transformers import AutoImageProcessor, AutoModel
+
+    try:
+        model = AutoModel.from_pretrained(name).eval().requires_grad_(False).to(device)
+        processor = AutoImageProcessor.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"evaluate.features: no vision model {name!r} ({reason}); choose pixels or clip") from error
+    crop = getattr(processor, "crop_size", None) or processor.size
+    side = crop.get("height") or crop.get("shortest_edge")
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (processor.image_mean, processor.image_std))
+    return partial(_vit_features, model, side, mean, std)
+
+
+def _clip_features(device: torch.device | str) -> Features:
+    from diffrl.playground.clip_model import load_clip
+
+    model, _, preprocess = load_clip(shipped("assets", "playground", "clip"), device=str(device))
+    mean, std = (torch.tensor(preprocess[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
+    size = model.visual.image_size
+    side = size[0] if isinstance(size, tuple) else size
+
+    def features(images: Tensor) -> Tensor:
+        x = images.to(device).float()
+        if x.shape[-1] != side or x.shape[-2] != side:
+            x = F.interpolate(x, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
+        with torch.no_grad():
+            return model.encode_image((x - mean.to(x.device)) / std.to(x.device)).float().cpu()
+
+    return features

@@ -1,0 +1,153 @@
+"""`diffrl doctor`: what this installation has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from diffrl import __version__
+from diffrl.resources import shipped
+
+OK, WARN, BAD = "ok", "warn", "FAIL"
+ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
+NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
+OPTIONAL = {"wandb": "tracking.wandb", "tensorboard": "tracking.tensorboard", "xformers": "memory-efficient attention"}
+DISTRIBUTIONS = {"open_clip": "open-clip-torch"}
+GIB = 2**30
+Finding = tuple[str, str, str]  # mark, subject, what was found
+
+
+def examine() -> bool:
+    """Print all findings; False if something that every command needs is broken."""
+    good = True
+    print(f"diffrl {__version__}, Python {platform.python_version()} ({sys.executable})")
+    for part in (libraries, devices, machine, assets, rewards):
+        for mark, subject, text in _guarded(part):
+            print(f"{mark:<5} {subject:<14} {text}")
+            good = good and mark != BAD
+    print("everything needed is here" if good else "something needed is broken: see FAIL above")
+    return good
+
+
+def _guarded(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of a part; its own failure is a finding, not a traceback."""
+    try:
+        yield from part()
+    except Exception as error:
+        yield BAD, part.__name__, _line(error)
+
+
+def libraries() -> Iterator[Finding]:
+    """Versions of the stack, each really imported, and with it what a run needs of it."""
+    for name in ESSENTIAL:
+        try:
+            module = importlib.import_module(name)
+            if name in NEEDED:  # diffusers imports its pipelines, and with them torchvision, only when asked
+                getattr(module, NEEDED[name])
+        except Exception as error:
+            yield BAD, name, _explain(error)
+            continue
+        yield OK, name, _version(name)
+    for name, use in OPTIONAL.items():
+        if importlib.util.find_spec(name) is None:
+            yield OK, name, f'not installed; for {use}: pip install "diffrl[{name}]"'
+        else:
+            yield OK, name, _version(name)
+
+
+def _explain(error: Exception) -> str:
+    """What an import's failure means, for pairs of libraries known to break each other."""
+    text = _line(error)
+    if "torchvision::nms" in text or ("torchvision" in text and "operator" in text):
+        torch, vision = _version("torch"), _version("torchvision")
+        return (
+            f"torchvision {vision} was built for another torch than {torch} ({text}); "
+            "install both together from the same index: pip install --force-reinstall torch torchvision"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; install again: pip install diffrl"
+    return text
+
+
+def devices() -> Iterator[Finding]:
+    """Accelerators, and how torch uses the CPU."""
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use optimise.precision=fp16 or fp32"
+        yield OK, f"cuda:{index}", f"{device.name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {bf16}"
+    if torch.version.cuda and not torch.cuda.is_available():
+        yield WARN, "cuda", f"torch is built for CUDA {torch.version.cuda}, but finds no device; runs will use the CPU"
+    if torch.backends.mps.is_available():
+        yield OK, "mps", "Apple GPU"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    hint = "" if threads <= cores else f"; more threads than cores are slow: OMP_NUM_THREADS={cores}"
+    yield WARN if hint else OK, "cpu", f"{cores} cores, torch uses {threads} threads{hint}"
+
+
+def machine() -> Iterator[Finding]:
+    """Free memory and disk."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    low = memory.available < 4 * GIB
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    yield WARN if low else OK, "memory", text + ("; the playground's demo needs about 4" if low else "")
+    free = shutil.disk_usage(Path.cwd()).free
+    low = free < 2 * GIB
+    yield WARN if low else OK, "disk", f"{free / GIB:.1f} GiB free here" + ("; checkpoints may not fit" if low else "")
+    for variable in ("HF_HUB_OFFLINE", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        if variable in os.environ:
+            yield OK, variable, os.environ[variable]
+
+
+def assets() -> Iterator[Finding]:
+    """The shipped configs and the playground's weights."""
+    configs = sorted(shipped("configs").rglob("*.yaml"))
+    yield (OK if configs else BAD), "configs", f"{len(configs)} in {shipped('configs')}"
+    folder = shipped("assets", "playground")
+    weights = sorted(folder.rglob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weights)
+    if weights:
+        yield OK, "playground", f"{len(weights)} files of weights, {size / 1e6:.0f} MB, in {folder}"
+    else:
+        yield (
+            BAD,
+            "playground",
+            f"no weights in {folder}; install again, or run scripts/train_playground.py",
+        )
+
+
+def rewards() -> Iterator[Finding]:
+    """Installed rewards, each really built; one that cannot be is only a warning, since a run may not want it."""
+    from diffrl.rewards.registry import available, load_reward
+
+    if not available():
+        yield BAD, "rewards", "none is registered; install the package: pip install -e ."
+    for name in available():
+        try:
+            load_reward(name)
+        except Exception as error:
+            yield WARN, f"reward {name}", _line(error)
+        else:
+            yield OK, f"reward {name}", "loads"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,167 @@
+"""Sampling and scoring outside training: `diffrl sample`, `diffrl evaluate`, and the evaluation epochs of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from diffrl import __version__
+from diffrl.divgen.diversity import Features, group_diversity, load_features
+from diffrl.errors import UserError
+from diffrl.forward import FlowMatching
+from diffrl.policy import Policy, load_policy, read_lora
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.rewards.registry import load_reward
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import SamplerSpec, generate
+from diffrl.tracking import save_image
+
+
+def score_policy(
+    policy: Policy,
+    scorer: Scorer,
+    features: Features,
+    prompts: Sequence[Prompt],
+    spec: SamplerSpec,
+    *,
+    seed: int,
+    per_prompt: int,
+    batch_size: int,
+    accelerator: Accelerator | None = None,
+    snapshot: str | None = "default",
+) -> tuple[Tensor, float]:
+    """Scores (N, K) of `per_prompt` images of each prompt, N in prompt-major order, and their group diversity.
+
+    Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes.
+    """
+    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    total = len(prompts) * per_prompt
+    columns = len(scorer.names)
+    values: Tensor | None = None
+    for index, images in generate(
+        policy,
+        prompts,
+        spec,
+        seed=seed,
+        per_prompt=per_prompt,
+        batch_size=batch_size,
+        rank=rank,
+        world=world,
+        snapshot=snapshot,
+    ):
+        owners = index // per_prompt
+        scores = scorer.score(images, [prompts[int(i)] for i in owners], owners)
+        rows = torch.cat([scores, features(images)], dim=1)
+        if values is None:
+            values = torch.zeros(total, rows.shape[1])
+        values[index] = rows
+    assert values is not None, "at least one prompt is evaluated"
+    if accelerator is not None and world > 1:
+        # Every image is scored by one process; the others hold zeros there, and NaN survives the sum.
+        values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
+    groups = torch.arange(total) // per_prompt
+    return values[:, :columns], float(group_diversity(values[:, columns:], groups))
+
+
+def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
+    """Mean of each reward over the images to which it applies; None where it applies to none."""
+    means = scores.nanmean(dim=0).tolist()
+    return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
+
+
+def _prepare(
+    model: str, prompts: str, lora: str | None, steps: int | None, limit: int | None
+) -> tuple[Policy, list[Prompt], SamplerSpec]:
+    chosen = load_prompts(prompts)[:limit]
+    if not chosen:
+        raise UserError(f"--prompts {prompts}: no prompts")
+    device = Accelerator().device
+    spec = read_lora(lora)[1] if lora is not None else None
+    policy = load_policy(model, lora=spec, precision="fp32" if device.type == "cpu" else "bf16", device=device)
+    if lora is not None:
+        policy.load_lora(lora)
+    name = "dpm2" if isinstance(policy.process, FlowMatching) else "ddim"
+    return policy, chosen, SamplerSpec(name=name, steps=steps or 10, eta=0.0)
+
+
+def sample(
+    *,
+    model: str,
+    prompts: str,
+    lora: str | None = None,
+    seed: int = 0,
+    per_prompt: int = 1,
+    steps: int | None = None,
+    limit: int | None = None,
+    out: Path,
+    batch_size: int = 32,
+) -> None:
+    """Write `per_prompt` images of each prompt as PNG under `out`, with prompt and seed in the file, and `images.jsonl`."""
+    policy, chosen, spec = _prepare(model, prompts, lora, steps, limit)
+    out.mkdir(parents=True, exist_ok=True)
+    lines = []
+    batches = generate(policy, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size)
+    for index, images in batches:
+        for i, image in zip(index.tolist(), images, strict=True):
+            prompt, member = chosen[i // per_prompt], i % per_prompt
+            name = f"{i // per_prompt:05d}-{member:02d}.png"
+            save_image(image, out / name, {"prompt": prompt.text, "seed": str(seed), "member": str(member)})
+            lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": seed}))
+    (out / "images.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def evaluate(
+    *,
+    model: str,
+    rewards: Sequence[str],
+    prompts: str,
+    lora: str | None = None,
+    seed: int = 0,
+    per_prompt: int = 1,
+    steps: int | None = None,
+    limit: int | None = None,
+    out: Path,
+    batch_size: int = 32,
+) -> dict[str, Any]:
+    """Score a model on prompts; writes and returns means, standard errors, diversity and every image's scores."""
+    started = time.perf_counter()
+    scorer = Scorer({name: load_reward(name) for name in rewards})
+    policy, chosen, spec = _prepare(model, prompts, lora, steps, limit)
+    features = load_features("clip" if model == "playground" else "pixels", policy.device)
+    scores, diversity = score_policy(
+        policy, scorer, features, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size
+    )
+    # Images of one prompt are not independent: the error is over prompts.
+    by_prompt = scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
+    known = (~by_prompt.isnan()).sum(0)
+    spread = (by_prompt - by_prompt.nanmean(0)).square().nansum(0) / (known - 1).clamp_min(1)
+    error = (spread / known.clamp_min(1)).sqrt().tolist()
+    result = {
+        "diffrl_version": __version__,
+        "model": model,
+        "lora": lora,
+        "prompts": prompts,
+        "prompts_count": len(chosen),
+        "per_prompt": per_prompt,
+        "seed": seed,
+        "steps": spec.steps,
+        "seconds": round(time.perf_counter() - started, 2),
+        "mean": summarise(scorer.names, scores),
+        "standard_error": dict(zip(scorer.names, error, strict=True)),
+        "diversity": diversity,
+        "scores": {
+            name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()] for k, name in enumerate(scorer.names)
+        },
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(out)
+    return result

@@ -1,0 +1,75 @@
+"""Policies: diffusers pipelines with LoRA, brought to one form. A family is one file and one entry of `FAMILIES`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from diffrl.errors import UserError, nearest
+from diffrl.policy.base import Backbone, Conditioning, Policy
+from diffrl.policy.lora import LoraSpec, read_lora
+from diffrl.policy.sd3 import SD3
+from diffrl.resources import shipped
+
+__all__ = ["FAMILIES", "PRECISIONS", "Backbone", "Conditioning", "LoraSpec", "Policy", "load_policy", "read_lora"]
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FAMILIES: dict[str, Any] = {"StableDiffusion3Pipeline": SD3}  # pipeline class in model_index.json -> its backbone
+
+
+def load_policy(
+    model: str,
+    *,
+    lora: LoraSpec | None = None,
+    precision: str = "fp32",
+    device: torch.device | str = "cpu",
+    resolution: int | None = None,
+    seed: int = 0,
+) -> Policy:
+    """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
+
+    Args:
+        model: what to load.
+        lora: rank, alpha and targets; None for the defaults.
+        precision: "fp32", "bf16" or "fp16", of the frozen weights and of the arithmetic.
+        device: of network and autoencoder.
+        resolution: side of the square images in pixels; None for the model's own.
+        seed: of the LoRA's gaussian start.
+
+    Raises:
+        UserError: if there is no such model, its family is not supported, or an argument is out of range.
+    """
+    source, index = _find(model)
+    family = str(index.get("_class_name"))
+    if family not in FAMILIES:
+        raise UserError(f'model: "{model}" is a {family}, supported are {", ".join(FAMILIES)}')
+    if precision not in PRECISIONS:
+        raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
+    backbone: Backbone = FAMILIES[family].load(source, index, PRECISIONS[precision], resolution)
+    return Policy(backbone, lora=lora, device=device, seed=seed)
+
+
+def _find(model: str) -> tuple[str, dict[str, Any]]:
+    """Where the model is (folder or hub id), and its model_index.json."""
+    folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
+    if folder.is_dir():
+        try:
+            return str(folder), json.loads((folder / "model_index.json").read_text())
+        except FileNotFoundError:
+            raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
+        except json.JSONDecodeError as error:
+            raise UserError(f'model: "{folder}/model_index.json" is not JSON: {error}') from None
+    if model == "playground":
+        raise UserError(f'model: the playground\'s weights are missing, no folder "{folder}"')
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        hint = nearest(model, ["playground"]) if "/" not in model else ""
+        raise UserError(f'model: no folder "{model}"; give playground, a folder, or a hub id OWNER/NAME{hint}')
+    try:
+        return model, DiffusionPipeline.load_config(model)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f'model: "{model}" is no folder here, and not to be had from the hub: {reason}') from None

@@ -1,0 +1,293 @@
+"""A diffusers pipeline with LoRA, brought to one form for every family of models.
+
+Symbols (shapes): x_t, x0, v, latents (B, C, h, w); t (B,) float in [0, 1], 0 is clean; images (B, 3, H, W);
+conditioning of B rows: embeds (B, T, D), pooled (B, W).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from diffusers import AutoencoderKL
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+from torch import Tensor, nn
+
+from diffrl.errors import UserError
+from diffrl.forward import Prediction, Process
+from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
+
+# Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
+CACHE_BYTES = 8 << 30
+# Pixels of one decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, 512 of 64 x 64.
+CHUNK_PIXELS = 1 << 21
+
+
+@dataclass
+class Conditioning:
+    """What the text encoders say about B prompts, in the encoders' type."""
+
+    embeds: Tensor  # (B, T, D)
+    pooled: Tensor  # (B, W); W = 0 in families without a pooled embedding
+
+    def __len__(self) -> int:
+        return len(self.embeds)
+
+    def select(self, index: Tensor) -> Conditioning:
+        """The rows `index` (n,) int64, gathered where the embeddings are."""
+        index = index.to(self.embeds.device)
+        return Conditioning(self.embeds.index_select(0, index), self.pooled.index_select(0, index))
+
+    def to(self, device: torch.device | str) -> Conditioning:
+        return Conditioning(self.embeds.to(device), self.pooled.to(device))
+
+    def expand(self, rows: int) -> Conditioning:
+        """One row repeated without a copy."""
+        return Conditioning(self.embeds.expand(rows, -1, -1), self.pooled.expand(rows, -1))
+
+    @staticmethod
+    def cat(parts: Sequence[Conditioning]) -> Conditioning:
+        return Conditioning(torch.cat([p.embeds for p in parts]), torch.cat([p.pooled for p in parts]))
+
+
+class Backbone(Protocol):
+    """What differs from one family of pipelines to the next. `Policy` does the rest."""
+
+    targets: tuple[str, ...]  # names of the attention projections, the default of lora.targets
+    dead_targets: tuple[str, ...]  # full names among them whose output the network never uses
+    classifier_free: bool  # guidance needs a second row with the empty prompt; else `forward` hands it to the network
+    pipe: Any  # the diffusers pipeline, on the CPU
+    network: nn.Module  # the denoiser that carries the LoRA
+    vae: Any  # AutoencoderKL
+    text_encoders: list[nn.Module]
+    process: Process
+    latent_shape: tuple[int, int, int]  # (C, h, w)
+    plain_call: dict[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
+
+    def encode(self, prompt: str, device: torch.device) -> Conditioning:
+        """One prompt, (1, T, D) and (1, W)."""
+
+    def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
+        """The network's own output for the rows, of its own kind (velocity or noise) and type."""
+
+    def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
+        """All three forms from the network's output; everything fp32."""
+
+    def timesteps(self, steps: int) -> Tensor:
+        """(steps + 1,) noise levels of the pipeline's own scheduler, last 0."""
+
+    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
+        """Write `directory/file` through the pipeline's own `save_lora_weights`."""
+
+
+def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
+    upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", True)
+    types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
+    # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
+    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    return pipeline.from_pretrained(source, dtype=types, **absent)
+
+
+class Policy:
+    """A text-to-image model to be trained: frozen base, named LoRAs, text encoders and autoencoder.
+
+    The LoRA is always fp32. If the network's own type is narrower, forwards run under autocast to it, else under none.
+
+    Args:
+        backbone: the family's part.
+        lora: rank, alpha and targets.
+        device: where network and autoencoder live. Text encoders visit it only while they have something to encode.
+        seed: of the LoRA's gaussian start.
+
+    `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        lora: LoraSpec | None = None,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.backbone, self.device = backbone, torch.device(device)
+        self.process, self.latent_shape = backbone.process, backbone.latent_shape
+        for module in (backbone.network, backbone.vae, *backbone.text_encoders):
+            module.requires_grad_(False).eval()
+        self.network: nn.Module = backbone.network.to(self.device)
+        self.vae = backbone.vae.to(self.device)
+        dtype = next(self.network.parameters()).dtype
+        self._autocast_to = None if dtype == torch.float32 else dtype
+        self.lora = Adapters(
+            self.network,
+            lora or LoraSpec(),
+            backbone.targets,
+            dead=backbone.dead_targets,
+            seed=seed,
+            cast_input=self._autocast_to is None,
+        )
+        self._cache: dict[str, Conditioning] = {}  # one row each, on the CPU, oldest first
+        self._negative: Conditioning | None = None  # of the empty prompt, on the device
+
+    # ---- text
+
+    def encode(self, prompts: Sequence[str]) -> Conditioning:
+        """Conditioning of the prompts (one row each, in their order), on the device.
+
+        Every distinct prompt is encoded once and kept on the CPU; where all are known no text encoder moves or runs.
+        Prompts are encoded one at a time, so that an embedding does not depend, in its last bits, on the company in
+        which the prompt came first: a resumed run or one on more processes meets them in other company.
+        """
+        distinct = list(dict.fromkeys(prompts))
+        missing = [prompt for prompt in dict.fromkeys(["", *distinct]) if prompt not in self._cache]
+        if missing:
+            with self._text_encoders(), torch.no_grad():
+                for prompt in missing:
+                    self._cache[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
+        cond = Conditioning.cat([self._cache[prompt] for prompt in distinct]).to(self.device)
+        self._forget_oldest()
+        if len(distinct) == len(prompts):
+            return cond
+        row = {prompt: i for i, prompt in enumerate(distinct)}
+        return cond.select(torch.tensor([row[prompt] for prompt in prompts]))
+
+    @contextmanager
+    def _text_encoders(self) -> Iterator[None]:
+        """The text encoders on the device, and off it afterwards."""
+        try:
+            for encoder in self.backbone.text_encoders:
+                encoder.to(self.device)
+            yield
+        finally:
+            for encoder in self.backbone.text_encoders:
+                encoder.to("cpu")
+
+    def _forget_oldest(self) -> None:
+        one = self._cache[""]
+        most = max(CACHE_BYTES // (one.embeds.nbytes + one.pooled.nbytes), 1)
+        for prompt in [prompt for prompt in self._cache if prompt][: max(len(self._cache) - most, 0)]:
+            del self._cache[prompt]
+
+    # ---- the denoiser
+
+    def predict(self, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Prediction:
+        """The active LoRA's prediction for x_t (B, C, h, w) at t (B,) in [0, 1], fp32, with gradient where enabled.
+
+        `guidance` 1 runs the conditional row only. Otherwise classifier-free guidance (Ho & Salimans 2207.12598),
+        `out(empty) + guidance * (out(cond) - out(empty))`, with both rows in one forward.
+        """
+        x_t, t = x_t.float(), t.float()
+        if guidance == 1.0 or not self.backbone.classifier_free:
+            with self._autocast():
+                output = self.backbone.forward(self.network, x_t, t, cond, guidance).float()
+            return self.backbone.prediction(x_t, t, output)
+        if self._negative is None:
+            self._negative = self.encode([""])
+        both = Conditioning.cat([self._negative.expand(len(x_t)), cond])
+        with self._autocast():
+            output = self.backbone.forward(self.network, torch.cat([x_t, x_t]), torch.cat([t, t]), both, guidance)
+        negative, positive = output.float().chunk(2)
+        return self.backbone.prediction(x_t, t, negative + guidance * (positive - negative))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._autocast_to is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast_to)
+
+    def timesteps(self, steps: int) -> Tensor:
+        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: what the plain pipeline samples with."""
+        return self.backbone.timesteps(steps)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations in the backward pass: less memory, one forward more. Run it with "default" active."""
+        self.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
+        self.vae.enable_gradient_checkpointing()
+
+    # ---- the autoencoder
+
+    def decode(self, latents: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
+        """Images (B, 3, H, W) of latents (B, C, h, w): fp32 in [0, 1], on the device.
+
+        `chunk` images at a time (default: as many as make 2 megapixels). `grad` keeps the graph, for rewards that are
+        back-propagated.
+        """
+        config = self.vae.config
+        scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
+        if chunk is None:
+            height, width = (side * self.backbone.pipe.vae_scale_factor for side in latents.shape[-2:])
+            chunk = max(CHUNK_PIXELS // (height * width), 1)
+        images = []
+        with torch.set_grad_enabled(grad):
+            for part in latents.split(chunk):
+                z = part.to(self.device, torch.float32) / scale + shift
+                images.append(self.vae.decode(z.to(self.vae.dtype), return_dict=False)[0].float())
+            return (torch.cat(images) / 2 + 0.5).clamp(0, 1)
+
+    # ---- LoRA snapshots: see Adapters
+
+    @property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything that is trained: "default"'s matrices, fp32."""
+        return self.lora.trainable
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the trained LoRA ("default") and of its snapshots."""
+        return self.lora.names
+
+    def using(self, name: str | None) -> AbstractContextManager[None]:
+        """Predict with the snapshot `name` inside the context; None is the pretrained model. Costs nothing."""
+        return self.lora.using(name)
+
+    def add_snapshot(self, name: str) -> None:
+        """A new snapshot, equal to the trained LoRA as it is now."""
+        self.lora.add(name)
+
+    def copy(self, source: str, destination: str) -> None:
+        """destination <- source."""
+        self.lora.copy(source, destination)
+
+    def follow(self, name: str, decay: float) -> None:
+        """name <- decay * name + (1 - decay) * default."""
+        self.lora.follow(name, decay)
+
+    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
+        """The LoRA `name` as fp32 CPU tensors, keyed by layer."""
+        return self.lora.state(name)
+
+    def load_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Set the LoRA `name` to what `state` returned; UserError if it does not fit."""
+        self.lora.load_state(name, state)
+
+    def save_lora(self, directory: str | Path, name: str = TRAINED) -> Path:
+        """Write a LoRA so that diffusers' `pipe.load_lora_weights(directory)` loads it; returns the file.
+
+        Written beside and renamed, so that the file is whole at every moment.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished = ".unfinished.safetensors"
+        self.backbone.save_lora(directory, unfinished, self.lora.state(name), self.lora.metadata())
+        path = directory / LORA_WEIGHT_NAME_SAFE
+        os.replace(directory / unfinished, path)
+        return path
+
+    def load_lora(self, directory: str | Path, name: str = TRAINED) -> None:
+        """Set the LoRA `name` from such a folder; another alpha / rank is folded into B, so pictures stay the same.
+
+        Raises:
+            UserError: if the file is missing, or its rank or layers differ (`read_lora(directory)` gives the spec).
+        """
+        state, spec = read_lora(directory)
+        if spec.rank != self.lora.spec.rank:
+            raise UserError(f"{directory}: its LoRA has rank {spec.rank}, this model {self.lora.spec.rank} (lora.rank)")
+        factor = spec.scale / self.lora.spec.scale
+        if factor != 1.0:
+            state = {k: v * factor if k.endswith("lora_B.weight") else v for k, v in state.items()}
+        self.lora.load_state(name, state, source=str(directory))

@@ -1,0 +1,208 @@
+"""LoRA snapshots: several peft adapters on one network, one of them trained; their files in diffusers' format.
+
+Symbols: r rank, A (r, in) and B (out, r) of one layer; the layer computes `W x + alpha / r * B A x` (LoRA, 2106.09685).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from diffrl.errors import UserError, nearest
+
+TRAINED = "default"
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """Which layers get a LoRA, and of what size; the defaults are Flow-GRPO's (2505.05470)."""
+
+    rank: int = 32
+    alpha: float = 64.0
+    targets: Sequence[str] | None = None  # ends of layer names; None = the family's attention projections
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+class Adapters:
+    """Named LoRAs of one frozen network. Only "default" has gradients; the others are snapshots that it is copied to.
+
+    All of them live in fp32 whatever the network's own type: a step of 1e-4 drowns in bf16's rounding.
+
+    Args:
+        network: the denoiser; frozen here, its target layers are replaced by peft's LoRA layers.
+        spec: rank, alpha and targets.
+        targets: the family's targets, used when `spec` names none.
+        dead: full names of layers whose output the network never uses; they get no LoRA.
+        seed: of A's gaussian start (standard deviation 1 / r; B starts at 0, so every snapshot starts as the identity).
+        cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
+
+    Raises:
+        UserError: if a target names no linear layer.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        spec: LoraSpec,
+        targets: Sequence[str],
+        dead: Sequence[str] = (),
+        seed: int = 0,
+        cast_input: bool = True,
+    ) -> None:
+        self.network, self.spec, self.seed = network, spec, seed
+        self.targets = list(targets if spec.targets is None else spec.targets)
+        self.dead = [name for name in dead if _matches(name, self.targets)]
+        self.layers: dict[str, LoraLayer] = {}  # by the name of the layer that was replaced
+        self.parameters: dict[str, tuple[nn.Parameter, ...]] = {}  # of each adapter, in the order of `keys`
+        self.keys: list[str] = []  # "<layer>.lora_A.weight", "<layer>.lora_B.weight", ...
+        # The one list of active adapters that *all* layers hold. Switching changes its only entry: no walk over the
+        # layers, no copy of parameters, and, unlike peft's set_adapter() and disable_adapters(), no change of
+        # requires_grad, which would take "default" out of a graph that is waiting for its backward pass. Empty means
+        # the pretrained network.
+        self._active: list[str] = [TRAINED]
+        _check_targets(network, self.targets)
+        network.requires_grad_(False)
+        self._inject(TRAINED, cast_input)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.parameters)
+
+    @property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self.keys, self.parameters[TRAINED], strict=True))
+
+    def metadata(self) -> dict[str, object]:
+        """What peft needs to build the same LoRA: the fields of LoraConfig that are not defaults."""
+        fields: dict[str, object] = {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
+        return {**fields, "exclude_modules": self.dead} if self.dead else fields
+
+    def _inject(self, name: str, cast_input: bool) -> None:
+        config = LoraConfig(**self.metadata(), init_lora_weights="gaussian")  # type: ignore[arg-type]
+        # The start depends on the seed alone, and nobody's random stream is moved on.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are the point
+            torch.manual_seed(self.seed)
+            inject_adapter_in_model(config, self.network, adapter_name=name)
+        self.layers = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
+        self.keys = [f"{n}.{matrix}.weight" for n in self.layers for matrix in ("lora_A", "lora_B")]
+        for layer in self.layers.values():
+            layer._active_adapter = self._active
+            layer.cast_input_dtype_enabled = cast_input
+        pairs = [(layer.lora_A[name].float(), layer.lora_B[name].float()) for layer in self.layers.values()]
+        self.parameters[name] = tuple(cast(nn.Parameter, matrix.weight) for pair in pairs for matrix in pair)
+        for adapter, parameters in self.parameters.items():  # peft has set them by what was active
+            for parameter in parameters:
+                parameter.requires_grad_(adapter == TRAINED)
+
+    def add(self, name: str) -> None:
+        """A new snapshot, equal to the trained LoRA as it is now. ValueError if there is one of that name."""
+        if name in self.parameters:
+            raise ValueError(f'there is a LoRA snapshot "{name}" already')
+        first = next(iter(self.layers.values()))
+        self._inject(name, first.cast_input_dtype_enabled)
+        self.copy(TRAINED, name)
+
+    @contextmanager
+    def using(self, name: str | None) -> Iterator[None]:
+        """Inside the context the network runs with this LoRA, or with none (the pretrained network)."""
+        if name is not None:
+            self._known(name)
+        before = list(self._active)
+        self._active[:] = [] if name is None else [name]
+        try:
+            yield
+        finally:
+            self._active[:] = before
+
+    @torch.no_grad()
+    def copy(self, source: str, destination: str) -> None:
+        """destination <- source, in place."""
+        torch._foreach_copy_(self._known(destination), self._known(source))
+
+    @torch.no_grad()
+    def follow(self, name: str, decay: float) -> None:
+        """name <- decay * name + (1 - decay) * default, in place; decay in [0, 1], 0 copies."""
+        torch._foreach_lerp_(self._known(name), self._known(TRAINED), 1 - decay)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """Copies of A and B on the CPU, fp32, keyed by layer; the snapshot's name is in no key."""
+        tensors = (p.detach().to("cpu", copy=True) for p in self._known(name))
+        return dict(zip(self.keys, tensors, strict=True))
+
+    @torch.no_grad()
+    def load_state(self, name: str, state: Mapping[str, Tensor], source: str = "LoRA state") -> None:
+        """Set a snapshot, in place, to what `state` returned; nothing is changed unless everything fits.
+
+        Raises:
+            UserError: naming `source`, if layers or ranks differ.
+        """
+        parameters = self._known(name)
+        if odd := sorted(set(self.keys) ^ set(state)):
+            side = "is missing" if odd[0] in self.keys else "has no place in this model"
+            raise UserError(f"{source}: {odd[0]} {side} ({len(odd)} such tensors); check lora.targets and the model")
+        for key, parameter in zip(self.keys, parameters, strict=True):
+            if state[key].shape != parameter.shape:
+                there, here = list(state[key].shape), list(parameter.shape)
+                raise UserError(f"{source}: {key} has shape {there}, here {here}; check lora.rank and the model")
+        for key, parameter in zip(self.keys, parameters, strict=True):
+            parameter.copy_(state[key])
+
+    def _known(self, name: str) -> tuple[nn.Parameter, ...]:
+        if name not in self.parameters:
+            raise ValueError(f'no LoRA snapshot "{name}"{nearest(name, self.parameters)}')
+        return self.parameters[name]
+
+
+def read_lora(directory: str | Path) -> tuple[dict[str, Tensor], LoraSpec]:
+    """The LoRA that `save_lora`, or diffusers' own `save_lora_weights`, wrote: tensors keyed by layer, and its spec.
+
+    Without metadata alpha is taken to equal the rank, as diffusers does.
+
+    Raises:
+        UserError: if there is no such file, or it is not a LoRA of a denoiser.
+    """
+    path = Path(directory) / LORA_WEIGHT_NAME_SAFE
+    if not path.is_file():
+        raise UserError(f"{directory}: no {LORA_WEIGHT_NAME_SAFE} there; give a folder that `diffrl train` wrote")
+    with safe_open(path, framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+    prefix = next(iter(tensors), "").split(".")[0] + "."
+    if prefix not in ("transformer.", "unet.") or not all(re.search(r"\.lora_[AB]\.weight$", key) for key in tensors):
+        raise UserError(f"{path}: not the LoRA of a transformer or UNet in diffusers' format")
+    state = {key.removeprefix(prefix): value.float() for key, value in tensors.items()}
+    config = {key.removeprefix(prefix): value for key, value in metadata.items()}
+    rank = int(config.get("r", next(v.shape[0] for k, v in state.items() if k.endswith("lora_A.weight"))))
+    layers = sorted({key.rsplit(".lora_", 1)[0] for key in state})
+    spec = LoraSpec(rank, float(config.get("lora_alpha", rank)), tuple(config.get("target_modules", layers)))
+    return state, spec
+
+
+def _matches(name: str, targets: Sequence[str]) -> bool:
+    """Peft's rule for a list of target modules."""
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _check_targets(network: nn.Module, targets: Sequence[str]) -> None:
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    for target in targets:
+        if not any(_matches(name, [target]) for name in linear):
+            ends = {re.sub(r"^.*?\.\d+\.", "", name) for name in linear}  # without "transformer_blocks.0."
+            raise UserError(f'lora.targets: no linear layer\'s name ends in "{target}"{nearest(target, ends)}')

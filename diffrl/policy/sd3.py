@@ -1,0 +1,106 @@
+"""Stable Diffusion 3 and 3.5, with and without a T5; the playground's model is one of them.
+
+`timestep` of the network is t * 1000 as a float, the conditioning is what `encode_prompt` gives.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+from torch import Tensor, nn
+
+from diffrl.errors import UserError
+from diffrl.forward import FlowMatching, Prediction
+from diffrl.policy.base import Conditioning, load_pipeline
+
+# A model folder's own settings: {"max_sequence_length": 0}. Without a T5 diffusers puts that many zero tokens in its
+# place (256 unless told), which cost time and change the picture; the number belongs to the model, so it lies with it.
+SETTINGS = "diffrl.json"
+MAX_SEQUENCE_LENGTH = 256  # diffusers' own default
+
+
+class SD3:
+    """The family's part of a policy (see `diffrl.policy.base.Backbone`)."""
+
+    classifier_free = True
+    # The joint attention's projections of image and text, Flow-GRPO's choice for SD3.5 (2505.05470).
+    targets: tuple[str, ...] = tuple(
+        f"attn.{name}"
+        for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    )
+
+    def __init__(self, pipe: Any, resolution: int | None = None, max_sequence_length: int | None = None) -> None:
+        config = pipe.transformer.config
+        self.pipe, self.network, self.vae = pipe, pipe.transformer, pipe.vae
+        encoders = (pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3)
+        self.text_encoders: list[nn.Module] = [encoder for encoder in encoders if encoder is not None]
+        self.process = FlowMatching()
+        # The last block drops its text stream after the attention, so its text queries reach nothing.
+        self.dead_targets: tuple[str, ...] = (f"transformer_blocks.{config.num_layers - 1}.attn.add_q_proj",)
+        side = config.sample_size
+        if resolution is not None:
+            step = pipe.vae_scale_factor * config.patch_size
+            if resolution <= 0 or resolution % step:
+                near = max(round(resolution / step), 1) * step
+                raise UserError(f"resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
+            side = resolution // pipe.vae_scale_factor
+        self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
+        length = MAX_SEQUENCE_LENGTH if max_sequence_length is None else max_sequence_length
+        self.plain_call: dict[str, Any] = {"max_sequence_length": length}
+
+    @classmethod
+    def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None) -> SD3:
+        """From a folder in diffusers' format or a hub id, whose model_index.json is `index`."""
+        settings = Path(source) / SETTINGS
+        recorded = json.loads(settings.read_text()) if settings.is_file() else {}
+        pipe = load_pipeline(StableDiffusion3Pipeline, source, index, dtype)
+        return cls(pipe, resolution, recorded.get("max_sequence_length"))
+
+    def encode(self, prompt: str, device: torch.device) -> Conditioning:
+        embeds, _, pooled, _ = self.pipe.encode_prompt(
+            [prompt], None, None, device=device, do_classifier_free_guidance=False, **self.plain_call
+        )
+        return Conditioning(embeds, pooled)
+
+    def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
+        return network(
+            hidden_states=x_t,
+            timestep=t * self.pipe.scheduler.config.num_train_timesteps,
+            encoder_hidden_states=cond.embeds,
+            pooled_projections=cond.pooled,
+            return_dict=False,
+        )[0]
+
+    def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
+        return self.process.from_velocity(x_t, output, t)
+
+    def timesteps(self, steps: int) -> Tensor:
+        scheduler = copy.deepcopy(self.pipe.scheduler)
+        config, shift = scheduler.config, {}
+        if config.get("use_dynamic_shifting"):  # as the pipeline itself does
+            _, height, width = self.latent_shape
+            patch = self.network.config.patch_size  # type: ignore[union-attr]
+            shift["mu"] = calculate_shift(
+                (height // patch) * (width // patch),  # type: ignore[operator]
+                config.get("base_image_seq_len", 256),
+                config.get("max_image_seq_len", 4096),
+                config.get("base_shift", 0.5),
+                config.get("max_shift", 1.16),
+            )
+        scheduler.set_timesteps(steps, device="cpu", **shift)
+        return scheduler.sigmas.float()
+
+    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
+        StableDiffusion3Pipeline.save_lora_weights(
+            directory,
+            transformer_lora_layers=state,
+            transformer_lora_adapter_metadata=metadata,
+            weight_name=file,
+        )

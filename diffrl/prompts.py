@@ -1,0 +1,208 @@
+"""Prompts: where they come from, and which of them an epoch uses."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffrl.errors import UserError, nearest
+from diffrl.resources import shipped
+from diffrl.seeds import seed_of
+
+SUBSETS = ("all", "compositional", "objects", "counts", "pairs", "relations", "words", "heads", "styles", "tones")
+SPLITS = ("train", "validation", "test")
+FORMS = "a set playground/SUBSET/SPLIT or a .txt or .jsonl file"
+
+log = logging.getLogger("diffrl")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and what else its file says about it (handed to the rewards)."""
+
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def load_prompts(source: str) -> list[Prompt]:
+    """The prompts of a set or a file, in their order, each text once.
+
+    `playground/SUBSET/SPLIT`: a set of the playground. `FILE.txt`: one prompt per line, without blank lines and lines
+    that start with `#`. `FILE.jsonl`: one object per line, its "prompt" is the text and the rest the metadata. A file
+    `assets/...` that does not exist here is looked for among the shipped ones.
+
+    Raises UserError, with the file and the line where there is one.
+    """
+    names = playground_set(source)
+    if names is None:
+        prompts, repeats = _read(*_version(find_file(source)))
+        if repeats:
+            lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
+            log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
+        return list(prompts)
+    from diffrl.playground.grammar import prompt_set
+
+    return [Prompt(text) for text in prompt_set(*names)]
+
+
+def check_source(source: str) -> int | None:
+    """Raise UserError unless `source` can be loaded. Returns a file's number of prompts; None for a set, not built."""
+    return None if playground_set(source) else len(_read(*_version(find_file(source)))[0])
+
+
+def playground_set(source: str) -> tuple[str, str] | None:
+    """(subset, split) of `playground/SUBSET/SPLIT`, None for a file's name; raises UserError for other names."""
+    parts = source.split("/")
+    if parts[0] != "playground" or Path(source).suffix:
+        return None
+    if len(parts) != 3:
+        raise UserError(
+            f'prompt set "{source}": write playground/SUBSET/SPLIT, for example playground/compositional/train'
+        )
+    for name, choices, what in ((parts[1], SUBSETS, "subset"), (parts[2], SPLITS, "split")):
+        if name not in choices:
+            raise UserError(f'prompt set "{source}": unknown {what} "{name}"{nearest(name, choices)}')
+    return parts[1], parts[2]
+
+
+def find_file(source: str) -> Path:
+    """Path of a prompt file, shipped ones (`assets/...`) included; UserError if there is none, or of another kind."""
+    path = Path(source)
+    if not path.exists() and path.parts[:1] == ("assets",):
+        path = shipped("assets", *path.parts[1:])
+    if path.is_file() and path.suffix in (".txt", ".jsonl"):
+        return path
+    if path.exists() or not path.suffix:
+        raise UserError(f'prompts "{source}": expected {FORMS}')
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f'prompts "{source}": no such file, and no folder "{folder}"')
+    names = [file.name for file in folder.iterdir() if file.suffix in (".txt", ".jsonl")]
+    raise UserError(f'prompts "{source}": no such file{nearest(path.name, names)}')
+
+
+def _version(path: Path) -> tuple[Path, int, int]:
+    stat = path.stat()
+    return path, stat.st_mtime_ns, stat.st_size
+
+
+@functools.lru_cache(maxsize=8)  # a config's check and its run read the same file: parse it once
+def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], list[int]]:
+    """Distinct prompts, and the lines that repeat one."""
+    parse = _parse_json if path.suffix == ".jsonl" else _parse_text
+    found: dict[str, tuple[int, Prompt]] = {}
+    repeats: list[int] = []
+    for number, line in _lines(path):
+        prompt = parse(line, f"{path}:{number}")
+        if prompt is None:
+            continue
+        first, known = found.setdefault(prompt.text, (number, prompt))
+        if known != prompt:
+            raise UserError(
+                f"{path}:{number}: the prompt of line {first} again, with other metadata; a prompt may occur once"
+            )
+        if first != number:
+            repeats.append(number)
+    if not found:
+        raise UserError(f"{path}: no prompts in this file")
+    return tuple(prompt for _, prompt in found.values()), repeats
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of every line that is not blank."""
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # byte-order mark
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    for number, raw in enumerate(data.split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{number}: not UTF-8 text (byte {error.start + 1} of the line)") from error
+        if line:
+            yield number, line
+
+
+def _parse_text(line: str, where: str) -> Prompt | None:
+    return None if line.startswith("#") else Prompt(line)
+
+
+def _parse_json(line: str, where: str) -> Prompt | None:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(entry, dict):
+        raise UserError(f'{where}: expected an object like {{"prompt": "a red circle"}}')
+    text = entry.pop("prompt", None)
+    if not isinstance(text, str) or not text.strip():
+        hint = nearest("prompt", entry) if text is None and entry else ""
+        raise UserError(f'{where}: expected text under "prompt"{hint}')
+    return Prompt(text.strip(), entry)
+
+
+class PromptStream:
+    """Which prompts an epoch uses: seeded permutations of all P prompts, one after another, cut in pieces of `groups`.
+
+    So every prompt comes once before any comes again, and a batch is a pure function of (seed, epoch): a resumed run
+    has no position to restore.
+
+    A batch that spans two permutations may not repeat a prompt: those first entries of the later permutation that the
+    batch already has change places with the next entries that it has not. If P >= 2 groups, these places never reach
+    the permutation's end, so that only its raw predecessor matters; with fewer prompts the swaps depend on one another
+    back to the last permutation that began with a batch, fewer than `groups` before.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], groups: int, seed: int) -> None:
+        """`groups`: prompts per epoch, at least 1 and at most P (else UserError)."""
+        if groups > len(prompts):
+            raise UserError(
+                f"rollout.groups: {groups} different prompts an epoch, but there are only {len(prompts)} prompts"
+            )
+        if groups < 1:
+            raise UserError(f"rollout.groups: expected at least 1, got {groups}")
+        self.prompts, self.groups, self.seed = prompts, groups, seed
+        self.size = len(prompts)
+
+    def batch(self, epoch: int) -> list[int]:
+        """Indices (each in [0, P), all different) of the `groups` prompts of this epoch (from 0)."""
+        number, first = divmod(epoch * self.groups, self.size)
+        permutation = self._permutation(number)
+        indices = permutation[first : first + self.groups]
+        if len(indices) < self.groups:
+            following = self._resolved(number + 1, permutation)
+            indices = np.concatenate([indices, following[: self.groups - len(indices)]])
+        return [int(index) for index in indices]
+
+    def _permutation(self, number: int) -> np.ndarray:
+        period = self.groups // math.gcd(self.groups, self.size)  # every period-th permutation begins with a batch
+        start = number - number % period
+        if self.size >= 2 * self.groups:
+            start = max(start, number - 1)
+        permutation = self._raw(start)
+        for later in range(start + 1, number + 1):
+            permutation = self._resolved(later, permutation)
+        return permutation
+
+    def _raw(self, number: int) -> np.ndarray:
+        """The permutation before swaps; from raw bits, whose stream numpy keeps the same in all versions."""
+        bits = np.random.PCG64(seed_of(self.seed, "prompts", number)).random_raw(self.size)
+        return np.argsort(bits, kind="stable")
+
+    def _resolved(self, number: int, previous: np.ndarray) -> np.ndarray:
+        permutation = self._raw(number)
+        head = -number * self.size % self.groups  # its first entries that complete the batch begun by `previous`
+        if head:
+            taken = np.isin(permutation, previous[head - self.groups :])
+            clash = np.flatnonzero(taken[:head])
+            free = head + np.flatnonzero(~taken[head:])[: len(clash)]
+            permutation[clash], permutation[free] = permutation[free], permutation[clash]
+        return permutation

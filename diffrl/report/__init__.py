@@ -1,0 +1,39 @@
+"""Reports that open from the disk in any browser and fetch nothing: one run's, and several runs' side by side.
+
+A method adds its own part by appending a function to `sections`: it takes the `RunData` and gives HTML (see `page` and
+`plots` for the pieces), or an empty string when the run does not use the method. Metrics that it reads with
+`RunData.series` are then not repeated under "Other metrics".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from diffrl.report.compare import write_comparison
+from diffrl.report.data import RunData, lower_is_better, read_run, warnings_of
+from diffrl.report.page import page
+from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
+
+__all__ = ["RunData", "lower_is_better", "read_run", "sections", "warnings_of", "write_comparison", "write_report"]
+
+Section = Callable[[RunData], str]
+
+sections: list[Section] = [headline, curves, samples, optimisation]
+_LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write `RUN_DIR/report.html` and return its path; an older report is replaced at once, never half.
+
+    Raises:
+        UserError: the folder is not a run's, or one of its files cannot be read.
+    """
+    run = read_run(run_dir)
+    body = "\n".join(section(run) for section in (*sections, *_LAST))
+    target = run.folder / "report.html"
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(page(f"{run.name} · diffrl", body), encoding="utf-8")
+    os.replace(temporary, target)
+    return target

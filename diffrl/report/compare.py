@@ -1,0 +1,133 @@
+"""Several runs on one page: curves over images and over time, first and last values, images of the same prompt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffrl.errors import UserError
+from diffrl.progress import count, duration, number
+from diffrl.report.data import PALETTE, RunData, Sample, read_run, warnings_of
+from diffrl.report.page import escape, figure, grid, page, section, strip, table
+from diffrl.report.plots import Axis, Line, chart
+from diffrl.report.sections import change
+
+_PROMPTS = 16  # rows of images at most
+
+
+def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+    """Write one self-contained page that overlays the runs, and return its path.
+
+    Curves share an axis against images generated and against seconds of training (evaluation not counted).
+
+    Raises:
+        UserError: fewer than two folders, one of them given twice, or one that is not a run's; it is named.
+    """
+    folders = [Path(folder).resolve() for folder in run_dirs]
+    if len(folders) < 2:
+        raise UserError(f"compare needs at least two run folders, got {len(folders)}")
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise UserError(f"{run_dirs[i]}: this run is given twice")
+    runs = [read_run(folder) for folder in run_dirs]
+    _name_apart(runs)
+    body = _head(runs) + _values(runs) + _curves(runs) + _images(runs)
+    target = Path(out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.write_text(page(f"{len(runs)} runs compared · diffrl", body), encoding="utf-8")
+    os.replace(temporary, target)
+    return target
+
+
+def _name_apart(runs: Sequence[RunData]) -> None:
+    """Runs whose folders have one name are called by more of their paths."""
+    parts = [run.folder.resolve().parts for run in runs]
+    depth = 1
+    while len({part[-depth:] for part in parts}) < len(runs):
+        depth += 1
+    for run, part in zip(runs, parts, strict=True):
+        run.name = "/".join(part[-depth:])
+
+
+def _color(index: int) -> str:
+    return f"c{index % PALETTE}"
+
+
+def _head(runs: Sequence[RunData]) -> str:
+    rows = []
+    for i, run in enumerate(runs):
+        line = f'<i style="border-color: var(--{_color(i)})"></i>'
+        key = f'<span class="legend"><span>{line}{escape(run.name)}</span></span>'
+        rewards = ", ".join(run.trained)
+        cells = [run.config.get("objective", ""), rewards, run.last["epoch"], count(run.last.get("samples"))]
+        rows.append([key, *map(escape, cells), duration(run.elapsed())])
+    text = "".join(
+        f'<p class="warning"><b>{escape(run.name)}</b>: {escape(warning)}</p>'
+        for run in runs
+        for warning in warnings_of(run)
+    )
+    head = ("run", "objective", "trained on", "epochs", "images", "time")
+    return f"<header><h1>{len(runs)} runs compared</h1></header>{table(rows, head, 'numbers')}<br>{text}"
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """Every evaluated value of any run: what some run trained on first, diversity last."""
+    names = list(dict.fromkeys(name for run in runs for name in [*run.trained, *run.watched]))
+    names = [name for name in names if any(run.series(f"eval/{name}")[0] for run in runs)]
+    return sorted(names, key=lambda name: name == "diversity")
+
+
+def _values(runs: Sequence[RunData]) -> str:
+    names = _names(runs)
+    rows = []
+    for run in runs:
+        cells = [escape(run.name)]
+        for name in names:
+            ends = run.ends(f"eval/{name}")
+            cells.append(f"{number(ends[0])} → {number(ends[1])} {change(run, name, *ends)}" if ends else "–")
+        rows.append(cells)
+    lower = [name for run in runs for name in run.lower if name in names]
+    note = "First → last evaluation on held-out prompts, and the change."
+    note += f" Lower is better for {', '.join(sorted(set(lower)))}." if lower else ""
+    return section("Values", table(rows, ["", *names], "numbers") if names else "", note)
+
+
+def _curves(runs: Sequence[RunData]) -> str:
+    cards = []
+    for name in _names(runs):
+        for x, label in (("samples", "images generated"), ("elapsed", "training time")):
+            lines = []
+            for i, run in enumerate(runs):
+                xs, ys = run.series(f"eval/{name}", x)
+                if xs:
+                    lines.append(Line(xs, ys, _color(i), run.name, "dots"))
+            axis = Axis(x=label, y="mean score" if name != "diversity" else "mean pairwise distance",
+                        time=x == "elapsed", description=f"{name} of every run against {label}")  # fmt: skip
+            legend = [(line.color, line.kind, line.label) for line in lines]
+            cards.append(figure(name, chart(lines, axis), f"against {label}", legend))
+    return section("Curves", grid(cards, "pairs"), "Means over the held-out prompts.")
+
+
+def _images(runs: Sequence[RunData]) -> str:
+    """For every prompt and seed that two runs share: the first run's first image, then every run's last."""
+    ends = [_first_and_last(run) for run in runs]
+    shared = [key for key in dict.fromkeys(key for end in ends for key in end) if sum(key in end for end in ends) > 1]
+    rows = []
+    for key in shared[:_PROMPTS]:
+        first = next(end[key][0] for end in ends if key in end)
+        images = [(first.path, "untrained" if first.epoch == 0 else f"epoch {first.epoch}")]
+        for run, end in zip(runs, ends, strict=True):
+            if key in end:
+                images.append((end[key][1].path, f"{run.name}, epoch {end[key][1].epoch}"))
+        rows.append(strip(key[0], images, key[1]))
+    return section("Samples", "".join(rows), "The same prompt and seed: at the start, and the last image of every run.")
+
+
+def _first_and_last(run: RunData) -> dict[tuple[str, str], tuple[Sample, Sample]]:
+    found: dict[tuple[str, str], tuple[Sample, Sample]] = {}
+    for sample in run.samples:  # oldest first
+        key = (sample.prompt, sample.seed)
+        found[key] = (found[key][0] if key in found else sample, sample)
+    return found

@@ -1,0 +1,241 @@
+"""A run's folder, read for its report: metrics, config, sample images, and the warnings that follow from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image, UnidentifiedImageError
+
+from diffrl.errors import UserError
+from diffrl.progress import PARTS, finite
+from diffrl.rewards.registry import available, load_class
+from diffrl.tracking import read_metrics
+
+FELL = 0.05  # a watched value that is worse than its best by more than this share is said to have fallen
+COLLAPSED = 0.7  # share of the first evaluation's diversity below which a run is warned of
+PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
+MUST_BE_FINITE = ("loss", "kl", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample image: `(index, prompt, seed)` is the same over the epochs."""
+
+    epoch: int
+    index: int
+    prompt: str
+    seed: str
+    path: Path
+
+
+@dataclass
+class RunData:
+    """One run. `used` collects the metrics that a section has drawn, so that the last section can draw the others."""
+
+    folder: Path
+    name: str
+    metrics: list[dict[str, Any]]
+    config: dict[str, Any] = field(default_factory=dict)
+    starts: list[dict[str, Any]] = field(default_factory=list)  # of environment.json: command, versions, machine
+    samples: list[Sample] = field(default_factory=list)
+    lower: frozenset[str] = frozenset()  # values of which lower is better, by their reward's card
+    used: set[str] = field(default_factory=set)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.metrics[-1]
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the optimised rewards."""
+        named = self.config.get("rewards") or {}
+        return list(named) or [key[7:] for key in self.logged("reward/") if not key.endswith("/std")]
+
+    @property
+    def watched(self) -> list[str]:
+        """Names that are evaluated but not optimised, diversity last."""
+        names = [key[5:] for key in self.logged("eval/") if key[5:] not in self.trained]
+        return sorted(names, key=lambda name: name == "diversity")
+
+    def logged(self, prefix: str = "") -> list[str]:
+        """The metrics that begin with `prefix`, in the order in which they first appear."""
+        return list(dict.fromkeys(key for row in self.metrics for key in row if key.startswith(prefix)))
+
+    def series(self, key: str, x: str = "samples") -> tuple[list[float], list[float]]:
+        """The epochs in which `key` and `x` are finite, as two lists; x may be "samples", "epoch" or "elapsed"."""
+        self.used.add(key)
+        elapsed, xs, ys = 0.0, [], []
+        for row in self.metrics:
+            elapsed += row["seconds"] if finite(row.get("seconds")) else 0.0
+            at = elapsed if x == "elapsed" else row.get(x)
+            if finite(at) and finite(row.get(key)):
+                xs.append(float(at))  # type: ignore[arg-type]
+                ys.append(float(row[key]))
+        return xs, ys
+
+    def ends(self, key: str) -> tuple[float, float] | None:
+        """First and last finite value; None with fewer than two."""
+        ys = self.series(key)[1]
+        return (ys[0], ys[-1]) if len(ys) > 1 else None
+
+    def gain(self, name: str, before: float, after: float) -> float:
+        """The change, positive when it is for the better."""
+        return before - after if name in self.lower else after - before
+
+    def color(self, name: str) -> str:
+        """The style sheet's colour of a metric: the same in every chart."""
+        names = [*self.trained, *self.watched]
+        if name == "diversity" or name not in names:
+            return f"c{PALETTE - 1}"
+        return f"c{names.index(name) % (PALETTE - 1)}"
+
+    def elapsed(self) -> float:
+        """Seconds of training and evaluation so far."""
+        return sum(row[key] for row in self.metrics for key in ("seconds", "seconds/evaluate") if finite(row.get(key)))
+
+    def shares(self) -> dict[str, float]:
+        """Seconds of the whole run by part: rollout, reward, optimise, other, evaluate."""
+        parts = {}
+        for part in PARTS:
+            parts[part] = sum(self.series(f"seconds/{part}")[1])
+        parts["other"] = max(sum(self.series("seconds")[1]) - sum(parts.values()), 0.0)
+        parts["evaluate"] = sum(self.series("seconds/evaluate")[1])
+        return parts
+
+
+def read_run(folder: str | Path) -> RunData:
+    """Read a run's folder.
+
+    Raises:
+        UserError: it is no run's folder, or its metrics, config or environment file cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such run folder")
+    metrics = read_metrics(folder)
+    if not metrics:
+        raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
+    config = _read(folder / "config.yaml", yaml.safe_load, dict)
+    return RunData(
+        folder=folder,
+        name=folder.resolve().name,
+        metrics=metrics,
+        config=config,
+        starts=_read(folder / "environment.json", json.loads, list),
+        samples=list(_samples(folder / "samples")),
+        lower=frozenset(lower_is_better(config)),
+    )
+
+
+def lower_is_better(config: Mapping[str, Any]) -> set[str]:
+    """Names among a config's `rewards` and `watch` whose card says so. Only installed plugins are asked: to show a
+    run must not execute a file that its config names."""
+    names = set()
+    for table in ("rewards", "watch"):
+        for name, entry in (config.get(table) or {}).items():
+            plugin = (entry or {}).get("plugin") or name
+            if plugin in available():
+                try:
+                    card = getattr(load_class(plugin), "card", None)
+                except UserError:  # broken since the run; the report can do without
+                    continue
+                if card is not None and card.better == "lower":
+                    names.add(name)
+    return names
+
+
+def warnings_of(run: RunData) -> list[str]:
+    """What a reader must know before trusting the run, one sentence each."""
+    return [*_hacking(run), *_diversity(run), *_not_finite(run)]
+
+
+def _hacking(run: RunData) -> Iterable[str]:
+    """A watched value falls from its best while a trained reward rises: the sign of reward hacking."""
+    for name in run.watched:
+        if name == "diversity":
+            continue
+        epochs, values = run.series(f"eval/{name}", "epoch")
+        if len(values) < 2:
+            continue
+        pick = min if name in run.lower else max
+        best = pick(range(len(values)), key=values.__getitem__)
+        loss = -run.gain(name, values[best], values[-1])
+        if loss <= FELL * abs(values[best]):
+            continue
+        rising = [proxy for proxy in run.trained if _rose(run, proxy, since=epochs[best])]
+        if rising:
+            since = f" since epoch {epochs[best]:.0f}" if best else ""
+            verb = "rose" if name in run.lower else "fell"
+            yield (
+                f"Possible reward hacking: {name}, which is only watched, {verb} from {values[best]:.3f} in epoch "
+                f"{epochs[best]:.0f} to {values[-1]:.3f}, while the trained {_and(rising)} went up. "
+                f"Look at the samples{since}."
+            )
+
+
+def _rose(run: RunData, name: str, since: float) -> bool:
+    for key in (f"eval/{name}", f"reward/{name}"):
+        epochs, values = run.series(key, "epoch")
+        later = [value for epoch, value in zip(epochs, values, strict=True) if epoch >= since]
+        if len(later) > 1:
+            return run.gain(name, later[0], later[-1]) > 0
+    return False
+
+
+def _diversity(run: RunData) -> Iterable[str]:
+    key = "eval/diversity" if run.ends("eval/diversity") else "diversity"
+    epochs, values = run.series(key, "epoch")
+    if len(values) < 2 or values[0] <= 0:
+        return
+    low = next((epoch for epoch, value in zip(epochs, values, strict=True) if value < COLLAPSED * values[0]), None)
+    if values[-1] < COLLAPSED * values[0]:
+        yield (
+            f"Diversity fell to {values[-1] / values[0]:.0%} of where it began ({values[0]:.3f} to {values[-1]:.3f}; "
+            f"below {COLLAPSED:.0%} since epoch {low:.0f}): images of one prompt become alike."
+        )
+
+
+def _not_finite(run: RunData) -> Iterable[str]:
+    for key in run.logged():
+        if key in MUST_BE_FINITE or (key.startswith(("reward/", "eval/")) and not key.endswith("/std")):
+            epochs = [row["epoch"] for row in run.metrics if key in row and row[key] is None]
+            if epochs:
+                shown = ", ".join(map(str, epochs[:5])) + (f" and {len(epochs) - 5} more" if len(epochs) > 5 else "")
+                why = "was not finite" if key in MUST_BE_FINITE else "applied to no image, or was not finite,"
+                yield f"{key} {why} in epoch{'s' if len(epochs) > 1 else ''} {shown}."
+
+
+def _samples(folder: Path) -> Iterable[Sample]:
+    for path in sorted(folder.glob("epoch-*/*.png")):
+        digits, number = path.parent.name.removeprefix("epoch-"), path.name.split("-", 1)[0]
+        if not (digits.isdigit() and number.isdigit()):
+            continue
+        try:
+            with Image.open(path) as image:
+                text = dict(image.info)
+        except (OSError, UnidentifiedImageError):  # not written completely
+            continue
+        prompt = str(text.get("prompt", path.stem))
+        yield Sample(int(digits), int(number), prompt, str(text.get("seed", "")), path)
+
+
+def _read(path: Path, parse: Any, kind: type) -> Any:
+    """A file's content, empty when there is no file."""
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return kind()
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,233 @@
+"""The sections of a run's report: each takes the run and gives HTML, or nothing when the run has no such data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import yaml
+
+from diffrl.progress import duration, number
+from diffrl.report.data import COLLAPSED, RunData, warnings_of
+from diffrl.report.page import escape, figure, grid, section, strip, table
+from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
+
+STRIP = 9  # images of one prompt at most: the first, the last and some between
+KNOWN = {
+    "loss": ("loss of the objective", "loss"),
+    "kl": ("KL to the reference model", "KL divergence"),
+    "grad_norm": ("gradient norm before clipping", "norm"),
+}
+METHODS = ("gardo", "marble", "d2align")
+
+
+def headline(run: RunData) -> str:
+    """Name, what improved by how much, and the warnings."""
+    last, config = run.last, run.config
+    facts = [config.get("objective"), *(name for name in METHODS if config.get(name))]
+    title = " + ".join(str(fact) for fact in facts if fact)
+    parts = [f"{title} on {config.get('model', 'a model')}" if title else "", f"{last['epoch']} epochs"]
+    if (planned := config.get("epochs")) and last["epoch"] < planned:
+        parts[1] = f"stopped or still running: {last['epoch']} of {planned} epochs"
+    parts += [f"{last.get('samples') or 0:,} images", f"{duration(run.elapsed())} of training and evaluation"]
+    heading = (
+        f"<h1>{escape(run.name)}</h1>" + f'<p class="sub">{escape(" · ".join(part for part in parts if part))}</p>'
+    )
+    tiles = [_tile(run, name, "trained") for name in run.trained] + [
+        _tile(run, name, "watched") for name in run.watched
+    ]
+    alarms = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings_of(run))
+    return f"<header>{heading}{_verdict(run)}{alarms}</header>{grid([tile for tile in tiles if tile], 'tiles')}"
+
+
+def curves(run: RunData) -> str:
+    """One chart for each reward and watched value, and one for diversity."""
+    cards = []
+    for name in [*run.trained, *run.watched]:
+        if name != "diversity":
+            cards.append(_reward_chart(run, name))
+    cards.append(_diversity_chart(run))
+    note = "Each value has its own axis. Lines with dots: means over the held-out prompts, with fixed seeds. "
+    note += "Thin lines: means over the images that the epoch was trained on."
+    return section("Rewards and watched values", grid([card for card in cards if card]), note)
+
+
+def samples(run: RunData) -> str:
+    """A row of images for each fixed prompt and seed."""
+    epochs = pick(sorted({sample.epoch for sample in run.samples}), STRIP)
+    rows: dict[tuple[int, str, str], list] = {}
+    for sample in run.samples:
+        if sample.epoch in epochs:
+            caption = "untrained" if sample.epoch == 0 else f"epoch {sample.epoch}"
+            rows.setdefault((sample.index, sample.prompt, sample.seed), []).append((sample.path, caption))
+    body = "".join(strip(prompt, images, seed) for (_, prompt, seed), images in sorted(rows.items()))
+    return section("Samples over time", body, "Each row is one held-out prompt with one seed.")
+
+
+def optimisation(run: RunData) -> str:
+    """Loss, KL, gradient norm, and how far the scores of an epoch are apart."""
+    cards = [_metric_chart(run, key, *labels) for key, labels in KNOWN.items()]
+    spread = [(name, *run.series(f"reward/{name}/std")) for name in run.trained]
+    lines = [Line(xs, ys, run.color(name), name) for name, xs, ys in spread if len(xs) > 1]
+    if lines:
+        svg = chart(lines, Axis(y="standard deviation", floor=0, description="Standard deviation of the rewards"))
+        legend = [(line.color, line.kind, line.label) for line in lines]
+        cards.append(figure("spread of scores", svg, "of an epoch's images", legend))
+    note = (
+        "Where the spread of scores goes to 0, every image of a prompt scores the same, and nothing is left to learn."
+    )
+    return section("Optimisation", grid([card for card in cards if card]), note if lines else "")
+
+
+def others(run: RunData) -> str:
+    """Every metric that no section before has drawn, so that nothing logged stays unseen."""
+    aside = {"epoch", "step", "samples", *run.logged("seconds")}
+    left = [key for key in run.logged() if key not in run.used | aside]
+    return section(
+        "Other metrics", grid([card for card in (_metric_chart(run, key, key, "value") for key in left) if card])
+    )
+
+
+def time_split(run: RunData) -> str:
+    """Where the seconds went: over the whole run, and epoch by epoch."""
+    shares = {part: value for part, value in run.shares().items() if value > 0}
+    total = sum(shares.values())
+    if not total:
+        return ""
+    bar = "".join(
+        f'<span style="width: {100 * value / total:.2f}%; background: var(--{part})" title="{part}"></span>'
+        for part, value in shares.items()
+    )
+    legend = "".join(
+        f'<span><i class="block" style="background-color: var(--{part})"></i>{part} {value / total:.0%} '
+        f"({duration(value)})</span>"
+        for part, value in shares.items()
+    )
+    text = f'<div class="bar" role="img" aria-label="Shares of the time">{bar}</div><p class="legend">{legend}</p>'
+    rows = [row for row in run.metrics if row.get("seconds") is not None]
+    overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
+    note = "evaluate is the evaluation on held-out prompts, which the charts by epoch leave out."
+    if overhead:
+        note += f" Of the training, {overhead / seconds:.1%} was neither model, VAE nor reward."
+    if len(rows) > 1:
+        parts = {
+            part: [row.get(f"seconds/{part}") or 0.0 for row in rows] for part in ("rollout", "reward", "optimise")
+        }
+        sums = [sum(values) for values in zip(*parts.values(), strict=True)]
+        parts["other"] = [max(row["seconds"] - done, 0.0) for row, done in zip(rows, sums, strict=True)]
+        axis = Axis(x="epoch", y="seconds", floor=0, description="Seconds of each epoch by part")
+        epochs = [float(row["epoch"]) for row in rows]
+        keys = [(part, "block", part) for part in parts]
+        text += grid([figure("seconds per epoch", stack(epochs, parts, axis), legend=keys)])
+    return section("Time", text, note)
+
+
+def facts(run: RunData) -> str:
+    """Command, versions, machine, the size of the run and the whole config."""
+    rows = []
+    if run.starts:
+        last = run.starts[-1]
+        shown = ("command", "started", "machine")
+        rows += [[key, f"<code>{escape(last[key])}</code>"] for key in shown if key in last]
+        versions = ", ".join(f"{name} {value}" for name, value in last.get("versions", {}).items())
+        rows.append(["versions", escape(versions)])
+        others_known = {"versions", *shown}
+        rows += [[escape(key), escape(value)] for key, value in last.items() if key not in others_known]
+        if len(run.starts) > 1:
+            rows.append(["resumed", f"{len(run.starts) - 1} times; first started {escape(run.starts[0]['started'])}"])
+    rows.append(["optimiser steps", f"{run.last.get('step', 0):,}"])
+    rows.append(["folder", f"<code>{escape(run.folder)}</code>"])
+    body = table(rows)
+    if run.config:
+        text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+        body += f"<details><summary>Config, every value</summary><pre>{escape(text)}</pre></details>"
+    return section("Run", body)
+
+
+def pick(values: Sequence[int], most: int) -> list[int]:
+    """At most `most` of `values`, the first and the last among them, evenly spread."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def change(run: RunData, name: str, before: float, after: float) -> str:
+    """The signed change, coloured when it is for the better or the worse."""
+    gain = run.gain(name, before, after)
+    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
+    difference = f"{after - before:+.3f}".replace("-", "−")
+    return f'<b class="{kind}">{difference}</b>'
+
+
+def _verdict(run: RunData) -> str:
+    """One sentence on the trained rewards, judged on the held-out prompts."""
+    clauses = []
+    for name in run.trained:
+        if ends := run.ends(f"eval/{name}"):
+            clauses.append(f"<b>{escape(name)}</b> {number(ends[0])} → {number(ends[1])} ({change(run, name, *ends)})")
+    if not clauses:
+        return ""
+    return f'<p class="lead">On prompts that were not trained on: {"; ".join(clauses)}.</p>'
+
+
+def _tile(run: RunData, name: str, tag: str) -> str:
+    xs, ys = run.series(f"eval/{name}")
+    if not ys:
+        return ""
+    delta = f"from {number(ys[0])}, {change(run, name, ys[0], ys[-1])}" if len(ys) > 1 else "one evaluation so far"
+    delta += "; lower is better" if name in run.lower else ""
+    return (
+        f'<div class="card tile"><div class="tile-name">{escape(name)}<span class="tag">{tag}</span></div>'
+        f'<div class="tile-value">{number(ys[-1])}</div><div class="tile-change">{delta}</div>'
+        f"{_spark(xs, ys, run.color(name))}</div>"
+    )
+
+
+def _spark(xs: Sequence[float], ys: Sequence[float], color: str) -> str:
+    """A curve without axes, 100 x 20 units."""
+    if len(xs) < 2:
+        return ""
+    width, low, height = (xs[-1] - xs[0]) or 1.0, min(ys), (max(ys) - min(ys)) or 1.0
+    points = " ".join(
+        f"{100 * (x - xs[0]) / width:.1f},{18 - 16 * (y - low) / height:.1f}" for x, y in zip(xs, ys, strict=True)
+    )
+    return (
+        f'<svg class="spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"><polyline '
+        f'points="{points}" fill="none" style="stroke: var(--{color})" stroke-width="2" '
+        f'vector-effect="non-scaling-stroke"/></svg>'
+    )
+
+
+def _reward_chart(run: RunData, name: str) -> str:
+    color = run.color(name)
+    lines = []
+    for key, kind, label in (("reward/", "faint", "training images"), ("eval/", "dots", "held-out prompts")):
+        xs, ys = run.series(f"{key}{name}")
+        if xs:
+            lines.append(Line(xs, ys, color, label, kind))
+    if not lines:
+        return ""
+    tag = "trained" if name in run.trained else "watched"
+    tag += ", lower is better" if name in run.lower else ""
+    svg = chart(lines, Axis(y="mean score", description=f"{name} against images generated"))
+    return figure(name, svg, tag, [(color, line.kind, line.label) for line in lines])
+
+
+def _diversity_chart(run: RunData) -> str:
+    color = run.color("diversity")
+    held, own = run.series("eval/diversity"), run.series("diversity")
+    lines = [Line(*own, color, "training images", "faint")] if own[0] else []
+    lines += [Line(*held, color, "held-out prompts", "dots")] if held[0] else []
+    if not lines:
+        return ""
+    start = (held[1] or own[1])[0]
+    level = (COLLAPSED * start, f"{COLLAPSED:.0%} of the first value")
+    axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
+    return figure("diversity", chart(lines, axis), "inside prompt groups", [(color, i.kind, i.label) for i in lines])
+
+
+def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:
+    xs, ys = run.series(key)
+    if len(xs) < 2:
+        return ""
+    axis = Axis(y=label, log=spans_decades(ys), description=f"{key} against images generated")
+    return figure(title, chart([Line(xs, ys, "c0")], axis))

@@ -1,0 +1,236 @@
+"""Conformance test of a reward: what the trainers rely on, measured on pictures and prompts of the playground.
+
+Every check says what it found; the reward passes if none failed. A check that does not concern the reward is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.registry import load_reward
+from diffrl.rewards.scoring import applies
+
+# Scores of the same image may differ by this much between batch sizes: float sums in another order.
+TOLERANCE = 1e-4
+COUNT = 12
+GENERAL = ('a shop sign that says "OPEN"', "a photo of a dog beside a red bench", "two cats left of a blue door")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of one check: its title, whether it passed, and what was measured or what is wrong."""
+
+    title: str
+    passed: bool
+    detail: str
+
+
+class Failed(Exception):
+    """A check's finding that the reward does not conform."""
+
+
+@dataclass
+class Bench:
+    """The reward and what it is tried on: images (B, 3, H, W) in [0, 1] with prompts to which it applies."""
+
+    reward: Reward
+    images: Tensor
+    prompts: list[str]
+    metadata: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def call(self, rows: Sequence[int] | None = None) -> Tensor:
+        """Scores of the rows, on the CPU. Images are handed over as copies."""
+        rows = range(len(self.prompts)) if rows is None else rows
+        images = self.images[list(rows)].clone()
+        with torch.no_grad():
+            scores = self.reward(images, [self.prompts[i] for i in rows], [self.metadata[i] for i in rows])
+        return scores.detach().cpu().float() if isinstance(scores, Tensor) else scores
+
+
+def check(name: str, /, **params: Any) -> bool:
+    """Loads the reward `name` (or `file.py:Class`) with `params`, prints what was found, True if it conforms.
+
+    Raises `UserError` if the reward cannot be loaded.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    results = examine(load_reward(name, **params))
+    for result in results:
+        mark = "[green]ok[/]  " if result.passed else "[red]FAIL[/]"
+        console.print(f"{mark} {result.title:<24} ", end="")
+        console.print(result.detail, markup=False, soft_wrap=True)
+    failed = sum(not result.passed for result in results)
+    console.print(f'reward "{name}": ' + (f"{failed} of {len(results)} checks failed" if failed else "conforms"))
+    return failed == 0
+
+
+def examine(reward: Reward, images: Tensor | None = None, prompts: Sequence[str] | None = None) -> list[Result]:
+    """All checks that concern `reward`, on `images` (B, 3, H, W) with `prompts`, or on the playground's.
+
+    A group-wise reward is tried on one group: all images with the first prompt to which it applies.
+    """
+    if images is None or prompts is None:
+        images, prompts = playground_examples()
+    judged = [i for i, prompt in enumerate(prompts) if applies(reward, prompt, {})]
+    if not judged:
+        detail = "applies() is False for all of the check's prompts, for example: " + "; ".join(prompts[:3])
+        return [Result("applies", False, detail)]
+    texts = [prompts[i] for i in judged]
+    images = images[judged].to(getattr(reward, "device", None) or "cpu")
+    if getattr(reward, "groupwise", False):
+        texts = [texts[0]] * len(texts)
+    bench = Bench(reward, images, texts, [{} for _ in texts])
+    return [_run(title, work, bench) for title, work in _checks(bench.reward)]
+
+
+def playground_examples() -> tuple[Tensor, list[str]]:
+    """Images (B, 3, 64, 64) in [0, 1] and prompts: renderings of every kind, a third of them wrong, and noise."""
+    import numpy as np
+
+    from diffrl.playground.grammar import KINDS, parse, prompt_set
+    from diffrl.playground.renderer import render
+
+    scenes = [text for kind in KINDS for text in prompt_set(kind, "test")[:COUNT]]
+    rng = np.random.default_rng(0)
+    drawn = np.stack([render(parse(text), rng) for text in scenes])
+    images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
+    images[::3] = images[::3].flip(0)  # every third picture is another prompt's: scores must differ between images
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(len(GENERAL), 3, 8, 8, generator=generator)
+    blurred = torch.nn.functional.interpolate(noise, images.shape[-2:], mode="bilinear", align_corners=False)
+    return torch.cat([images, blurred]), [*scenes, *GENERAL]
+
+
+def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
+    try:
+        return Result(title, True, work(bench))
+    except Failed as finding:
+        return Result(title, False, str(finding))
+    except RewardError as error:
+        return Result(title, False, str(error))
+    except Exception as error:
+        return Result(title, False, f"raised {type(error).__name__}: {error}")
+
+
+def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
+    yield "shape and type", _shape
+    yield "finite where it applies", _finite
+    yield "deterministic", _deterministic
+    yield "images left as they were", _untouched
+    yield "independent of the order", _order
+    if not getattr(reward, "groupwise", False):
+        yield "independent of the batch", _batches
+    if getattr(reward, "card", None) is not None:
+        yield "declared range", _range
+    if getattr(reward, "differentiable", False):
+        yield "gradient", _gradient
+    if getattr(reward, "embeds", False):
+        yield "embeddings", _embeddings
+    yield "throughput", _throughput
+
+
+def _shape(bench: Bench) -> str:
+    scores: object = bench.call()
+    if not isinstance(scores, Tensor):
+        raise Failed(f"returns a {type(scores).__name__}, not a tensor")
+    if tuple(scores.shape) != (len(bench.prompts),):
+        raise Failed(
+            f"returns the shape {tuple(scores.shape)} for {len(bench.prompts)} images, not ({len(bench.prompts)},)"
+        )
+    return f"({len(bench.prompts)},) for {len(bench.prompts)} images"
+
+
+def _finite(bench: Bench) -> str:
+    scores = bench.call()
+    if not (finite := scores.isfinite()).all():
+        worst = int((~finite).nonzero()[0])
+        raise Failed(f'{scores[worst].item()} for "{bench.prompts[worst]}", to which it says it applies')
+    if len(scores) > 1 and scores.max() == scores.min():
+        raise Failed(f"all {len(scores)} images score {scores[0]:.4g}: nothing to learn from")
+    return f"from {scores.min():.4g} to {scores.max():.4g}, mean {scores.mean():.4g}"
+
+
+def _deterministic(bench: Bench) -> str:
+    gap = (bench.call() - bench.call()).abs().max().item()
+    if gap != 0.0:
+        raise Failed(f"two calls with the same images differ by up to {gap:.2g}")
+    return "two calls agree bit for bit"
+
+
+def _untouched(bench: Bench) -> str:
+    images = bench.images.clone()
+    with torch.no_grad():
+        bench.reward(images, bench.prompts, bench.metadata)
+    if not torch.equal(images, bench.images):
+        raise Failed("the call changes its input images in place")
+    return "the input is not written to"
+
+
+def _order(bench: Bench) -> str:
+    rows = torch.randperm(len(bench.prompts), generator=torch.Generator().manual_seed(1)).tolist()
+    return _same(bench.call(rows), bench.call()[rows], "in another order")
+
+
+def _batches(bench: Bench) -> str:
+    alone = torch.cat([bench.call([i]) for i in range(min(COUNT, len(bench.prompts)))])
+    return _same(alone, bench.call()[: len(alone)], "one by one")
+
+
+def _same(scores: Tensor, reference: Tensor, how: str) -> str:
+    gap = (scores - reference).abs().max().item()
+    allowed = TOLERANCE * max(1.0, reference.abs().max().item())
+    if not gap <= allowed:
+        raise Failed(f"scores {how} differ by up to {gap:.2g} (allowed: {allowed:.2g})")
+    return f"scores {how} differ by at most {gap:.2g}"
+
+
+def _range(bench: Bench) -> str:
+    scores = bench.call()
+    low, high = bench.reward.card.range  # type: ignore[attr-defined]
+    slack = 1e-5 * max(1.0, scores.abs().max().item())
+    if scores.min() < low - slack or scores.max() > high + slack:
+        raise Failed(f"scores from {scores.min():.4g} to {scores.max():.4g} leave the card's range {low:g} to {high:g}")
+    return f"within {low:g} to {high:g}"
+
+
+def _gradient(bench: Bench) -> str:
+    images = bench.images.clone().requires_grad_()
+    bench.reward(images, bench.prompts, bench.metadata).sum().backward()
+    if images.grad is None or not images.grad.isfinite().all() or not images.grad.any():
+        raise Failed("declared differentiable, but the images get no gradient, a zero one or a non-finite one")
+    if not getattr(bench.reward, "groupwise", False):
+        one = bench.images[:1].clone().requires_grad_()
+        bench.reward(one, bench.prompts[:1], bench.metadata[:1]).sum().backward()
+        if one.grad is None or (one.grad[0] - images.grad[0]).abs().max() > 1e-3 * images.grad[0].abs().max():
+            raise Failed("an image's gradient depends on the other images of the batch")
+    return f"mean size per pixel {images.grad.abs().mean():.2g}"
+
+
+def _embeddings(bench: Bench) -> str:
+    reward: Any = bench.reward
+    with torch.no_grad():
+        image, text = reward.embed_image(bench.images), reward.embed_text(bench.prompts)
+        if image.ndim != 2 or len(image) != len(bench.prompts) or len(text) != len(bench.prompts):
+            raise Failed(
+                f"embeddings of {len(bench.prompts)} images and prompts: {tuple(image.shape)}, {tuple(text.shape)}"
+            )
+        _same(reward.score(image, text).cpu().float(), bench.call(), "from the embeddings")
+    return f"width {image.shape[1]}, and score() of them is the reward"
+
+
+def _throughput(bench: Bench) -> str:
+    size = min(getattr(bench.reward, "batch_size", None) or 32, 64)
+    rows = [i % len(bench.prompts) for i in range(size)]
+    calls, start = 0, time.perf_counter()
+    while calls < 1 or (calls < 5 and time.perf_counter() - start < 2.0):
+        bench.call(rows)
+        calls += 1
+    return f"{calls * size / (time.perf_counter() - start):.0f} images/s in batches of {size}"

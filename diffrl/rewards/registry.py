@@ -1,0 +1,123 @@
+"""Finds rewards: installed plugins (entry points of the group `diffrl.rewards`) and classes in a user's own file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
+
+GROUP = "diffrl.rewards"
+
+
+def available() -> dict[str, EntryPoint]:
+    """Installed rewards by name, sorted. Nothing is imported. Of two plugins with one name the first found counts."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, entry)
+    return dict(sorted(found.items()))
+
+
+def load_reward(name_or_path: str, **params: Any) -> Reward:
+    """Builds the reward `name_or_path`: a name of `available()`, or `path/to/file.py:Class`, with its parameters.
+
+    Raises `UserError` for an unknown name or parameter (with the nearest valid one), a missing file, class or
+    parameter, a class that does not fit the protocol (saying what is missing), and a constructor that fails.
+    """
+    reward_class = load_class(name_or_path)
+    check_params(name_or_path, reward_class, params)
+    try:
+        reward = reward_class(**params)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f'reward "{name_or_path}" could not be built: {_where(error)}') from error
+    if missing := missing_of_instance(reward):
+        raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
+    return cast(Reward, reward)
+
+
+def load_class(name_or_path: str) -> type:
+    """The class of a reward, imported but not built; see `load_reward` for the errors."""
+    path, colon, class_name = name_or_path.rpartition(":")
+    if colon and path.endswith(".py"):
+        found = _class_in_file(Path(path), class_name)
+    elif name_or_path.endswith(".py"):
+        classes = _fitting_classes(_import_file(Path(name_or_path)))
+        hint = f"{name_or_path}:{classes[0] if classes else 'ClassName'}"
+        raise UserError(f'reward "{name_or_path}": name the class too, as in "{hint}"')
+    else:
+        found = _installed(name_or_path)
+    if missing := missing_of_class(found):
+        raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
+    return found
+
+
+def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:
+    """Raises `UserError` for a parameter that the constructor does not have, and for a required one that is missing."""
+    accepted = {k: p for k, p in inspect.signature(reward_class).parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        return
+    for key in params:
+        if key not in accepted:
+            hint = nearest(key, accepted) if accepted else " (it has no parameters)"
+            raise UserError(f'reward "{name}": unknown parameter "{key}"{hint}')
+    if needed := [k for k, p in accepted.items() if p.default is p.empty and k not in params]:
+        raise UserError(f'reward "{name}": the parameter "{needed[0]}" is required')
+
+
+def _installed(name: str) -> type:
+    plugins = available()
+    if name not in plugins:
+        hint = nearest(name, plugins) or " (none is installed)"
+        raise UserError(f'unknown reward "{name}"{hint}; a reward of your own is written "path/to/file.py:Class"')
+    try:
+        return plugins[name].load()
+    except Exception as error:
+        raise UserError(f'reward "{name}" ({plugins[name].value}) cannot be imported: {_where(error)}') from error
+
+
+def _class_in_file(path: Path, class_name: str) -> type:
+    module = _import_file(path)
+    if not hasattr(module, class_name):
+        raise UserError(f'no class "{class_name}" in {path}{nearest(class_name, _fitting_classes(module))}')
+    return getattr(module, class_name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UserError(f'no reward file "{path}"{nearest(path.name, siblings)}')
+    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
+    name = f"diffrl_reward_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"reward file {path} cannot be imported: {_where(error)}") from error
+    return module
+
+
+def _fitting_classes(module: ModuleType) -> list[str]:
+    own = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
+    return [c.__name__ for c in own if not missing_of_class(c)]
+
+
+def _where(error: Exception) -> str:
+    """`TypeError: message (file.py:12)`, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

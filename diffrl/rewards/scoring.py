@@ -1,0 +1,189 @@
+"""Scores images with several rewards: batching, "not applicable", retries, time-outs, and failure that stops the run.
+
+Shapes: B images, K rewards, H x W pixels. A score is a finite number, or NaN where the reward does not apply: a
+failure is never a number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from diffrl.rewards.protocol import Reward, RewardError
+
+if TYPE_CHECKING:
+    from diffrl.prompts import Prompt
+
+
+def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
+    """Whether `reward` can judge images of this prompt. Rewards that declare nothing judge all."""
+    declared = getattr(reward, "applies", None)
+    return True if declared is None else bool(declared(prompt, metadata))
+
+
+class _TooLong(Exception):
+    """A call did not come back in time."""
+
+
+class Scorer:
+    """Scores images with `rewards`, whose order is the order of the columns (`names`).
+
+    `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
+    after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
+    last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
+    does the work meanwhile.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        *,
+        retries: int = 0,
+        timeout: float | None = None,
+        backoff: float = 1.0,
+        overlap: bool = False,
+    ) -> None:
+        self.rewards = dict(rewards)
+        self.names = list(self.rewards)
+        self.retries = retries
+        self.timeout = timeout
+        self.backoff = backoff
+        # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards") if overlap else None
+
+    @property
+    def groupwise(self) -> list[str]:
+        """Names of the rewards that have to see whole groups."""
+        return [name for name, reward in self.rewards.items() if getattr(reward, "groupwise", False)]
+
+    def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
+        """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
+
+        `groups`: (B,) group ids, int64, needed by group-wise rewards (`ValueError` otherwise), whose groups must be
+        whole. Raises `RewardError` if a reward raises, takes too long, or returns what is not a finite number per
+        image.
+        """
+        if groups is None and self.groupwise:
+            raise ValueError(f'reward "{self.groupwise[0]}" is group-wise: score() needs the group ids of the images')
+        scores = self._each(images, prompts)
+        return scores if groups is None else self.score_groups(images, prompts, groups, scores)
+
+    def submit(self, images: Tensor, prompts: Sequence[Prompt]) -> Future[Tensor]:
+        """Starts to score a batch: `.result()` is (B, K), NaN for group-wise rewards until `score_groups` fills them.
+
+        Without `overlap` the work is done at once, and a `RewardError` is raised here instead of by `.result()`.
+        """
+        if self._worker is not None:
+            return self._worker.submit(self._each, images, prompts)
+        done: Future[Tensor] = Future()
+        done.set_result(self._each(images, prompts))
+        return done
+
+    def score_groups(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor, scores: Tensor) -> Tensor:
+        """`scores` (B, K) with the columns of the group-wise rewards filled, one call a group; the others are kept.
+
+        `images` (B, 3, H, W), `groups` (B,) int64: images of one group need not be neighbours.
+        """
+        scores = scores.clone()
+        for name in self.groupwise:
+            column = scores[:, self.names.index(name)]
+            for group in groups.unique():
+                rows = (groups == group).nonzero().flatten().cpu().tolist()
+                if applies(self.rewards[name], prompts[rows[0]].text, prompts[rows[0]].metadata):
+                    column[rows] = self._call(name, images[rows], [prompts[i] for i in rows])
+        return scores
+
+    def close(self) -> None:
+        """Ends the worker thread, if there is one. Batches that wait are dropped."""
+        if self._worker is not None:
+            self._worker.shutdown(cancel_futures=True)
+
+    def _each(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """(B, K): the rewards that judge images one by one, in batches of their own size."""
+        if len(images) != len(prompts):
+            raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
+        images = images.detach()
+        scores = torch.full((len(images), len(self.names)), torch.nan)
+        for k, (name, reward) in enumerate(self.rewards.items()):
+            if getattr(reward, "groupwise", False):
+                continue
+            rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+            size = getattr(reward, "batch_size", None) or max(len(rows), 1)
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                # Indexing copies; whole batches, the usual case, are handed over as they are.
+                part = images if len(batch) == len(images) else images[batch]
+                scores[batch, k] = self._call(name, part, [prompts[i] for i in batch])
+        return scores
+
+    def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, or `RewardError`."""
+        reward = self.rewards[name]
+        device = getattr(reward, "device", None)
+        images = images if device is None else images.to(device)
+        texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
+        on = f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
+
+        def attempt() -> Tensor:
+            with torch.no_grad():  # here and not around: the mode belongs to the thread
+                return reward(images, texts, metadata)
+
+        for trial in range(self.retries + 1):
+            try:
+                scores = attempt() if self.timeout is None else _within(self.timeout, attempt)
+                return _checked(scores, name, on, texts)
+            except RewardError:
+                raise
+            except _TooLong as error:
+                todo = "raise the time limit or lower the reward's batch_size"
+                raise RewardError(f"{on} took longer than {self.timeout:g} s; {todo}") from error
+            except Exception as error:
+                failure = error
+            if trial < self.retries:
+                time.sleep(self.backoff * 2**trial)
+        tries = f" {self.retries + 1} times" if self.retries else ""
+        todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
+        said = " ".join(str(failure).split())
+        raise RewardError(f"{on} failed{tries} with {type(failure).__name__}: {said}; {todo}") from failure
+
+
+def _within(seconds: float, work: Callable[[], Tensor]) -> Tensor:
+    """`work()` in a daemon thread, so that a hung reward cannot keep the process alive; `_TooLong` if it lasts."""
+    future: Future[Tensor] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not future.done():
+        raise _TooLong
+    return future.result()
+
+
+def _checked(scores: object, name: str, on: str, texts: Sequence[str]) -> Tensor:
+    """The reward's answer as float32 on the CPU; `RewardError` unless it is a tensor (b,) of finite numbers."""
+    todo = f'correct its __call__ (try "diffrl rewards check {name}")'
+    if not isinstance(scores, Tensor):
+        raise RewardError(
+            f"{on} returned a {type(scores).__name__} instead of a tensor of shape ({len(texts)},); {todo}"
+        )
+    if tuple(scores.shape) != (len(texts),):
+        raise RewardError(f"{on} returned the shape {tuple(scores.shape)} instead of ({len(texts)},); {todo}")
+    scores = scores.detach().to("cpu", torch.float32)
+    if not (finite := scores.isfinite()).all():
+        worst = int((~finite).nonzero()[0])
+        where = f'reward "{name}" returned {scores[worst].item()} for the prompt "{texts[worst]}"'
+        todo = "let applies() return False where the reward cannot judge, or look at the image for non-finite pixels"
+        raise RewardError(f"{where}; {todo}")
+    return scores

@@ -1,0 +1,1 @@
+"""The methods, and the one loop that trains them."""

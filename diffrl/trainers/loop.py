@@ -1,0 +1,258 @@
+"""The only training loop: roll out, score, turn scores into advantages, optimise, follow.
+
+It is the same for every method; what differs is behind the seams of `diffrl.trainers.algorithm`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from diffrl.advantages import group_advantages, weighted_sum
+from diffrl.divgen.diversity import Features, group_diversity
+from diffrl.policy import Policy
+from diffrl.prompts import PromptStream
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.seeds import seed_of
+from diffrl.trainers.algorithm import Objective, optimiser_steps, sample_pairs
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Numbers of the loop; all counts are over all processes unless said otherwise."""
+
+    seed: int
+    group_size: int
+    rollout_batch: int  # images per forward and process
+    batch_size: int  # images per optimiser step
+    accumulation: int  # micro-batches per process and optimiser step
+    inner_epochs: int
+    max_grad_norm: float
+    ema: float  # 0: none
+    advantage_std: Any  # "group" | "batch" | "none"
+
+
+@dataclass
+class Clock:
+    """Seconds by phase. On an accelerator the host runs ahead, so only whole phases are meaningful there."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, since: float) -> float:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - since
+        return now
+
+    def take(self) -> dict[str, float]:
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+class Loop:
+    """One epoch at a time; everything that shapes the next epoch is in `state_dict` and the policy's snapshots."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        scorer: Scorer,
+        weights: Tensor,
+        stream: PromptStream,
+        spec: SamplerSpec,
+        settings: LoopSettings,
+        optimiser: torch.optim.Optimizer,
+        accelerator: Accelerator,
+        features: Features,
+        *,
+        fp16: bool = False,
+    ) -> None:
+        self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
+        self.stream, self.spec, self.settings = stream, spec, settings
+        self.optimiser, self.accelerator, self.features = optimiser, accelerator, features
+        self.parameters = [parameter for _, parameter in policy.trainable]
+        self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
+        self.step = 0
+        self.clock = Clock()
+
+    def run_epoch(self, epoch: int) -> dict[str, Any]:
+        """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
+        started = mark = time.perf_counter()
+        rollout, scores, features = self._rollout(epoch)
+        mark = self._phase("rollout+reward", mark)
+        everything = self._gather(torch.cat([scores, features], dim=1))
+        scores, features = everything[:, : scores.shape[1]], everything[:, scores.shape[1] :]
+        groups = torch.arange(rollout.total) // self.settings.group_size
+        advantages = group_advantages(weighted_sum(scores, self.weights), groups, self.settings.advantage_std)
+        local = advantages[rollout.first : rollout.first + len(rollout.member)]
+        losses, norms, steps = self._optimise(rollout, local, epoch)
+        self._phase("optimise", mark)
+        self.objective.after_epoch(self.policy, self.step)
+        metrics = self._metrics(epoch, scores, losses, norms, steps)
+        metrics["diversity"] = float(group_diversity(features, groups))
+        metrics["samples"] = (epoch + 1) * rollout.total
+        metrics |= self._seconds(started)
+        return metrics
+
+    def _phase(self, name: str, mark: float) -> float:
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize(self.policy.device)  # once per phase, for honest times
+        return self.clock.add(name, mark)
+
+    def _rollout(self, epoch: int) -> tuple[Rollout, Tensor, Tensor]:
+        """Images of this process with their scores (n, K) and features (n, F)."""
+        prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
+        group_size, rank, world = self.settings.group_size, self.accelerator.process_index, self.accelerator.num_processes
+        first = rank * len(prompts) * group_size // world
+        pending: list[Any] = []
+        features: list[Tensor] = []
+
+        def on_batch(images: Tensor, part: slice) -> None:
+            mark = time.perf_counter()
+            owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
+            pending.append(self.scorer.submit(images, owners))
+            features.append(self.features(images))
+            self.clock.add("reward", mark)
+
+        rollout = collect(
+            self.policy,
+            prompts,
+            self.spec,
+            seed=self.settings.seed,
+            epoch=epoch,
+            group_size=group_size,
+            batch_size=self.settings.rollout_batch,
+            rank=rank,
+            world=world,
+            snapshot=self.objective.samples_from,
+            on_batch=on_batch,
+            keep_trajectory=self.objective.keep_trajectory,
+            keep_images=bool(self.scorer.groupwise),
+        )
+        mark = time.perf_counter()
+        scores = torch.cat([future.result() for future in pending])
+        if rollout.images is not None:
+            owners = [prompts[i] for i in rollout.prompt_index.tolist()]
+            scores = self.scorer.score_groups(rollout.images, owners, rollout.prompt_index, scores)
+            rollout.images = None
+        self.clock.add("reward", mark)
+        return rollout, scores, torch.cat(features)
+
+    def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor], int]:
+        settings, objective = self.settings, self.objective
+        per_sample = objective.rows_per_sample(rollout)
+        rows_of_step = settings.batch_size * per_sample
+        losses: list[Tensor] = []
+        norms: list[Tensor] = []
+        for inner in range(settings.inner_epochs):
+            order = seed_of(settings.seed, epoch, inner, "steps")
+            for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, len(rollout.member), order):
+                loss_of_step = torch.zeros((), device=self.policy.device)
+                pairs = sample_pairs(samples, per_sample)
+                for part in pairs.tensor_split(settings.accumulation):
+                    key = (settings.seed, epoch, inner)
+                    loss_of_step += self._backward(objective.rows(rollout, advantages, part, key), rows_of_step)
+                norms.append(self._step())
+                losses.append(loss_of_step)
+        return losses, norms, len(norms)
+
+    def _backward(self, rows: Any, rows_of_step: int) -> Tensor:
+        """Backward of one micro-batch, as its share of the step's mean over rows; returns that share, detached."""
+        phi = self.objective.scalars(self.policy, rows)
+        total = self.objective.loss(phi, rows).sum()
+        penalty = self.objective.penalty(self.policy, rows)
+        if penalty is not None:
+            total = total + penalty.sum()
+        total = total / rows_of_step
+        mark = time.perf_counter()
+        self.scaler.scale(total).backward()
+        self.clock.add("backward", mark)
+        return total.detach()
+
+    def _step(self) -> Tensor:
+        """Reduce the gradients over processes, clip, step, and let the average follow; returns the gradient norm."""
+        self.scaler.unscale_(self.optimiser)
+        if self.accelerator.num_processes > 1:
+            self._sum_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
+            raise TrainingError(
+                f"optimiser step {self.step}: the gradient norm is {float(norm)}; nothing was updated. Resume from the "
+                "last checkpoint with a lower optimise.learning_rate or optimise.precision=fp32"
+            )
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        self.objective.after_step(self.policy, self.step)
+        if self.settings.ema:
+            self.policy.follow("ema", self.settings.ema)
+        return norm.detach()
+
+    def _sum_gradients(self) -> None:
+        """One all-reduce of all LoRA gradients; losses are already divided by the rows of all processes."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        flat = torch.cat([g.flatten() for g in gradients if g is not None])
+        flat = self.accelerator.reduce(flat, reduction="sum")
+        start = 0
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+                start += gradient.numel()
+
+    def _gather(self, values: Tensor) -> Tensor:
+        """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
+        if self.accelerator.num_processes == 1:
+            return values.cpu()
+        return self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
+
+    def _metrics(
+        self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor], steps: int
+    ) -> dict[str, Any]:
+        metrics: dict[str, Any] = {"epoch": epoch, "step": self.step}
+        for index, name in enumerate(self.scorer.names):
+            column = scores[:, index]
+            known = column[~column.isnan()]
+            metrics[f"reward/{name}"] = float(known.mean()) if len(known) else None
+            metrics[f"reward/{name}/std"] = float(known.std(correction=0)) if len(known) else None
+        sums = {"loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(steps)])} | self.objective.metrics()
+        if self.accelerator.num_processes > 1:
+            packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
+            sums = dict(zip(sums, packed, strict=True))
+        # Losses are shares of a mean over all processes: their sum over processes counts each step once.
+        sums["loss"][1] = steps
+        metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
+        metrics["grad_norm"] = float(torch.stack(norms).mean())
+        return metrics
+
+    def _seconds(self, started: float) -> dict[str, float]:
+        seconds = self.clock.take()
+        reward = seconds.pop("reward", 0.0)
+        rollout = seconds.pop("rollout+reward", 0.0) - reward
+        total = time.perf_counter() - started
+        named = {"seconds": total, "seconds/rollout": rollout, "seconds/reward": reward}
+        named["seconds/optimise"] = seconds.pop("optimise", 0.0)
+        if self.policy.device.type == "cpu":
+            # Model forwards and backwards, VAE and rewards; the rest of the epoch is the loop's own cost.
+            work = reward + sum(seconds.get(part, 0.0) for part in ("forward", "backward", "decode"))
+            named |= {"seconds/model": work - reward, "seconds/overhead": total - work}
+        return {name: round(value, 4) for name, value in named.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "objective": self.objective.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.objective.load_state_dict(state["objective"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])

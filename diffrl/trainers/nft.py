@@ -1,0 +1,152 @@
+"""DiffusionNFT: negative-aware fine-tuning on the forward process (arXiv 2509.16117).
+
+    symbol        name here          meaning
+    v_theta       rows.prediction.v  velocity with the trained LoRA
+    v_old         v_old              velocity with the slowly following snapshot
+    r             r                  reward probability, clip(A) / (2 A_max) + 1/2
+    b             strength           guidance strength of the implicit positive and negative policies
+    L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the two policies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.forward import Prediction, expand
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout
+from diffrl.seeds import noise
+from diffrl.trainers.algorithm import Decay, Rows, RunningMeans
+
+
+def contrastive_losses(x_t: Tensor, t: Tensor, x0: Tensor, v: Tensor, v_old: Tensor, b: float) -> Tensor:
+    """phi = (L+, L-), (B, 2), of methods section 2: x0 losses of the implicit positive and negative policies."""
+    level = expand(t, x_t)
+
+    def one(v_side: Tensor) -> Tensor:
+        difference = x_t - level * v_side - x0
+        # The weight is a constant of the step (stop-gradient), at least 1e-5.
+        w = difference.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
+        return difference.square().flatten(1).mean(1) / w
+
+    return torch.stack([one((1 - b) * v_old + b * v), one((1 + b) * v_old - b * v)], dim=1)
+
+
+def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tensor:
+    """(B, K) losses `A_max / b * (r L+ + (1 - r) L-)`, affine in the advantages where they are not clipped."""
+    r = advantages.clamp(-adv_clip, adv_clip) / (2 * adv_clip) + 0.5
+    return adv_clip / b * (r * phi[:, :1] + (1 - r) * phi[:, 1:])
+
+
+class NFT:
+    """The objective of DiffusionNFT on the loop's seams."""
+
+    name = "nft"
+    samples_from = "old"
+    snapshots = ("old",)
+    keep_trajectory = False
+
+    def __init__(
+        self,
+        *,
+        beta: float = 1e-4,
+        b: float = 1.0,
+        adv_clip: float = 5.0,
+        timesteps: int | None = None,
+        timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = "schedule",
+        old: Decay | None = None,
+    ) -> None:
+        self.beta, self.b, self.adv_clip = beta, b, adv_clip
+        self.timesteps, self.timestep_sampling = timesteps, timestep_sampling
+        self.old = old or Decay(slope=0.001, cap=0.5)
+        self.old_is_theta = True  # both LoRAs start equal; then no second forward is needed
+        self._means = RunningMeans()
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        return self.timesteps or len(rollout.levels) - 1
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        sample, number = pairs[:, 0], pairs[:, 1]
+        x0 = rollout.latents[sample.to(rollout.latents.device)]
+        names = [(*key, *rollout.identity(int(i))) for i in sample]
+        t = self._levels(rollout, names, number).to(x0.device)
+        keys = [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)]
+        eps = noise(tuple(x0.shape[1:]), keys).to(x0.device)
+        return Rows(
+            x0=x0,
+            x_t=rollout.process.add_noise(x0, eps, t),
+            t=t,
+            cond=rollout.cond.select(rollout.prompt_index[sample]),
+            advantages=advantages[sample].to(x0.device),
+            groups=rollout.prompt_index[sample],
+            on_policy=self.old_is_theta,
+        )
+
+    def _levels(self, rollout: Rollout, names: list[tuple[int | str, ...]], number: Tensor) -> Tensor:
+        """Noise levels (b,): a shuffled part of the sampling schedule's own, or random ones."""
+        if self.timestep_sampling == "schedule":
+            usable = torch.tensor(rollout.levels[:-1])  # the last entry is 0, a clean image
+            if self.rows_per_sample(rollout) == len(usable):
+                return usable[number]
+            ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)
+            return usable[ranks.gather(1, number[:, None]).squeeze(1)]
+        normal = noise((), [(*name, "level", int(j)) for name, j in zip(names, number, strict=True)])
+        if self.timestep_sampling == "logit_normal":
+            return normal.sigmoid()
+        return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond)
+        v = rows.prediction.v
+        if self.old_is_theta:
+            v_old = v.detach()
+        else:
+            with torch.no_grad(), policy.using("old"):
+                v_old = policy.predict(rows.x_t, rows.t, rows.cond).v
+        phi = contrastive_losses(rows.x_t, rows.t, rows.x0, v, v_old, self.b)
+        self._means.add("nft/drift", (v.detach() - v_old).square().flatten(1).mean(1))
+        return phi
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        return nft_loss(phi, rows.advantages, self.adv_clip, self.b).sum(0)
+
+    def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
+        """`beta * mean (v_theta - v_ref)^2`, the reference being the pretrained model."""
+        if self.beta == 0:
+            return None
+        kl = velocity_kl(rows.prediction, reference_prediction(policy, rows))
+        self._means.add("kl", kl)
+        return self.beta * kl
+
+    def after_step(self, policy: Policy, step: int) -> None:
+        self.old_is_theta = False
+
+    def after_epoch(self, policy: Policy, step: int) -> None:
+        decay = self.old(step)
+        policy.follow("old", decay)
+        self.old_is_theta = decay == 0.0
+
+    def metrics(self) -> dict[str, Tensor]:
+        return self._means.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"old_is_theta": self.old_is_theta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.old_is_theta = bool(state["old_is_theta"])
+
+
+def reference_prediction(policy: Policy, rows: Rows) -> Prediction:
+    """The pretrained model's prediction for the rows, without gradient."""
+    with torch.no_grad(), policy.using(None):
+        return policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+
+
+def velocity_kl(prediction: Prediction | None, reference: Prediction) -> Tensor:
+    """(b,) mean over latent dimensions of `(v_theta - v_ref)^2`."""
+    assert prediction is not None, "scalars() runs before penalty()"
+    return (prediction.v - reference.v).square().flatten(1).mean(1)

@@ -1,0 +1,319 @@
+"""`diffrl train`: from a config to a run folder, with evaluation, checkpoints and an exact resume."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from diffrl import checkpoint, config as configs
+from diffrl.config import Config
+from diffrl.divgen.diversity import load_features
+from diffrl.errors import UserError
+from diffrl.evaluation import score_policy, summarise
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.prompts import PromptStream, load_prompts
+from diffrl.report import write_report
+from diffrl.rewards.registry import load_reward
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import SamplerSpec, generate
+from diffrl.tracking import ProgressTable, Tracker, read_metrics, save_samples, summary
+from diffrl.trainers.loop import Clock, Loop, LoopSettings
+from diffrl.trainers.objectives import build_objective
+
+
+class Run:
+    """Everything that one run holds; `train` drives it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.accelerator = Accelerator()
+        self.main = self.accelerator.is_main_process
+        self.folder = Path(config.run_dir)
+        torch.manual_seed(config.seed)
+        device = self.accelerator.device
+        self.policy = load_policy(
+            config.model,
+            lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+            precision=config.optimise.precision,
+            device=device,
+            resolution=config.rollout.resolution,
+            seed=config.seed,
+        )
+        self.spec = sampler_spec(config)
+        self.scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda")
+        self.judges = Scorer({**self.scorer.rewards, **_rewards(config.watch, device)})
+        self.objective = build_objective(config, self.spec)
+        for name in self.objective.snapshots:
+            self.policy.add_snapshot(name)
+        if config.optimise.ema:
+            self.policy.add_snapshot("ema")
+        train_prompts = load_prompts(config.prompts.train)
+        self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
+        self.features = load_features(features_name(config), device)
+        weights = torch.tensor([config.rewards[name].weight for name in self.scorer.names])
+        self.optimiser = torch.optim.AdamW(
+            [parameter for _, parameter in self.policy.trainable],
+            lr=config.optimise.learning_rate,
+            betas=tuple(config.optimise.betas),
+            weight_decay=config.optimise.weight_decay,
+        )
+        self.loop = Loop(
+            self.policy,
+            self.objective,
+            self.scorer,
+            weights,
+            PromptStream(train_prompts, config.rollout.groups, config.seed),
+            self.spec,
+            loop_settings(config),
+            self.optimiser,
+            self.accelerator,
+            self.features,
+            fp16=config.optimise.precision == "fp16",
+        )
+        # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
+        if device.type == "cpu":
+            _time_calls(self.policy, self.loop.clock)
+        self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
+        self.epoch = 0
+
+    def evaluate(self) -> dict[str, Any]:
+        """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds."""
+        config = self.config
+        scores, diversity = score_policy(
+            self.policy,
+            self.judges,
+            self.features,
+            self.test_prompts,
+            evaluation_spec(config),
+            seed=config.seed,
+            per_prompt=config.evaluate.per_prompt,
+            batch_size=config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=self.judged,
+        )
+        means = summarise(self.judges.names, scores)
+        return {f"eval/{name}": value for name, value in means.items()} | {"eval/diversity": diversity}
+
+    @property
+    def judged(self) -> str:
+        return "ema" if self.config.optimise.ema else "default"
+
+    def draw_samples(self, epoch: int) -> None:
+        """The fixed prompts with their fixed seeds, as PNG; the main process draws them."""
+        count = min(self.config.tracking.samples, len(self.test_prompts))
+        if not (self.main and count):
+            return
+        prompts = self.test_prompts[:count]
+        batches = generate(
+            self.policy,
+            prompts,
+            evaluation_spec(self.config),
+            seed=self.config.seed,
+            per_prompt=1,
+            batch_size=self.config.rollout.batch_size,
+            snapshot=self.judged,
+        )
+        images = torch.cat([batch for _, batch in batches])
+        save_samples(self.folder, epoch, images, [p.text for p in prompts], [self.config.seed] * count)
+
+    def save(self) -> None:
+        """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
+        if self.main:
+            tensors = {"lora": self.policy.state("default")}
+            tensors |= {name: self.policy.state(name) for name in self.snapshots}
+            tensors["optimiser"], optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
+            tensors["rng"], rng = checkpoint.rng_state()
+            state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
+            checkpoint.save(self.folder, self.loop.step, tensors, state, keep=self.config.checkpoint.keep)
+            self.policy.save_lora(self.folder / "lora", self.judged)
+        self.accelerator.wait_for_everyone()
+
+    def restore(self) -> None:
+        """Continue from the newest intact checkpoint; from the start if none was written yet."""
+        path = checkpoint.latest(self.folder)
+        if path is None:
+            return
+        tensors, state = checkpoint.load(path)
+        self.policy.load_state("default", tensors["lora"])
+        for name in self.snapshots:
+            self.policy.load_state(name, tensors[name])
+        checkpoint.optimiser_from_tensors(self.optimiser, tensors["optimiser"], state["optimiser"])
+        self.loop.load_state_dict(state["loop"])
+        checkpoint.set_rng_state(tensors["rng"], state["rng"])
+        self.epoch = int(state["epoch"])
+
+
+def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Run or resume a training; see the module's documentation and `diffrl train --help`.
+
+    Raises:
+        UserError: for what the config asks and cannot be had, before anything is written.
+        RewardError, TrainingError: when the run cannot go on; the last checkpoint is intact.
+    """
+    folder = Path(config.run_dir) if resume is None else resume
+    if resume is None and not dry_run and (folder / "metrics.jsonl").exists():
+        raise UserError(f"run_dir: {folder} already holds a run; continue it with --resume {folder} or choose another")
+    run = Run(config)
+    run.folder = folder
+    console = Console()
+    if dry_run:
+        describe(run, console)
+        return
+    _lead(run, console) if run.main else _follow(run)
+
+
+def _lead(run: Run, console: Console) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    if not (run.folder / "config.yaml").exists():
+        configs.dump(run.config, run.folder / "config.yaml")
+    run.restore()
+    config = run.config
+    tracker = Tracker(run.folder, wandb=config.tracking.wandb, tensorboard=config.tracking.tensorboard, config=config)
+    names = list(run.scorer.names)
+    describe(run, console)
+    try:
+        with ProgressTable(config.epochs, names, console=console) as table:
+            for metrics in read_metrics(run.folder):
+                table.add(metrics)
+            _epochs(run, tracker, table)
+    finally:
+        tracker.close()
+        if read_metrics(run.folder):
+            write_report(run.folder)
+    history = read_metrics(run.folder)
+    judged = [m for m in history if "eval/diversity" in m]
+    if len(judged) > 1:
+        console.print(summary(judged[0], judged[-1]))
+    console.print(f"report: {(run.folder / 'report.html').resolve()}")
+
+
+def _follow(run: Run) -> None:
+    """What the other processes do: the same epochs, without writing."""
+    run.restore()
+    _epochs(run, None, None)
+
+
+def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> None:
+    config = run.config
+    if run.epoch == 0:
+        _baseline(run, tracker, table)
+    while run.epoch < config.epochs:
+        epoch = run.epoch + 1  # epochs are counted from 1; line 0 is the model before training
+        metrics = run.loop.run_epoch(run.epoch)
+        metrics["epoch"] = epoch
+        run.epoch = epoch
+        last = epoch == config.epochs
+        if epoch % config.evaluate.every == 0 or last:
+            _evaluate(run, metrics)
+        # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
+        if tracker is not None and table is not None:
+            tracker.log(metrics)
+            table.add(metrics)
+        if epoch % config.checkpoint.every == 0 or last:
+            run.save()
+        if tracker is not None and "eval/diversity" in metrics:
+            write_report(run.folder)
+
+
+def _baseline(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> None:
+    """Line 0 of the metrics: the model before training."""
+    metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
+    _evaluate(run, metrics)
+    if tracker is not None and table is not None:
+        tracker.log(metrics)
+        table.add(metrics)
+
+
+def _evaluate(run: Run, metrics: dict[str, Any]) -> None:
+    mark = time.perf_counter()
+    metrics |= run.evaluate()
+    run.draw_samples(metrics["epoch"])
+    metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
+    run.loop.clock.take()  # evaluation's forwards are not the next epoch's
+
+
+def _time_calls(policy: Policy, clock: Clock) -> None:
+    """Add the seconds of the policy's forwards and decodes to the clock."""
+
+    def timed(function: Any, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mark = time.perf_counter()
+            result = function(*args, **kwargs)
+            clock.add(name, mark)
+            return result
+
+        return call
+
+    policy.predict = timed(policy.predict, "forward")  # type: ignore[method-assign]
+    policy.decode = timed(policy.decode, "decode")  # type: ignore[method-assign]
+
+
+def _rewards(table: Any, device: torch.device) -> dict[str, Any]:
+    return {name: load_reward(entry.plugin or name, device=device, **entry.arguments) for name, entry in table.items()}
+
+
+def sampler_spec(config: Config) -> SamplerSpec:
+    rollout = config.rollout
+    return SamplerSpec(
+        name=rollout.sampler,
+        steps=rollout.steps,
+        guidance=rollout.guidance_scale,
+        level=rollout.noise_level,
+        eta=rollout.noise_level,
+        window=rollout.window,
+        window_range=tuple(rollout.window_range) if rollout.window_range else None,
+        same_noise=rollout.same_noise,
+    )
+
+
+def evaluation_spec(config: Config) -> SamplerSpec:
+    """Evaluation is deterministic: DPM-Solver++ for flow models, DDIM without noise for DDPM-type ones."""
+    rollout = config.rollout
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    steps = config.evaluate.steps or rollout.steps
+    return SamplerSpec(name=name, steps=steps, guidance=rollout.guidance_scale, eta=0.0)
+
+
+def loop_settings(config: Config) -> LoopSettings:
+    optimise = config.optimise
+    return LoopSettings(
+        seed=config.seed,
+        group_size=config.rollout.group_size,
+        rollout_batch=config.rollout.batch_size,
+        batch_size=optimise.batch_size,
+        accumulation=optimise.accumulation,
+        inner_epochs=optimise.inner_epochs,
+        max_grad_norm=optimise.max_grad_norm,
+        ema=optimise.ema,
+        advantage_std=getattr(config, config.objective).advantage_std,
+    )
+
+
+def features_name(config: Config) -> str:
+    """The feature space of the diversity measure: "auto" is the playground's CLIP there, else a grid of colours."""
+    name = config.evaluate.features
+    if name != "auto":
+        return name
+    return "clip" if config.model == "playground" else "pixels"
+
+
+def describe(run: Run, console: Console) -> None:
+    """One paragraph that says what is about to happen."""
+    config, policy = run.config, run.policy
+    if not run.main:
+        return
+    parameters = sum(p.numel() for _, p in policy.trainable)
+    images = config.rollout.groups * config.rollout.group_size
+    rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in run.scorer.names)
+    console.print(
+        f"[bold]diffrl[/] {config.objective} on {config.model}: {config.epochs} epochs of {images} images "
+        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
+        f"{images // config.optimise.batch_size} optimiser steps an epoch; LoRA rank {config.lora.rank}, "
+        f"{parameters / 1e6:.2f} M parameters; rewards: {rewards}; "
+        f"{run.accelerator.num_processes} process(es) on {policy.device}; run folder {run.folder}"
+    )

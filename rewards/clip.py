@@ -1,0 +1,189 @@
+"""CLIP score: the cosine between an image's and its prompt's embedding, with any `open_clip` model.
+
+Shapes: B images, H x W pixels, D the width of the embedding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.resources import shipped
+from diffrl.rewards.protocol import Card
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CACHE_TEXTS = 16_384
+
+
+class ClipModel:
+    """A frozen `open_clip` model: images and texts to unit vectors (B, D), float32.
+
+    `model`: "playground" (the shipped one), a folder in `open_clip`'s format, a name of `open_clip` such as
+    "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME". `precision`: fp32, bf16 or fp16.
+    """
+
+    def __init__(self, model: str, pretrained: str | None, device: torch.device, precision: str) -> None:
+        import open_clip
+
+        if precision not in PRECISIONS:
+            raise UserError(f'clip: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        name = _open_clip_name(model, pretrained)
+        if pretrained and name.startswith(("hf-hub:", "local-dir:")):
+            raise UserError(f'clip: "{model}" has weights of its own; leave out `pretrained`')
+        try:
+            self.model = open_clip.create_model(
+                name, pretrained, precision=precision, device=device, require_pretrained=True
+            ).eval()
+            self.tokenize: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise UserError(f'clip: cannot load the model "{model}": {" ".join(str(error).split())}') from error
+        self.model.requires_grad_(False)
+        self.device, self.dtype = device, PRECISIONS[precision]
+        preprocess = self.model.visual.preprocess_cfg
+        size = preprocess["size"]
+        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.interpolation, self.resize_mode = preprocess["interpolation"], preprocess["resize_mode"]
+        if self.resize_mode not in ("shortest", "squash") or self.interpolation not in ("bicubic", "bilinear"):
+            raise UserError(
+                f'clip: "{model}" resizes by {self.resize_mode}, {self.interpolation}, which is not supported'
+            )
+        self.mean, self.std = (torch.tensor(preprocess[k], device=device).view(3, 1, 1) for k in ("mean", "std"))
+        self._texts: dict[str, Tensor] = {}
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to the model's input, as its own transform does to a picture, but differentiable."""
+        images = images.to(self.device, torch.float32)
+        (height, width), (h, w) = self.size, images.shape[-2:]
+        if self.resize_mode == "squash":
+            target = (height, width)
+        else:
+            ratio = max(height / h, width / w)
+            # torchvision, which open_clip uses for square inputs, cuts the longer side to whole pixels.
+            whole = int if height == width else round
+            target = (max(whole(h * ratio), height), max(whole(w * ratio), width))
+        if target != (h, w):
+            images = F.interpolate(images, target, mode=self.interpolation, align_corners=False, antialias=True)
+            images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
+        top, left = round((target[0] - height) / 2), round((target[1] - width) / 2)
+        images = images[..., top : top + height, left : left + width]
+        return (images - self.mean) / self.std
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
+        return F.normalize(self.model.encode_image(self.preprocess(images).to(self.dtype)).float(), dim=-1)
+
+    @torch.no_grad()
+    def embed_text(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
+        if new := sorted(set(prompts) - self._texts.keys()):
+            if len(self._texts) > _CACHE_TEXTS:
+                self._texts.clear()
+                new = sorted(set(prompts))
+            vectors = F.normalize(self.model.encode_text(self.tokenize(new).to(self.device)).float(), dim=-1)
+            self._texts.update(zip(new, vectors, strict=True))
+        return torch.stack([self._texts[prompt] for prompt in prompts])
+
+
+_models: dict[tuple[str, str | None, str, str], ClipModel] = {}
+_lock = threading.Lock()
+
+
+def shared_clip(model: str, pretrained: str | None, device: str | None, precision: str) -> ClipModel:
+    """The `ClipModel` of these weights on this device, loaded once for all rewards. `device`: see `pick_device`."""
+    place = pick_device(device)
+    key = (model, pretrained, str(place), precision)
+    with _lock:
+        if key not in _models:
+            _models[key] = ClipModel(model, pretrained, place, precision)
+        return _models[key]
+
+
+def pick_device(device: str | None) -> torch.device:
+    """`device`, or for None this process's CUDA device, or the CPU."""
+    if device is not None:
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise UserError(f'unknown device "{device}" (for example cpu, cuda, cuda:1)') from error
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _open_clip_name(model: str, pretrained: str | None) -> str:
+    """The name under which `open_clip` loads `model`."""
+    import open_clip
+
+    folder = shipped("assets", "playground", "clip") if model == "playground" else Path(model)
+    if folder.is_dir() and (folder / "open_clip_config.json").is_file():
+        return f"local-dir:{folder}"
+    if model == "playground":
+        raise UserError(f"clip: no shipped model at {folder}; reinstall diffrl, or run scripts/train_playground.py")
+    if model.startswith(("hf-hub:", "local-dir:")):
+        return model
+    if model not in open_clip.list_models():
+        hint = nearest(model, open_clip.list_models())
+        raise UserError(
+            f'clip: "{model}" is neither a folder with open_clip_config.json nor a model of open_clip{hint}'
+        )
+    if pretrained is None:
+        tags = [tag for name, tag in open_clip.list_pretrained() if name == model]
+        raise UserError(f'clip: "{model}" needs `pretrained`, one of: {", ".join(tags)}, or a file of weights')
+    return model
+
+
+class Clip:
+    """Cosine between the embeddings of image and prompt, in [-1, 1]; times 100 with `scale`.
+
+    Parameters as in `ClipModel`; `device` None means an accelerator if there is one; `batch_size`: images per forward.
+    """
+
+    name = "clip"
+    differentiable = True
+    embeds = True
+    card = Card(
+        measures="cosine of image and prompt in CLIP's space; with scale: true times 100 (as papers report it)",
+        range=(-1.0, 1.0),
+        citation="CLIPScore (Hessel et al. 2021, arXiv:2104.08718); Radford et al. 2021, arXiv:2103.00020",
+        weights="playground: shipped (5 MB); any open_clip model, for example ViT-H-14, laion2b_s32b_b79k (4 GB)",
+        licence="playground: Apache-2.0; others: that of the weights (OpenAI and LAION: MIT)",
+        cost="playground: 1,000 images a second on 2 CPU cores; ViT-H-14: 2 GB in fp16",
+        exploits="words drawn into the image, textures and adversarial noise; blind to counts and relations",
+    )
+
+    def __init__(
+        self,
+        model: str = "playground",
+        pretrained: str | None = None,
+        device: str | None = None,
+        batch_size: int = 64,
+        precision: str = "fp32",
+        scale: bool = False,
+    ) -> None:
+        self.clip = shared_clip(model, pretrained, device, precision)
+        self.device = self.clip.device
+        self.batch_size = batch_size
+        self.factor = 100.0 if scale else 1.0
+        self.card = replace(Clip.card, range=(-self.factor, self.factor))
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
+        return self.clip.embed_image(images)
+
+    def embed_text(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to unit vectors (B, D)."""
+        return self.clip.embed_text(prompts)
+
+    def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
+        """Cosines (B,) of unit vectors (B, D), times 100 with `scale`."""
+        return self.factor * (image_embeddings * text_embeddings).sum(dim=-1)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        return self.score(self.embed_image(images), self.embed_text(prompts))

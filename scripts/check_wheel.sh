@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Build the wheel, install it alone in an empty environment, and run the demo's config for one short epoch there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/venv"
+"$work/venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" .
+rm -rf build
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$work"/diffrl-*.whl
+cd "$work"
+venv/bin/diffrl train playground/demo epochs=1 rollout.groups=4 rollout.group_size=4 optimise.batch_size=16 \
+    evaluate.prompts=4 run_dir="$work/run"
+test -s "$work/run/report.html" && test -s "$work/run/lora/pytorch_lora_weights.safetensors"
+venv/bin/diffrl rewards list >/dev/null
+echo "wheel: the demo runs from an empty environment"

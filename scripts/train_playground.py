@@ -1,0 +1,288 @@
+"""Train the playground's models from scratch: autoencoder, CLIP, generator, aesthetic head; then export and measure them.
+
+One command, resumable: every stage saves its state every minute under --work and continues where it stopped.
+
+    python scripts/train_playground.py                      # everything, hours on 2 CPU cores, minutes on a GPU
+    python scripts/train_playground.py --stage generator    # one stage
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import CLIPTokenizer
+
+from diffrl.playground import grammar, models
+from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl.playground.renderer import render
+from diffrl.playground.taste import taste
+from diffrl.playground.tokenizer import write_tokenizer
+
+SEED = 0
+STAGES = ("data", "vae", "clip", "generator", "aesthetic", "export", "measure")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Budget of each stage: steps, batch, highest learning rate (warm-up of 100 steps, then a half cosine to zero)."""
+
+    images: int = 49_152
+    vae: tuple[int, int, float] = (2_600, 32, 2e-3)
+    clip: tuple[int, int, float] = (900, 256, 1e-3)
+    generator: tuple[int, int, float] = (9_000, 128, 1e-3)
+    aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
+
+
+class Stage:
+    """A training loop that saves (model, average, optimiser, step) every minute and continues from the last save."""
+
+    def __init__(self, name: str, work: Path, model: nn.Module, plan: tuple[int, int, float]) -> None:
+        self.name, self.model = name, model
+        self.steps, self.batch, self.learning_rate = plan
+        self.path = work / f"{name}.pt"
+        self.optimiser = torch.optim.AdamW(model.parameters(), self.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+        self.average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998), use_buffers=True
+        )
+        self.step, self.seconds = 0, 0.0
+        if self.path.exists():
+            state = torch.load(self.path, weights_only=True)
+            self.step, self.seconds = state["step"], state["seconds"]
+            for part in ("model", "average", "optimiser"):
+                getattr(self, part).load_state_dict(state[part])
+
+    def save(self) -> None:
+        parts = {part: getattr(self, part).state_dict() for part in ("model", "average", "optimiser")}
+        temporary = self.path.with_suffix(".tmp")
+        torch.save({"step": self.step, "seconds": self.seconds, **parts}, temporary)
+        temporary.replace(self.path)
+
+    def run(self, loss_of: Callable[[torch.Generator, int], tuple[Tensor, dict[str, float]]]) -> nn.Module:
+        """Train to the planned number of steps; returns the exponential average of the weights."""
+        saved = printed = time.monotonic()
+        while self.step < self.steps:
+            started = time.monotonic()
+            falling = 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.learning_rate * min((self.step + 1) / 100, falling)
+            # One generator per step: a resumed run draws what an undisturbed one would have drawn.
+            generator = torch.Generator().manual_seed(SEED * 1_000_003 + self.step)
+            loss, figures = loss_of(generator, self.batch)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimiser.step()
+            self.average.update_parameters(self.model)
+            self.step += 1
+            now = time.monotonic()
+            self.seconds += now - started
+            if now - printed > 20 or self.step == self.steps:
+                rate = self.batch / (now - started)
+                extra = " ".join(f"{k} {v:.4f}" for k, v in figures.items())
+                print(f"{self.name} {self.step}/{self.steps} loss {loss.item():.4f} {extra} {rate:.0f} images/s", flush=True)
+                printed = now
+            if now - saved > 60:
+                self.save()
+                saved = now
+        self.save()
+        return self.average.module.eval()
+
+
+@dataclass
+class World:
+    """The rendered training pool: images uint8 (N, 64, 64, 3) and their prompts."""
+
+    images: np.ndarray
+    prompts: list[str]
+
+    def batch(self, index: Tensor, device: torch.device) -> Tensor:
+        """Images (B, 3, 64, 64) in [-1, 1]."""
+        pixels = torch.from_numpy(self.images[index.numpy()]).to(device)
+        return pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+def make_data(work: Path, plan: Plan) -> World:
+    """Render the pool once; later calls read it."""
+    pixels, texts = work / "images.npy", work / "prompts.json"
+    if not (pixels.exists() and texts.exists()):
+        rng = np.random.default_rng(SEED)
+        scenes = [grammar.sample_scene(rng, "train") for _ in range(plan.images)]
+        images = np.stack([render(scene, rng) for scene in scenes])
+        np.save(pixels, images)
+        texts.write_text(json.dumps([scene.text() for scene in scenes]))
+    return World(np.load(pixels, mmap_mode=None), json.loads(texts.read_text()))
+
+
+def train_vae(work: Path, plan: Plan, world: World, device: torch.device) -> nn.Module:
+    torch.manual_seed(SEED)
+    vae = models.build_vae().to(device).to(memory_format=torch.channels_last)
+    stage = Stage("vae", work, vae, plan.vae)
+
+    def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
+        index = torch.randint(len(world.prompts), (batch,), generator=generator)
+        x = world.batch(index, device).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16):
+            posterior = vae.encode(x).latent_dist
+            eps = torch.randn(posterior.mean.shape, generator=generator).to(device)
+            decoded = vae.decode(posterior.mean + posterior.std * eps).sample
+        difference = decoded.float() - x
+        l1 = difference.abs().mean()
+        kl = 0.5 * (posterior.mean.pow(2) + posterior.var - 1 - posterior.logvar).float().mean()
+        return l1 + difference.pow(2).mean() + 2e-4 * kl, {"l1": l1.item(), "kl": kl.item()}
+
+    return stage.run(loss_of)
+
+
+@torch.no_grad()
+def encode_pool(work: Path, vae: Any, world: World, device: torch.device) -> Tensor:
+    """Scaled latents (N, 8, 8, 8) of the pool; sets the autoencoder's scaling and shift factor."""
+    path = work / "latents.pt"
+    if path.exists():
+        latents = torch.load(path, weights_only=True)
+    else:
+        pieces = []
+        for start in range(0, len(world.prompts), 256):
+            index = torch.arange(start, min(start + 256, len(world.prompts)))
+            with torch.autocast(device.type, torch.bfloat16):
+                pieces.append(vae.encode(world.batch(index, device)).latent_dist.mean.float().cpu())
+        latents = torch.cat(pieces)
+        torch.save(latents, path)
+    vae.register_to_config(scaling_factor=1.0 / latents.std().item(), shift_factor=latents.mean().item())
+    return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+
+
+def train_generator(work: Path, plan: Plan, world: World, vae: Any, tokenizer: CLIPTokenizer, device: torch.device) -> Any:
+    torch.manual_seed(SEED)
+    latents = encode_pool(work, vae, world, device)
+    tokens = models.tokenize(tokenizer, world.prompts)
+    empty = models.tokenize(tokenizer, [""])
+    model = models.Generator(tokenizer).to(device)
+    stage = Stage("generator", work, model, plan.generator)
+
+    def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
+        index = torch.randint(len(latents), (batch,), generator=generator)
+        x0 = latents[index]
+        t = torch.sigmoid(torch.randn(batch, generator=generator))  # logit-normal, as SD3
+        eps = torch.randn(x0.shape, generator=generator)
+        # A tenth of the prompts is emptied, so that classifier-free guidance has an unconditional model.
+        drop = torch.rand(batch, 1, generator=generator) < 0.1
+        text = torch.where(drop, empty, tokens[index]).to(device)
+        level = t[:, None, None, None]
+        x_t, v = ((1 - level) * x0 + level * eps).to(device), (eps - x0).to(device)
+        return F.mse_loss(model(x_t, t.to(device), text), v), {}
+
+    return stage.run(loss_of)
+
+
+def train_clip(work: Path, plan: Plan, world: World, tokenizer: CLIPTokenizer, device: torch.device) -> nn.Module:
+    torch.manual_seed(SEED)
+    model = build_clip(clip_config(len(tokenizer))).to(device)
+    stage = Stage("clip", work, model, plan.clip)
+    tokens = models.tokenize(tokenizer, world.prompts)
+
+    def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
+        index = torch.randint(len(tokens), (batch,), generator=generator)
+        # The model's own preprocessing has mean and standard deviation 0.5, that is the range [-1, 1].
+        image, text, scale = model(world.batch(index, device), tokens[index].to(device))[:3]
+        logits = scale.clamp(max=100.0) * image @ text.T
+        target = torch.arange(batch, device=device)
+        hit = (logits.argmax(dim=1) == target).float().mean().item()
+        return 0.5 * (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)), {"top1": hit}
+
+    return stage.run(loss_of)
+
+
+def train_aesthetic(work: Path, plan: Plan, world: World, clip: Any, device: torch.device) -> nn.Module:
+    torch.manual_seed(SEED)
+    count = min(12_288, len(world.prompts))
+    with torch.no_grad():
+        parts = [
+            F.normalize(clip.encode_image(world.batch(torch.arange(i, min(i + 256, count)), device)), dim=-1).cpu()
+            for i in range(0, count, 256)
+        ]
+    features = torch.cat(parts)
+    target = torch.from_numpy(taste(world.images[:count])).float()
+    head = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+    nn.init.constant_(head[-1].bias, float(target.mean()))
+    stage = Stage("aesthetic", work, head, plan.aesthetic)
+
+    def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
+        index = torch.randint(count, (batch,), generator=generator)
+        error = F.mse_loss(head(features[index]).squeeze(1), target[index])
+        return error, {"explained": 1 - error.item() / target.var().item()}
+
+    return stage.run(loss_of)
+
+
+def machine() -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return f"{device}, {platform.machine()}, torch {torch.__version__}"
+
+
+def seconds_of(work: Path) -> Iterator[tuple[str, float, int]]:
+    for name in ("vae", "clip", "generator", "aesthetic"):
+        if (work / f"{name}.pt").exists():
+            state = torch.load(work / f"{name}.pt", weights_only=True)
+            yield name, round(state["seconds"], 1), state["step"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path(".work/playground"), help="folder of states and rendered images")
+    parser.add_argument("--out", type=Path, default=Path("assets/playground"), help="folder of the exported models")
+    parser.add_argument("--stage", choices=STAGES, help="stop after this stage (earlier ones continue or are read)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
+    parser.add_argument("--generator-steps", type=int, default=Plan.generator[0], help="optimiser steps of the generator")
+    parser.add_argument("--vae-steps", type=int, default=Plan.vae[0], help="optimiser steps of the autoencoder")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    plan = Plan(vae=(args.vae_steps, *Plan.vae[1:]), generator=(args.generator_steps, *Plan.generator[1:]))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    last = STAGES.index(args.stage) if args.stage else len(STAGES) - 1
+    args.work.mkdir(parents=True, exist_ok=True)
+
+    world = make_data(args.work, plan)
+    tokenizer_dir = args.work / "tokenizer"
+    write_tokenizer(tokenizer_dir, grammar.vocabulary(), grammar.LETTERS)
+    tokenizer = CLIPTokenizer.from_pretrained(tokenizer_dir)
+    if last < 1:
+        return
+    vae = train_vae(args.work, plan, world, device)
+    if last < 2:
+        return
+    clip = train_clip(args.work, plan, world, tokenizer, device)
+    if last < 3:
+        return
+    generator = train_generator(args.work, plan, world, vae, tokenizer, device)
+    if last < 4:
+        return
+    head = train_aesthetic(args.work, plan, world, clip, device)
+    if last < 5:
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    models.save_pipeline(generator.cpu().float(), vae.cpu().float().to(memory_format=torch.contiguous_format), tokenizer, args.out / "pipeline")
+    save_clip(clip.cpu().float(), clip_config(len(tokenizer)), tokenizer_dir, args.out / "clip")
+    load_clip(args.out / "clip")  # what was written must load
+    save_file({k: v.contiguous() for k, v in head.state_dict().items()}, args.out / "aesthetic.safetensors", metadata={"activation": "relu"})
+    stages = {name: {"seconds": seconds, "steps": steps} for name, seconds, steps in seconds_of(args.work)}
+    record = {"command": "python scripts/train_playground.py", "machine": machine(), "seed": SEED, "stages": stages}
+    (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Shared set-up: no hub, one thread (the suite runs in parallel processes), tiny models of the true classes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import torch
+import yaml
+
+torch.set_num_threads(1)  # before any parallel region, so that tests may fork
+
+PROMPTS = ["red a", "red b", "red c on d", "red and e", "red f", "red g and h"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny random StableDiffusion3Pipeline."""
+    from tiny import tiny_sd3
+
+    return tiny_sd3(tmp_path_factory.mktemp("model") / "sd3")
+
+
+@pytest.fixture
+def config_file(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of a few-second run on the tiny model; keyword arguments replace whole sections' keys."""
+
+    def write(name: str = "run", **sections: Any) -> Path:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("\n".join(PROMPTS) + "\n")
+        reward = str(Path(__file__).parent / "data" / "redness.py") + ":Redness"
+        config: dict[str, Any] = {
+            "model": str(tiny_model),
+            "prompts": {"train": str(prompts), "test": str(prompts)},
+            "run_dir": str(tmp_path / name),
+            "epochs": 3,
+            "lora": {"rank": 4, "alpha": 8},
+            "rollout": {"groups": 4, "group_size": 4, "steps": 3, "batch_size": 8},
+            "rewards": {"redness": {"plugin": reward}},
+            "objective": "nft",
+            "optimise": {"batch_size": 8, "accumulation": 2, "learning_rate": 1e-3},
+            "evaluate": {"every": 2, "prompts": 2, "per_prompt": 2},
+            "tracking": {"samples": 2},
+        }
+        for key, value in sections.items():
+            config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write

@@ -1,0 +1,135 @@
+"""Tiny random pipelines of the true classes, for tests on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from torch import nn
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789,.\"'"
+WIDTH = 16  # of each text encoder
+
+
+def clip_tokenizer(directory: Path) -> CLIPTokenizer:
+    """A true CLIP byte-pair tokenizer over letters and three words, at most 16 tokens with begin and end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    merges = [("r", "e"), ("re", "d</w>"), ("o", "n</w>"), ("a", "n"), ("an", "d</w>")]
+    tokens = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), *(a + b for a, b in merges)]
+    vocabulary = {token: i for i, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}
+    (directory / "vocab.json").write_text(json.dumps(vocabulary))
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
+    return CLIPTokenizer.from_pretrained(directory)
+
+
+def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        projection_dim=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def _t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
+    tokenizer = T5TokenizerFast(vocab=vocabulary, extra_ids=0)
+    config = T5Config(
+        vocab_size=len(tokenizer), d_model=2 * WIDTH, d_kv=8, d_ff=32, num_layers=1, num_heads=2, pad_token_id=0
+    )
+    return T5EncoderModel(config), tokenizer
+
+
+def _spread(model: nn.Module) -> None:
+    """Larger weights: with the usual start a tiny random network hardly depends on its inputs."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=1.0 / parameter[0].numel() ** 0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.1)
+
+
+def tiny_sd3(
+    directory: str | Path,
+    *,
+    seed: int = 0,
+    shift: float = 3.0,
+    t5: bool = False,
+    layers: int = 2,
+    force_upcast: bool = False,
+    max_sequence_length: int | None = 0,
+    dynamic_shifting: bool = False,
+) -> Path:
+    """Make and save a random StableDiffusion3Pipeline: 16 x 16 pixels, latents (4, 8, 8), about 60,000 parameters.
+
+    `max_sequence_length` is recorded in `diffrl.json`; None records nothing.
+    """
+    directory = Path(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = clip_tokenizer(directory / "tokenizer")
+        transformer = SD3Transformer2DModel(
+            sample_size=8,
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=layers,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            caption_projection_dim=16,
+            joint_attention_dim=2 * WIDTH,
+            pooled_projection_dim=2 * WIDTH,
+            pos_embed_max_size=8,
+        )
+        vae = AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=4,
+            sample_size=16,
+            scaling_factor=1.5,
+            shift_factor=0.06,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            force_upcast=force_upcast,
+        )
+        encoders = [_clip(tokenizer), _clip(tokenizer)]
+        encoder_3, tokenizer_3 = _t5() if t5 else (None, None)
+        for model in (transformer, *encoders):
+            _spread(model)
+    pipe = StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=dynamic_shifting),
+        vae=vae,
+        text_encoder=encoders[0],
+        tokenizer=tokenizer,
+        text_encoder_2=encoders[1],
+        tokenizer_2=tokenizer,
+        text_encoder_3=encoder_3,
+        tokenizer_3=tokenizer_3,
+    )
+    pipe.save_pretrained(directory)
+    if max_sequence_length is not None:
+        (directory / "diffrl.json").write_text(json.dumps({"max_sequence_length": max_sequence_length}))
+    return directory

@@ -1,0 +1,143 @@
+"""Prompt files with their error messages, and the stream that every epoch's prompts come from."""
+
+import json
+import logging
+
+import pytest
+
+from diffrl.errors import UserError
+from diffrl.prompts import Prompt, PromptStream, check_source, load_prompts
+
+P = [Prompt(f"prompt {i}") for i in range(200)]
+
+
+def test_text_file(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_bytes("\ufeffa red circle\r\n\r\n# a comment\n  ein gr\u00fcner Kreis  \n".encode())
+    assert [p.text for p in load_prompts(str(file))] == ["a red circle", "ein gr\u00fcner Kreis"]
+    assert check_source(str(file)) == 2
+
+
+def test_json_lines_keep_their_metadata(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a", "words": ["x"], "n": 2}\n\n{"prompt": "b"}\n')
+    assert load_prompts(str(file)) == [Prompt("a", {"words": ["x"], "n": 2}), Prompt("b")]
+
+
+def test_repeated_prompts_are_used_once_and_said(tmp_path, caplog):
+    file = tmp_path / "p.txt"
+    file.write_text("a\nb\na\na\n")
+    with caplog.at_level(logging.WARNING, "diffrl"):
+        assert [p.text for p in load_prompts(str(file))] == ["a", "b"]
+    assert f"{file}: 2 repeated (line 3, 4)" in caplog.text
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("a\n")
+    assert check_source(str(file)) == 1
+    file.write_text("a\nb\n")
+    assert check_source(str(file)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", b"# only this\n", "p.txt: no prompts in this file"),
+        ("p.txt", b"a\nb\xff\n", "p.txt:2: not UTF-8 text (byte 2 of the line)"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: not valid JSON"),
+        ("p.jsonl", b'["a"]\n', 'p.jsonl:1: expected an object like {"prompt"'),
+        ("p.jsonl", b'\n{"promt": "a"}\n', 'p.jsonl:2: expected text under "prompt" (nearest: "promt")'),
+        ("p.jsonl", b'{"prompt": 3}\n', 'p.jsonl:1: expected text under "prompt"'),
+        ("p.jsonl", b'{"prompt": "a", "n": 1}\n{"prompt": "a", "n": 2}\n', "p.jsonl:2: the prompt of line 1 again"),
+        ("p.csv", b"a\n", "expected a set playground/SUBSET/SPLIT or a .txt or .jsonl file"),
+    ],
+)
+def test_bad_files_name_file_and_line(tmp_path, name, content, message):
+    file = tmp_path / name
+    file.write_bytes(content)
+    for function in (load_prompts, check_source):
+        with pytest.raises(UserError) as caught:
+            function(str(file))
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("promts.txt", 'no such file (nearest: "prompts.txt")'),
+        ("nowhere/p.txt", 'no such file, and no folder "nowhere"'),
+        ("playground/wrods/train", 'unknown subset "wrods" (nearest: "words")'),
+        ("playground/words/tests", 'unknown split "tests" (nearest: "test")'),
+        ("playground/words", "write playground/SUBSET/SPLIT"),
+        ("words", "expected a set playground/SUBSET/SPLIT"),
+    ],
+)
+def test_bad_sources_name_the_nearest(tmp_path, monkeypatch, source, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("a\n")
+    with pytest.raises(UserError) as caught:
+        check_source(source)
+    assert message in str(caught.value)
+
+
+def test_playground_sets_of_train_and_test_differ():
+    train, test = (load_prompts(f"playground/words/{split}") for split in ("train", "test"))
+    assert len(train) > len(test) > 0
+    assert not {p.text for p in train} & {p.text for p in test}
+    assert check_source("playground/words/train") is None  # a set is not built to be checked
+
+
+@pytest.mark.parametrize(
+    ("size", "groups"), [(10, 10), (10, 3), (7, 5), (8, 6), (9, 8), (13, 12), (100, 7), (5, 1), (1, 1)]
+)
+def test_every_prompt_comes_once_before_any_again(size, groups):
+    stream = PromptStream(P[:size], groups, seed=3)
+    order = [i for epoch in range(3 * size) for i in stream.batch(epoch)]
+    for start in range(0, len(order) - size + 1, size):
+        assert sorted(order[start : start + size]) == list(range(size))
+
+
+@pytest.mark.parametrize(("size", "groups"), [(10, 10), (10, 3), (7, 5), (8, 6), (9, 8), (13, 12), (100, 7), (11, 6)])
+def test_a_batch_never_repeats_a_prompt(size, groups):
+    for seed in range(5):
+        stream = PromptStream(P[:size], groups, seed)
+        for epoch in range(60):
+            assert len(set(stream.batch(epoch))) == groups
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_epoch():
+    streams = [PromptStream(P[:11], 6, seed=1) for _ in range(2)]
+    forward = [streams[0].batch(epoch) for epoch in range(20)]
+    assert [streams[1].batch(epoch) for epoch in reversed(range(20))] == forward[::-1]
+    assert [PromptStream(P[:11], 6, seed=2).batch(epoch) for epoch in range(20)] != forward
+    # Recorded once: resumed runs go on with the same prompts, with any version of numpy.
+    assert PromptStream(P[:11], 6, seed=1).batch(1) == [8, 3, 0, 5, 4, 1]
+
+
+def test_prompts_are_drawn_evenly():
+    stream = PromptStream(P[:50], 8, seed=0)
+    first = [stream.batch(epoch)[0] for epoch in range(2000)]
+    counts = [first.count(i) for i in range(50)]
+    assert 10 < min(counts) and max(counts) < 80  # 40 expected
+
+
+def test_a_late_epoch_costs_what_an_early_one_does(monkeypatch):
+    stream = PromptStream(P[:97], 48, seed=0)
+    calls = []
+    raw = stream._raw
+    monkeypatch.setattr(stream, "_raw", lambda number: calls.append(number) or raw(number))
+    stream.batch(1_000_001)
+    assert len(calls) <= 3
+
+
+def test_more_groups_than_prompts():
+    with pytest.raises(UserError, match="rollout.groups: 5 different prompts an epoch, but there are only 4 prompts"):
+        PromptStream(P[:4], 5, seed=0)
+
+
+def test_metadata_survive_as_json(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"prompt": " a ", "deep": {"list": [1, None, True]}}) + "\n")
+    (prompt,) = load_prompts(str(file))
+    assert prompt.text == "a" and prompt.metadata == {"deep": {"list": [1, None, True]}}

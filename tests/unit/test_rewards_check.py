@@ -1,0 +1,135 @@
+"""The conformance test finds what it is there to find, and the cards are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffrl.rewards import Card, cards
+from diffrl.rewards.check import check, examine, playground_examples
+
+REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
+IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+PROMPTS = [f"prompt {i}" for i in range(6)]
+CARD = Card("light", (0.0, 1.0), "none", "none", "Apache-2.0", "none", "white images")
+
+
+class Good:
+    """Brightness, with every ability that can be checked."""
+
+    name, card, differentiable, embeds = "good", CARD, True, True
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3))
+
+    def embed_text(self, prompts: list[str]) -> Tensor:
+        return torch.full((len(prompts), 3), 1 / 3)
+
+    def score(self, image: Tensor, text: Tensor) -> Tensor:
+        return (image * text).sum(-1)
+
+    def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+        return self.score(self.embed_image(images), self.embed_text(prompts))
+
+
+def failed(reward: Any) -> dict[str, str]:
+    return {result.title: result.detail for result in examine(reward, IMAGES, PROMPTS) if not result.passed}
+
+
+def variant(**changes: Any) -> Any:
+    """`Good` with some attributes or methods replaced; without embeddings, which a changed call would contradict."""
+    return type("Variant", (Good,), {"embeds": False, **changes})()
+
+
+def test_a_good_reward_passes_every_check() -> None:
+    results = examine(Good(), IMAGES, PROMPTS)
+    assert all(result.passed for result in results), results
+    assert len(results) == 10
+
+
+def test_it_finds_each_fault() -> None:
+    def light(images: Tensor) -> Tensor:
+        return images.mean((1, 2, 3))
+
+    calls = iter(range(1000))
+    faults: dict[str, tuple[str, Any]] = {
+        "shape and type": ("(6, 1)", lambda s, x, p, m: light(x)[:, None]),
+        "finite where it applies": ("nan", lambda s, x, p, m: light(x).where(light(x) > light(x).min(), torch.nan)),
+        "deterministic": ("differ by up to 1", lambda s, x, p, m: light(x) + next(calls)),
+        "images left as they were": ("in place", lambda s, x, p, m: light(x.mul_(0.5))),
+        "independent of the order": ("another order", lambda s, x, p, m: light(x) + torch.arange(len(x))),
+        "independent of the batch": ("one by one", lambda s, x, p, m: light(x) - light(x).mean()),
+        "declared range": ("leave the card's range 0 to 1", lambda s, x, p, m: 10 * light(x)),
+        "gradient": ("no gradient", lambda s, x, p, m: light(x.detach()).requires_grad_()),
+    }
+    for title, (said, call) in faults.items():
+        found = failed(variant(__call__=call))
+        assert said in found[title], (title, found)
+
+
+def test_constant_scores_are_reported() -> None:
+    found = failed(variant(differentiable=False, __call__=lambda s, x, p, m: torch.full((len(x),), 0.5)))
+    assert found == {"finite where it applies": "all 6 images score 0.5: nothing to learn from"}
+
+
+def test_embeddings_must_give_the_score() -> None:
+    found = failed(
+        variant(embeds=True, score=lambda s, i, t: (i * t).sum(-1), __call__=lambda s, x, p, m: x.mean((1, 2, 3)) / 2)
+    )
+    assert list(found) == ["embeddings"]
+
+
+def test_an_exception_is_a_finding() -> None:
+    assert "raised ZeroDivisionError" in failed(variant(__call__=lambda s, x, p, m: 1 / 0))["throughput"]
+
+
+def test_a_groupwise_reward_is_checked_on_a_group() -> None:
+    seen: set[str] = set()
+
+    def win_rate(self: Any, x: Tensor, p: list[str], m: list[dict]) -> Tensor:
+        seen.update(p)
+        value = x.mean((1, 2, 3))
+        return (value[:, None] > value).float().mean(1)
+
+    assert failed(variant(groupwise=True, differentiable=False, __call__=win_rate)) == {}
+    assert seen == {"prompt 0"}
+
+
+def test_nothing_to_judge_is_a_failure() -> None:
+    (result,) = examine(variant(applies=lambda s, p, m: False), IMAGES, PROMPTS)
+    assert not result.passed and "prompt 0" in result.detail
+
+
+def test_check_prints_and_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(f"{REDNESS}:Redness", power=0.5) is True
+    printed = capsys.readouterr().out
+    assert "ok   deterministic" in printed and printed.rstrip().endswith("conforms")
+    assert "images/s" in printed
+
+
+def test_examples_cover_the_world() -> None:
+    images, prompts = playground_examples()
+    assert images.shape == (len(prompts), 3, 64, 64) and 0 <= images.min() < images.max() <= 1
+    assert any('"' in prompt for prompt in prompts) and any("head" in prompt for prompt in prompts)
+
+
+def test_every_plugin_of_the_zoo_has_a_card() -> None:
+    shown = cards.cards()
+    for name in ("playground", "artefact", "clip", "aesthetic", "ocr"):
+        assert isinstance(shown[name], Card), shown[name]
+    assert shown["artefact"].better == "lower"  # type: ignore[union-attr]
+
+
+def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cards, "cards", lambda: {"light": Card("a|b", (0.0, float("inf")), *"cwloe"), "broken": "cannot"}
+    )
+    lines = cards.markdown().splitlines()
+    assert lines[0].startswith("| reward | measures | range |") and len(lines) == 4
+    assert "| light | a\\|b | 0 to unbounded | higher |" in lines[2]
+    assert "| broken | cannot |" in lines[3]
+    assert cards.table().row_count == 2

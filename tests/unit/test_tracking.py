@@ -1,0 +1,264 @@
+"""The metrics file, the sample images, the outside trackers and the terminal's table."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from diffrl.errors import UserError
+from diffrl.progress import count, duration
+from diffrl.tracking import ProgressTable, Tracker, read_metrics, record_environment, save_samples, summary
+
+
+def test_lines_are_strict_json(tmp_path: Path) -> None:
+    with Tracker(tmp_path) as tracker:
+        tracker.log({"epoch": 1, "loss": float("nan"), "kl": torch.tensor(0.25), "std": np.float32(0.5), "x": -np.inf})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is not JSON")
+
+    row = json.loads(line, parse_constant=refuse)
+    assert row == {"epoch": 1, "loss": None, "kl": 0.25, "std": 0.5, "x": None}
+    with Tracker(tmp_path) as tracker, pytest.raises(TypeError, match="'loss' is a list"):
+        tracker.log({"epoch": 2, "loss": [1.0]})
+
+
+def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    rows = [{"epoch": epoch, "loss": 1 / (epoch + 3)} for epoch in range(5)]
+    with Tracker(tmp_path / "whole") as tracker:
+        for row in rows:
+            tracker.log(row)
+    with Tracker(tmp_path / "resumed") as tracker:
+        for row in rows[:3]:
+            tracker.log(row)
+    path = tmp_path / "resumed" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"epoch": 3, "lo')  # killed while it wrote
+    assert read_metrics(tmp_path / "resumed") == rows[:3]
+    with Tracker(tmp_path / "resumed") as tracker:  # the checkpoint was one epoch older than the file
+        for row in rows[2:]:
+            tracker.log(row)
+    assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert read_metrics(tmp_path / "resumed") == rows
+
+
+def test_a_last_line_of_zeros_is_cut_and_a_broken_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"epoch": 0}\n\0\0\0\0\n')
+    Tracker(tmp_path).close()
+    assert path.read_bytes() == b'{"epoch": 0}\n'
+    path.write_bytes(b'{"epoch": 0}\n{"step": 1}\n{"epoch": 2}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2: not a JSON object with an epoch"):
+        read_metrics(tmp_path)
+    assert read_metrics(tmp_path / "nowhere") == []
+
+
+def test_each_line_is_on_the_disk_when_log_returns(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from diffrl.tracking import Tracker; t = Tracker(sys.argv[1]);"
+        "t.log({'epoch': 0}); t.log({'epoch': 1}); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_samples_carry_prompt_and_seed(tmp_path: Path) -> None:
+    images = torch.zeros(2, 3, 4, 6)
+    images[0, 0] = 1.0
+    images[1] = 0.5
+    images[1, 2] = 1.7  # clamped
+    prompts = ['the word "kup" in red', "ein Würfel 立方体" + "x" * 99]
+    paths = save_samples(tmp_path, 7, images, prompts, [11, 2**62])
+    assert [path.parent for path in paths] == [tmp_path / "samples" / "epoch-0007"] * 2
+    assert paths[0].name == "00-the-word-kup-in-red.png"
+    assert len(paths[1].name) <= 55
+    for path, prompt, seed in zip(paths, prompts, (11, 2**62), strict=True):
+        with Image.open(path) as image:
+            assert image.size == (6, 4)
+            assert image.text == {"prompt": prompt, "seed": str(seed)}  # type: ignore[attr-defined]
+    assert np.asarray(Image.open(paths[0]))[0, 0].tolist() == [255, 0, 0]
+    assert np.asarray(Image.open(paths[1]))[0, 0].tolist() == [128, 128, 255]
+    assert [path.name for path in paths[0].parent.iterdir() if path.suffix != ".png"] == []
+
+
+def test_environment_lists_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/diffrl", "train", "my config.yaml"])
+    record_environment(tmp_path, processes=2)
+    record_environment(tmp_path)
+    first, second = json.loads((tmp_path / "environment.json").read_text())
+    assert first["command"] == "diffrl train 'my config.yaml'"
+    assert first["processes"] == 2 and "processes" not in second
+    assert first["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+
+
+def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Tracker(tmp_path, tensorboard=True) as tracker:
+        tracker.log({"epoch": 3, "reward/clip": 0.25, "loss": float("nan")})
+        tracker.log({"epoch": 3, "reward/clip": 9.0})  # already written
+        tracker.images(3, [Image.new("RGB", (5, 4), "red")], ["a red circle"])
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/clip")] == [(3, 0.25)]
+    assert "loss" not in events.Tags()["scalars"]
+    (image,) = events.Images("samples/00-a-red-circle")
+    assert (image.width, image.height) == (5, 4)
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with Tracker(tmp_path, wandb=True, config={"seed": 3}) as tracker:
+        tracker.log({"epoch": 0, "loss": 0.5})
+        tracker.images(0, [Image.new("RGB", (4, 4))], ["a red circle"])
+    (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    identity = (tmp_path / "wandb" / "run-id.txt").read_text().strip()
+    assert written.name == f"run-{identity}.wandb"
+    assert written.stat().st_size > 0
+    assert list(written.parent.glob("files/media/images/images_*.png"))
+
+
+@pytest.mark.parametrize("extra", ["wandb", "tensorboard"])
+def test_a_missing_tracker_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in (extra, "torch.utils.tensorboard" if extra == "tensorboard" else extra):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=rf'{extra} is not installed: pip install "diffrl\[{extra}\]"'):
+        Tracker(tmp_path, wandb=extra == "wandb", tensorboard=extra == "tensorboard")
+
+
+def test_outside_trackers_are_not_imported_unasked(tmp_path: Path) -> None:
+    code = (
+        "import sys; from diffrl.tracking import Tracker; Tracker(sys.argv[1]).log({'epoch': 0});"
+        "print([m for m in ('wandb', 'tensorboard', 'torch', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- the terminal --------------------------------------------------------------------------------------------------
+
+NAMES = ["clip", "aesthetic_laion", "ocr"]
+
+
+def epochs(number: int, names: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for epoch in range(1, number + 1):
+        row: dict[str, Any] = {"epoch": epoch, "samples": epoch * 1152, "diversity": 0.412, "seconds": 10.0}
+        row |= {"seconds/rollout": 5.0, "seconds/reward": 1.25, "seconds/optimise": 3.5}
+        row |= {f"reward/{name}": 0.3 + 0.01 * epoch for name in names}
+        if epoch in (1, 6):
+            row |= {"eval/playground": 0.4 + 0.02 * epoch, "eval/diversity": 0.5}
+        rows.append(row)
+    return rows
+
+
+def shown(width: int, names: list[str], number: int = 9) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    table = ProgressTable(40, names, title="runs/clip", console=console)
+    for row in epochs(number, names):
+        table.add(row)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().splitlines()
+
+
+def test_three_rewards_fit_80_columns() -> None:
+    lines = shown(80, NAMES)
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    header = next(line for line in lines if "epoch " in line)
+    assert header.split() == ["epoch", "images", "clip", "aesthetic_l…", "ocr", "diversity", "s/epoch"]
+    assert " 9/40   10.4k  0.390 +0.080  0.390 +0.080  0.390 +0.080      0.412     10.0" in text
+    assert " 1/40" not in text and " 2/40" in text  # the last eight epochs
+    assert "held out, epoch 6:" in text and "playground 0.520 +0.100" in text
+    assert "rollout 5.0, reward 1.2, optimise 3.5, other 0.2" in text and "5:10 to go" in text
+
+
+def test_narrow_terminals_lose_changes_then_rewards() -> None:
+    lines = shown(60, NAMES)
+    assert any(" 9/40   10.4k    0.390    0.390    0.390      0.412     10.0" in line for line in lines)
+    lines = shown(60, [f"reward{i}" for i in range(7)])
+    assert all(len(line) <= 60 for line in lines)
+    assert any("and 4 more rewards in metrics.jsonl" in line for line in lines)
+
+
+def test_plain_lines_when_not_a_terminal() -> None:
+    file = io.StringIO()
+    rows = epochs(7, ["clip"])
+    rows[4]["reward/clip"] = None
+    with ProgressTable(40, ["clip"], console=Console(width=80, file=file), history=rows[:4]) as table:
+        table.status("sampling 1/2")
+        for row in rows[4:]:
+            table.add(row)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("epoch 5/40  images 5.8k  clip -  diversity 0.412  10.0 s")
+    assert lines[1] == (
+        "epoch 6/40  images 6.9k  clip 0.360 (+0.050)  diversity 0.412  held out: playground 0.520 (+0.100), "
+        "diversity 0.500 (+0.000)  10.0 s (rollout 5.0, reward 1.2, optimise 3.5, other 0.2)  ETA 5:40"
+    )
+    file.getvalue().encode("ascii")  # logs are read with anything
+
+
+def test_live_table_draws_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    with ProgressTable(40, ["clip"], console=console) as table:
+        table.status("sampling 96/192")
+        for row in epochs(2, ["clip"]):
+            table.add(row)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "sampling 96/192" in text
+    assert "sampling" not in text[text.rindex("images") :]  # the last frame is only the table
+    assert "2/40" in text[text.rindex("images") :]
+
+
+def test_summary_says_what_changed() -> None:
+    first = {"epoch": 0, "samples": 0, "eval/diversity": 0.5, "eval/gold": 0.4, "eval/clip": 0.25, "eval/gone": None}
+    last = {"epoch": 40, "samples": 46080, "eval/diversity": 0.45, "eval/gold": 0.4, "eval/clip": 0.375, "eval/gone": 1}
+    console = Console(width=80, file=io.StringIO())
+    console.print(summary(first, last, report="runs/x/report.html", trained=["clip"]))
+    lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines[0] == ["After", "40", "epochs", "and", "46,080", "images:"]
+    assert lines[3] == ["clip", "0.250", "0.375", "+0.125", "trained"]
+    assert lines[4] == ["gold", "0.400", "0.400", "+0.000", "only", "watched"]
+    assert lines[5] == ["diversity", "0.500", "0.450", "-0.050", "only", "watched"]
+    assert lines[6] == ["Open", "runs/x/report.html"]
+    console.print(summary({"epoch": 1, "reward/a": 0.1}, {"epoch": 2, "reward/a": 0.3, "reward/a/std": 1.0}))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "training prompts" in text and "+0.200" in text and "a/std" not in text
+
+
+def test_short_numbers() -> None:
+    assert [count(n) for n in (None, 960, 9216, 999_949, 999_951, 1_250_000)] == [
+        "-", "960", "9.2k", "999.9k", "1.00M", "1.25M",
+    ]  # fmt: skip
+    assert [duration(s) for s in (None, 42.4, 725, 11220)] == ["-", "0:42", "12:05", "3:07:00"]
+
+
+def test_metrics_are_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    tracker = Tracker(tmp_path)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    tracker.log({"epoch": 0})
+    tracker.close()
+    assert len(synced) == 1
