@@ -103,7 +103,7 @@ def sample(
     out: Path,
     batch_size: int = 32,
 ) -> None:
-    """Write `per_prompt` images of each prompt as PNG under `out`, with prompt and seed in the file, and `images.jsonl`."""
+    """Write `per_prompt` images of each prompt as PNG (prompt and seed in the file) and `images.jsonl` to `out`."""
     policy, chosen, spec = _prepare(model, prompts, lora, steps, limit)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -157,7 +157,8 @@ def evaluate(
         "standard_error": dict(zip(scorer.names, error, strict=True)),
         "diversity": diversity,
         "scores": {
-            name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()] for k, name in enumerate(scorer.names)
+            name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()]
+            for k, name in enumerate(scorer.names)
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)

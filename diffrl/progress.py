@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class ProgressTable:
         history: epochs of an earlier part of the run (`read_metrics`), so that a resumed run still shows the change
             since its beginning.
         rows: epochs shown at a time.
+        lower: names of which lower is better, by their reward's card.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class ProgressTable:
         console: Console | None = None,
         history: Iterable[Metrics] = (),
         rows: int = 8,
+        lower: Collection[str] = (),
     ) -> None:
         self.epochs, self.rewards, self.title, self.rows = epochs, list(rewards), title, rows
         self.console = console or Console()
         self.metrics: list[Metrics] = list(history)
+        self.lower = lower
         self._status = "starting"
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self.__rich__, console=self.console, refresh_per_second=4)
@@ -88,10 +91,11 @@ class ProgressTable:
 
     def remaining(self) -> float | None:
         """Seconds that the rest of the run takes at the speed of the last ten epochs, None before the first."""
-        recent = [row["seconds"] for row in self.metrics if finite(row.get("seconds"))][-10:]
+        recent = [row for row in self.metrics if finite(row.get("seconds"))][-10:]
         if not recent:
             return None
-        return max(self.epochs - self.metrics[-1]["epoch"], 0) * sum(recent) / len(recent)
+        spent = sum(row["seconds"] + (row.get("seconds/evaluate") or 0.0) for row in recent)
+        return max(self.epochs - self.metrics[-1]["epoch"], 0) * spent / len(recent)
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._table(self.console.width)]
@@ -135,7 +139,7 @@ class ProgressTable:
     def _cell(self, row: Metrics, key: str, changes: bool) -> Text:
         text = Text(number(row.get(key)))
         if changes and (difference := self._change(row, key)) is not None:
-            text.append(f" {difference:+.3f}", style="green" if difference > 0 else "red" if difference < 0 else "dim")
+            text.append(f" {difference:+.3f}", style=_style(difference, key.split("/")[1] in self.lower))
         return text
 
     def _change(self, row: Metrics, key: str) -> float | None:
@@ -161,7 +165,11 @@ class ProgressTable:
 
 
 def summary(
-    first: Metrics, last: Metrics, report: str | Path | None = None, trained: Sequence[str] = ()
+    first: Metrics,
+    last: Metrics,
+    report: str | Path | None = None,
+    trained: Sequence[str] = (),
+    lower: Collection[str] = (),
 ) -> RenderableType:
     """What improved by how much: every `eval/<name>` of two epochs, before, after and the change, for the console.
 
@@ -169,6 +177,7 @@ def summary(
         first, last: the first and the last epoch with an evaluation. Where they have none, `reward/<name>` is shown.
         report: path of `report.html`, named at the end.
         trained: names of the trained rewards; the others are marked as only watched.
+        lower: names of which lower is better.
     """
     evaluated = any(key.startswith("eval/") for key in last)
     prefix = "eval/" if evaluated else "reward/"
@@ -186,11 +195,11 @@ def summary(
     for name in names:
         before, after = first[prefix + name], last[prefix + name]
         difference = after - before
-        style = "bold green" if difference > 0 else "bold red" if difference < 0 else ""
-        cells: list[str | Text] = [name, number(before), number(after), Text(f"{difference:+.3f}", style=style)]
-        if evaluated and trained:
-            cells.append(Text("trained" if name in trained else "only watched", style="dim"))
-        table.add_row(*cells)
+        change = Text(f"{difference:+.3f}", style=_style(difference, name in lower))
+        kind = "trained" if name in trained else "only watched"
+        kind += ", lower is better" if name in lower else ""
+        cells: list[str | Text] = [name, number(before), number(after), change, Text(kind, style="dim")]
+        table.add_row(*cells[: len(table.columns)])
     parts: list[RenderableType] = []
     if finite(last.get("samples")):
         parts.append(Text(f"After {last['epoch']} epochs and {last['samples']:,} images:"))
@@ -198,6 +207,11 @@ def summary(
     if report is not None:
         parts.append(Text.assemble("Open ", (str(report), "bold"), overflow="fold"))
     return Group(*parts)
+
+
+def _style(difference: float, lower: bool) -> str:
+    gain = -difference if lower else difference
+    return "green" if gain > 0 else "red" if gain < 0 else ""
 
 
 def finite(value: Any) -> bool:

@@ -62,8 +62,8 @@ class Rollout:
 
     prompts, cond: all P prompts of the epoch. prompt_index (n,) int64 is also the id of the group; member (n,) int64 is
     i % G; both on the CPU. first, total: global index of the first local image, and N. latents (n, C, h, w) fp32 on the
-    policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, None when `on_batch` took them. trajectory: None
-    unless asked for. schedule (S + 1,) float32 on the CPU: the noise levels, the last is 0.
+    policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None. trajectory: None unless asked for.
+    schedule (S + 1,) float32 on the CPU: the noise levels, the last is 0.
     """
 
     prompts: list[Prompt]
@@ -126,41 +126,39 @@ def collect(
     rank: int = 0,
     world: int = 1,
     snapshot: str | None = "default",
-    on_batch: Callable[[Tensor, list[Prompt], Tensor], None] | None = None,
+    on_batch: Callable[[Tensor, slice], None] | None = None,
     keep_trajectory: bool = False,
+    keep_images: bool = True,
 ) -> Rollout:
-    """Sample G = `group_size` images of each of P distinct prompts; this process makes its N / world of them.
+    """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
+
+    Raises UserError if the sampler does not fit the model, has no stochastic step to keep or a prompt comes twice, and
+    RuntimeError for non-finite latents, naming prompt and member.
 
     Args:
-        batch_size: images per forward.
-        rank, world: this process makes the images [rank N / world, (rank + 1) N / world) of the prompt-major order.
+        rank, world: this process makes images [rank N / world, (rank + 1) N / world) of the prompt-major order.
         snapshot: the adapter that samples ("default", "old", ...); None is the pretrained model.
-        on_batch: called after each decode with images (B, 3, H, W), their prompts and prompt_index (B,), for example to
-            score them while sampling goes on. It runs outside of no_grad and of the snapshot.
-        keep_trajectory: store the stochastic steps (GRPO needs them, nothing else does).
-
-    Raises:
-        UserError: the sampler does not fit the model; no stochastic step to keep; the same prompt twice.
-        RuntimeError: non-finite latents, naming prompt and member.
+        on_batch: called after each decode with images (B, 3, H, W) on the policy's device and their slice of the local
+            images, for example to score them while sampling goes on; outside of no_grad and of the snapshot.
+        keep_trajectory, keep_images: store the stochastic steps (GRPO alone needs them), the images on the CPU.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory)
     texts = [p.text for p in prompts]
     prompt_index, member, local = _plan(texts, group_size, rank, world)
     prompt_index, member = prompt_index[local], member[local]
-    assert len(member) > 0, f"{len(prompts) * group_size} images for {world} processes"
+    assert len(member) > 0, "more processes than images"
     cond = policy.encode(texts)
     latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
     trajectory = _empty_trajectory(job, latents) if keep_trajectory else None
     pictures: list[Tensor] = []
     for part in _batches(len(member), batch_size):
-        owners = prompt_index[part]
-        batch = [prompts[i] for i in owners.tolist()]
-        latents[part], images, steps = _sample(job, cond.select(owners), [p.text for p in batch], member[part].tolist())
+        names = [texts[i] for i in prompt_index[part].tolist()]
+        latents[part], images, steps = _sample(job, cond.select(prompt_index[part]), names, member[part].tolist())
         if trajectory is not None and steps is not None:
             trajectory.states[part], trajectory.log_prob[part] = steps.states, steps.log_prob
         if on_batch is not None:
-            on_batch(images, batch, owners)
-        else:
+            on_batch(images, part)
+        if keep_images:
             pictures.append(images.cpu())
     return Rollout(
         prompts=list(prompts),
@@ -169,7 +167,7 @@ def collect(
         first=local.start,
         total=len(prompts) * group_size,
         latents=latents,
-        images=torch.cat(pictures) if on_batch is None else None,
+        images=torch.cat(pictures) if keep_images else None,
         cond=cond,
         trajectory=trajectory,
         schedule=torch.tensor(job.levels),

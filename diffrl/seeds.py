@@ -42,6 +42,7 @@ def noise(shape: Sequence[int], keys: Sequence[Sequence[Part]]) -> torch.Tensor:
     import torch
 
     out = torch.empty((len(keys), *shape), dtype=torch.float32)
+    source = torch.Generator()  # one for all rows: seeding anew is cheaper than a new generator, and the same
     for row, key in zip(out, keys, strict=True):
-        row.copy_(torch.randn(tuple(shape), generator=generator(*key)))
+        row.normal_(generator=source.manual_seed(seed_of(*key)))
     return out

@@ -134,18 +134,23 @@ def save_samples(
     """
     folder = Path(run_dir) / "samples" / f"epoch-{epoch:04d}"
     folder.mkdir(parents=True, exist_ok=True)
-    pixels = (images.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
     paths = []
-    for i, (image, prompt, seed) in enumerate(zip(pixels, prompts, seeds, strict=True)):
-        text = PngInfo()
-        text.add_text("prompt", prompt)
-        text.add_text("seed", str(seed))
+    for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
         path = folder / f"{i:02d}-{_slug(prompt)}.png"
-        temporary = path.with_suffix(".tmp")
-        Image.fromarray(image).save(temporary, format="png", pnginfo=text)
-        os.replace(temporary, path)  # a report that is written meanwhile never meets half a picture
+        save_image(image, path, {"prompt": prompt, "seed": str(seed)})
         paths.append(path)
     return paths
+
+
+def save_image(image: Tensor, path: Path, text: Mapping[str, str]) -> None:
+    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits."""
+    chunks = PngInfo()
+    for key, value in text.items():
+        chunks.add_text(key, value)
+    pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    temporary = path.with_suffix(".tmp")
+    Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
+    os.replace(temporary, path)  # a report that is written meanwhile never meets half a picture
 
 
 def record_environment(run_dir: str | Path, **facts: Any) -> None:
@@ -252,7 +257,7 @@ def _open_wandb(run_dir: Path, config: Mapping[str, Any] | None) -> Any:
         )
     except wandb.errors.Error as error:
         first = str(error).strip().splitlines()[0]
-        raise UserError(f"tracking.wandb: {first}; run `wandb login`, or set WANDB_MODE=offline") from error
+        raise UserError(f"tracking.wandb: {first.rstrip('.')} (or set WANDB_MODE=offline)") from error
 
 
 def _install(extra: str) -> str:

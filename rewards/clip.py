@@ -153,7 +153,7 @@ class Clip:
         citation="CLIPScore (Hessel et al. 2021, arXiv:2104.08718); Radford et al. 2021, arXiv:2103.00020",
         weights="playground: shipped (5 MB); any open_clip model, for example ViT-H-14, laion2b_s32b_b79k (4 GB)",
         licence="playground: Apache-2.0; others: that of the weights (OpenAI and LAION: MIT)",
-        cost="playground: 1,000 images a second on 2 CPU cores; ViT-H-14: 2 GB in fp16",
+        cost="playground: some hundred images a second and CPU core; ViT-H-14: 2 GB in fp16",
         exploits="words drawn into the image, textures and adversarial noise; blind to counts and relations",
     )
 

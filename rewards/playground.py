@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.playground.artefact import artefact
 from diffrl.playground.grammar import Fact, parse
 from diffrl.playground.grammar import facts as facts_of
 from diffrl.playground.verifier import Verdict, verify
@@ -96,6 +95,11 @@ class Artefact:
         exploits="flat images are free of artefacts: watch it beside the verifier, do not optimise it alone",
     )
 
+    def __init__(self) -> None:
+        from diffrl.playground.artefact import artefact
+
+        self._distance = artefact
+
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Distances (B,), not negative, of images (B, 3, 64, 64) in [0, 1]."""
-        return artefact(images).float()
+        return self._distance(images).float()

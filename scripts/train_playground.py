@@ -1,4 +1,4 @@
-"""Train the playground's models from scratch: autoencoder, CLIP, generator, aesthetic head; then export and measure them.
+"""Train the playground's models from scratch: autoencoder, CLIP, generator, aesthetic head; then export them.
 
 One command, resumable: every stage saves its state every minute under --work and continues where it stopped.
 
@@ -32,7 +32,7 @@ from diffrl.playground.taste import taste
 from diffrl.playground.tokenizer import write_tokenizer
 
 SEED = 0
-STAGES = ("data", "vae", "clip", "generator", "aesthetic", "export", "measure")
+STAGES = ("data", "vae", "generator", "clip", "aesthetic", "export")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Plan:
     """Budget of each stage: steps, batch, highest learning rate (warm-up of 100 steps, then a half cosine to zero)."""
 
     images: int = 49_152
-    vae: tuple[int, int, float] = (2_600, 32, 2e-3)
+    vae: tuple[int, int, float] = (2_300, 32, 2e-3)
     clip: tuple[int, int, float] = (900, 256, 1e-3)
-    generator: tuple[int, int, float] = (9_000, 128, 1e-3)
+    generator: tuple[int, int, float] = (7_000, 128, 1e-3)
     aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
 
 
@@ -92,7 +92,10 @@ class Stage:
             if now - printed > 20 or self.step == self.steps:
                 rate = self.batch / (now - started)
                 extra = " ".join(f"{k} {v:.4f}" for k, v in figures.items())
-                print(f"{self.name} {self.step}/{self.steps} loss {loss.item():.4f} {extra} {rate:.0f} images/s", flush=True)
+                print(
+                    f"{self.name} {self.step}/{self.steps} loss {loss.item():.4f} {extra} {rate:.0f} images/s",
+                    flush=True,
+                )
                 printed = now
             if now - saved > 60:
                 self.save()
@@ -164,7 +167,9 @@ def encode_pool(work: Path, vae: Any, world: World, device: torch.device) -> Ten
     return (latents - vae.config.shift_factor) * vae.config.scaling_factor
 
 
-def train_generator(work: Path, plan: Plan, world: World, vae: Any, tokenizer: CLIPTokenizer, device: torch.device) -> Any:
+def train_generator(
+    work: Path, plan: Plan, world: World, vae: Any, tokenizer: CLIPTokenizer, device: torch.device
+) -> Any:
     torch.manual_seed(SEED)
     latents = encode_pool(work, vae, world, device)
     tokens = models.tokenize(tokenizer, world.prompts)
@@ -241,11 +246,15 @@ def seconds_of(work: Path) -> Iterator[tuple[str, float, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path(".work/playground"), help="folder of states and rendered images")
+    parser.add_argument(
+        "--work", type=Path, default=Path(".work/playground"), help="folder of states and rendered images"
+    )
     parser.add_argument("--out", type=Path, default=Path("assets/playground"), help="folder of the exported models")
     parser.add_argument("--stage", choices=STAGES, help="stop after this stage (earlier ones continue or are read)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
-    parser.add_argument("--generator-steps", type=int, default=Plan.generator[0], help="optimiser steps of the generator")
+    parser.add_argument(
+        "--generator-steps", type=int, default=Plan.generator[0], help="optimiser steps of the generator"
+    )
     parser.add_argument("--vae-steps", type=int, default=Plan.vae[0], help="optimiser steps of the autoencoder")
     args = parser.parse_args()
     if args.threads:
@@ -264,20 +273,29 @@ def main() -> None:
     vae = train_vae(args.work, plan, world, device)
     if last < 2:
         return
-    clip = train_clip(args.work, plan, world, tokenizer, device)
+    generator = train_generator(args.work, plan, world, vae, tokenizer, device)
     if last < 3:
         return
-    generator = train_generator(args.work, plan, world, vae, tokenizer, device)
+    clip = train_clip(args.work, plan, world, tokenizer, device)
     if last < 4:
         return
     head = train_aesthetic(args.work, plan, world, clip, device)
     if last < 5:
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    models.save_pipeline(generator.cpu().float(), vae.cpu().float().to(memory_format=torch.contiguous_format), tokenizer, args.out / "pipeline")
+    models.save_pipeline(
+        generator.cpu().float(),
+        vae.cpu().float().to(memory_format=torch.contiguous_format),
+        tokenizer,
+        args.out / "pipeline",
+    )
     save_clip(clip.cpu().float(), clip_config(len(tokenizer)), tokenizer_dir, args.out / "clip")
     load_clip(args.out / "clip")  # what was written must load
-    save_file({k: v.contiguous() for k, v in head.state_dict().items()}, args.out / "aesthetic.safetensors", metadata={"activation": "relu"})
+    save_file(
+        {k: v.contiguous() for k, v in head.state_dict().items()},
+        args.out / "aesthetic.safetensors",
+        metadata={"activation": "relu"},
+    )
     stages = {name: {"seconds": seconds, "steps": steps} for name, seconds, steps in seconds_of(args.work)}
     record = {"command": "python scripts/train_playground.py", "machine": machine(), "seed": SEED, "stages": stages}
     (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")

@@ -98,6 +98,7 @@ class Rollout(Section):
     )
     same_noise: bool = key(False, "the images of a group start from one initial noise")
     batch_size: int = key(32, "images per forward, on each process", "images", ge=1)
+    resolution: int | None = key(None, "side of the square images; null: the model's own", "pixels", ge=8)
 
     @property
     def images(self) -> int:
@@ -293,9 +294,11 @@ OBJECTIVES = [
 TABLES = [name for name, field in Config.model_fields.items() if typing.get_origin(field.annotation) is dict]
 
 
-def walk(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
+def walk(
+    kind: type[BaseModel] | None = None, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
     """(dotted key, field, its section's class or None) of all sections and keys; a table's are under `rewards.NAME`."""
-    for name, field in kind.model_fields.items():
+    for name, field in (kind or Config).model_fields.items():
         inner = section_type(field.annotation)
         yield prefix + name, field, inner
         if inner is not None:

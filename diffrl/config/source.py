@@ -18,7 +18,9 @@ from diffrl.config.schema import TABLES, is_section
 from diffrl.errors import UserError, nearest
 
 _PREFIX = "tag:yaml.org,2002:"
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
 _SCALARS = (  # in the order of trial
     ("null", re.compile(r"~$|null$|Null$|NULL$|$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"true$|True$|TRUE$|false$|False$|FALSE$"), list("tTfF")),

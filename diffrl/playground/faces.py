@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from diffrl.playground.grammar import HAIRS, SKINS, Head
 from diffrl.playground.renderer import HAT, PALETTE, SCALE, SIZE, SKIN
-from diffrl.playground.sight import MIN_DISTANCE, largest_part, without_holes
+from diffrl.playground.sight import MIN_DISTANCE, largest_part, ramp, without_holes
 
 # Without a hat the head is 47 units wide and 22 high below its middle; the brim of the hat is 50 wide (renderer._draw_head).
 _WIDTHS = {False: 47.0, True: 50.0}
@@ -26,10 +26,11 @@ _HAT_COLOR = np.array(HAT, np.float32)
 
 @dataclass(frozen=True)
 class Face:
-    """`presence`: how much this is a head at all. `skin` (3,) and `hair` (4,): distances to SKINS and HAIRS in grey levels.
+    """The measurements of a head.
 
-    `smile`: pixels that the middle of the mouth lies below its ends (a frown is negative), `mouth`: the share of the ink that a
-    mouth needs; `glasses` and `hat`: likeness in [0, 1].
+    `presence`: how much this is a head at all, in [0, 1]. `skin` (3,) and `hair` (4,): distances to SKINS and HAIRS in grey
+    levels. `smile`: how far the middle of the mouth lies below its ends, negative in a frown, in pixels at unit 1. `mouth`:
+    its ink over what a mouth has, in [0, 1]. `glasses`, `hat`: likeness in [0, 1].
     """
 
     presence: float
@@ -116,26 +117,27 @@ def find_face(pixels: np.ndarray, distance: np.ndarray) -> Face | None:
     darkness = np.clip(1.25 - pixels.sum(-1) / max(float(skin.sum()), 60.0) * 1.6, 0.0, 1.0)
     lenses = darkness[zones.within(3.4, 11.8, -4.0, 3.0)]
     smile, mouth = _mouth(darkness, zones)
-    skin_distance = np.linalg.norm(_SKIN_COLORS - skin, axis=1)
+    skins = np.linalg.norm(_SKIN_COLORS - skin, axis=1)
+    hairs = np.linalg.norm(_HAIR_COLORS - hair, axis=1)
+    colored = ramp(skins.min(), 120.0, 40.0) * ramp(hairs.min(), 120.0, 40.0)
     return Face(
-        presence=_presence(foreground, zones, hatted) * float(np.clip(1.5 - skin_distance.min() / 80.0, 0.0, 1.0)),
-        skin=skin_distance,
-        hair=np.linalg.norm(_HAIR_COLORS - hair, axis=1),
+        presence=_presence(foreground, zones, hatted) * colored,
+        skin=skins,
+        hair=hairs,
         smile=smile,
         mouth=mouth,
-        glasses=float(np.clip((lenses.mean() - 0.42) / 0.3, 0.0, 1.0)),
-        hat=float(np.clip((hat - 0.2) / 0.6, 0.0, 1.0)),
+        glasses=ramp(lenses.mean(), 0.42, 0.72),
+        hat=ramp(hat, 0.2, 0.8),
     )
 
 
 def _presence(foreground: np.ndarray, zones: _Zones, hatted: bool) -> float:
-    """Overlap of the foreground with a head's silhouette, 0 at an intersection over union of 0.6, 1 at 0.85."""
+    """Overlap of the foreground with a head's silhouette: 0 at an intersection over union of 0.65, 1 at 0.9."""
     mask = _silhouette(hatted)
     columns = np.round(zones.across[0] + 31.5).astype(int).clip(0, SIZE - 1)
     rows = np.round(zones.down[:, 0] + 35.5).astype(int).clip(0, SIZE - 1)
     expected = mask[np.ix_(rows, columns)]
-    overlap = float((expected & foreground).sum() / max((expected | foreground).sum(), 1))
-    return float(np.clip((overlap - 0.6) / 0.25, 0.0, 1.0))
+    return ramp((expected & foreground).sum() / max((expected | foreground).sum(), 1), 0.65, 0.9)
 
 
 def _mouth(darkness: np.ndarray, zones: _Zones) -> tuple[float, float]:

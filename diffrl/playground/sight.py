@@ -183,7 +183,7 @@ def _templates() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _likeness(silhouette: np.ndarray) -> np.ndarray:
-    """Intersection over union with each shape's silhouette, both stretched to one box, less if the stretch is off (6,)."""
+    """Overlap (intersection over union) with each shape's silhouette in the same box, less if the box is off, (6,)."""
     grids, aspects = _templates()
     seen = _gridded(silhouette)
     overlap = np.minimum(grids, seen).sum((1, 2)) / np.maximum(grids, seen).sum((1, 2))

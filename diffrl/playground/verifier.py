@@ -1,8 +1,8 @@
 """Says from the pixels alone which facts of a prompt an image shows: the playground's gold reward.
 
-Every fact gets a strict answer and partial credit in [0, 1] that rises smoothly towards it, for reinforcement learning. The facts are
-those of `grammar.facts`, as GenEval counts them (Ghosh et al. 2023, arXiv:2310.11513): what the prompt says, and that a said number of
-things is there and no more.
+Every fact gets a strict answer and partial credit in [0, 1] that rises smoothly towards it, for reinforcement learning.
+The facts are those of `grammar.facts`, counted as GenEval counts them (Ghosh et al. 2023, arXiv:2310.11513): what the
+prompt says, and that so many things are there and no more.
 """
 
 from __future__ import annotations
@@ -16,8 +16,20 @@ from typing import Any
 import numpy as np
 
 from diffrl.playground.faces import Face, find_face
-from diffrl.playground.grammar import BACKGROUNDS, COLORS, HAIRS, SHAPES, SKINS, STYLES, TONES, Fact, Head, Scene, facts
-from diffrl.playground.grammar import parse
+from diffrl.playground.grammar import (
+    BACKGROUNDS,
+    COLORS,
+    HAIRS,
+    SHAPES,
+    SKINS,
+    STYLES,
+    TONES,
+    Fact,
+    Head,
+    Scene,
+    facts,
+    parse,
+)
 from diffrl.playground.renderer import GROUNDS, PALETTE, toned
 from diffrl.playground.sight import Blob, Box, distances, find_blobs, ground_of, ramp, to_pixels
 
@@ -120,7 +132,7 @@ def judge(seen: Observation, scene: Scene) -> Verdict:
 
 
 def _nearer(own: float, others: float, reach: float) -> float:
-    """Partial credit of a colour: half for being close (0 from `reach` grey levels), half for being closer than any other."""
+    """Partial credit of a colour: half for being close (none from `reach` grey levels), half for being the closest."""
     return 0.5 * ramp(own, reach, 12.0) + 0.5 * ramp(others - own, -60.0, 30.0)
 
 
@@ -147,11 +159,11 @@ def _color(blob: Blob, wanted: str, tone: str) -> Answer:
 
 
 def _shape(blob: Blob, wanted: str, sizes: tuple[float, float]) -> Answer:
-    """`sizes`: the smallest and the largest height that the world draws; half and 1.3 times that is tolerated."""
+    """`sizes`: the smallest and the largest that the world draws, in pixels; half and 1.17 times that is tolerated."""
     likeness = blob.shapes[SHAPES.index(wanted)]
     other = float(np.delete(blob.shapes, SHAPES.index(wanted)).max())
     extent = max(blob.width, blob.height)
-    fits = ramp(extent, 0.3 * sizes[0], 0.7 * sizes[0]) * ramp(extent, 1.5 * sizes[1], 1.15 * sizes[1])
+    fits = ramp(extent, 0.3 * sizes[0], 0.7 * sizes[0]) * ramp(extent, 1.3 * sizes[1], 1.05 * sizes[1])
     credit = fits * (0.5 * ramp(likeness, 0.35, 0.85) + 0.5 * ramp(likeness - other, -0.35, 0.05))
     return credit, bool(likeness > other and likeness > MIN_LIKENESS and fits > 0.5)
 
@@ -173,7 +185,7 @@ def _count_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
     thing, blobs = scene.things[0], _things(seen)
     number = sum(ramp(blob.area, 15.0, 60.0) for blob in blobs)
     answers = {
-        "count": (max(0.0, 1.0 - abs(number - scene.count) / scene.count), len(blobs) == scene.count),
+        "count": (ramp(abs(number - scene.count), scene.count, 0.0) ** 2, len(blobs) == scene.count),
         "shape": _mean([_shape(blob, thing.shape, _SIZES["counts"]) for blob in blobs]),
         "color": _mean([_color(blob, thing.color, scene.tone) for blob in blobs]),
     }
@@ -213,7 +225,7 @@ def _thing_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
 
 
 def _relation(first: Blob, second: Blob, relation: str, answers: dict[str, Answer]) -> Answer:
-    """Holds if the first thing is at least 6 pixels on the right side and more so than off it, and both can be told by colour."""
+    """Holds if both things have their colours, and the first lies at least 6 pixels that way, and less to the side."""
     right, down = first.x - second.x, first.y - second.y
     ahead, aside = {
         "left of": (-right, down),
@@ -241,7 +253,7 @@ def _tone(seen: Observation, blobs: Sequence[Blob], wanted: str) -> Answer:
         things = [float(np.linalg.norm(_COLORS[tone] - blob.color, axis=1).min()) for blob in blobs]
         miss[tone] = sum(things) / len(things) + float(np.linalg.norm(_GROUNDS[tone] - seen.ground, axis=1).min())
     others = min(value for tone, value in miss.items() if tone != wanted)
-    return 0.5 * ramp(miss[wanted], 120.0, 15.0) + 0.5 * ramp(others - miss[wanted], -60.0, 30.0), miss[wanted] < others
+    return _nearer(miss[wanted], others, 120.0), miss[wanted] < others
 
 
 def _word_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
@@ -261,7 +273,7 @@ def _word_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
 
 
 def _head_answers(face: Face | None, asked: Sequence[Fact]) -> dict[str, Answer]:
-    """Every answer is weighed by how much a head is there at all: an empty image wears no glasses, but earns nothing."""
+    """Every answer is weighed by how much a head is there: an empty image wears no glasses, but earns nothing."""
     if face is None:
         return {}
     wanted = {fact.kind: fact.wanted for fact in asked}

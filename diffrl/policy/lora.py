@@ -66,8 +66,6 @@ class Adapters:
         cast_input: bool = True,
     ) -> None:
         self.network, self.spec, self.seed = network, spec, seed
-        self.targets = list(targets if spec.targets is None else spec.targets)
-        self.dead = [name for name in dead if _matches(name, self.targets)]
         self.layers: dict[str, LoraLayer] = {}  # by the name of the layer that was replaced
         self.parameters: dict[str, tuple[nn.Parameter, ...]] = {}  # of each adapter, in the order of `keys`
         self.keys: list[str] = []  # "<layer>.lora_A.weight", "<layer>.lora_B.weight", ...
@@ -76,7 +74,7 @@ class Adapters:
         # requires_grad, which would take "default" out of a graph that is waiting for its backward pass. Empty means
         # the pretrained network.
         self._active: list[str] = [TRAINED]
-        _check_targets(network, self.targets)
+        self.targets = _find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
 
@@ -89,9 +87,8 @@ class Adapters:
         return list(zip(self.keys, self.parameters[TRAINED], strict=True))
 
     def metadata(self) -> dict[str, object]:
-        """What peft needs to build the same LoRA: the fields of LoraConfig that are not defaults."""
-        fields: dict[str, object] = {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
-        return {**fields, "exclude_modules": self.dead} if self.dead else fields
+        """The fields of peft's LoraConfig that are not defaults: what a plain pipeline needs beside the tensors."""
+        return {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
 
     def _inject(self, name: str, cast_input: bool) -> None:
         config = LoraConfig(**self.metadata(), init_lora_weights="gaussian")  # type: ignore[arg-type]
@@ -200,9 +197,11 @@ def _matches(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _check_targets(network: nn.Module, targets: Sequence[str]) -> None:
+def _find_layers(network: nn.Module, targets: Sequence[str], dead: Sequence[str]) -> list[str]:
+    """Full names of the linear layers that end in one of `targets`, without the `dead` ones."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if not any(_matches(name, [target]) for name in linear):
             ends = {re.sub(r"^.*?\.\d+\.", "", name) for name in linear}  # without "transformer_blocks.0."
             raise UserError(f'lora.targets: no linear layer\'s name ends in "{target}"{nearest(target, ends)}')
+    return [name for name in linear if _matches(name, targets) and name not in dead]

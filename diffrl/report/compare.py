@@ -32,7 +32,10 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
             raise UserError(f"{run_dirs[i]}: this run is given twice")
     runs = [read_run(folder) for folder in run_dirs]
     _name_apart(runs)
-    body = _head(runs) + _values(runs) + _curves(runs) + _images(runs)
+    body = _head(runs) + _values(runs)
+    body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
+    body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
+    body += _images(runs)
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
@@ -80,34 +83,35 @@ def _names(runs: Sequence[RunData]) -> list[str]:
 
 
 def _values(runs: Sequence[RunData]) -> str:
-    names = _names(runs)
     rows = []
-    for run in runs:
-        cells = [escape(run.name)]
-        for name in names:
+    for name in _names(runs):
+        cells = [escape(name)]
+        for run in runs:
             ends = run.ends(f"eval/{name}")
-            cells.append(f"{number(ends[0])} → {number(ends[1])} {change(run, name, *ends)}" if ends else "–")
+            numbers = f"<span>{number(ends[0])} → {number(ends[1])}</span> {change(run, name, *ends)}" if ends else "–"
+            cells.append(numbers)
         rows.append(cells)
-    lower = [name for run in runs for name in run.lower if name in names]
+    lower = sorted({name for run in runs for name in run.lower})
     note = "First → last evaluation on held-out prompts, and the change."
-    note += f" Lower is better for {', '.join(sorted(set(lower)))}." if lower else ""
-    return section("Values", table(rows, ["", *names], "numbers") if names else "", note)
+    note += f" Lower is better for {', '.join(lower)}." if lower else ""
+    return section("Values", table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)
 
 
-def _curves(runs: Sequence[RunData]) -> str:
+def _curves(runs: Sequence[RunData], x: str, label: str, note: str) -> str:
+    """One chart for each value, one curve for each run."""
     cards = []
     for name in _names(runs):
-        for x, label in (("samples", "images generated"), ("elapsed", "training time")):
-            lines = []
-            for i, run in enumerate(runs):
-                xs, ys = run.series(f"eval/{name}", x)
-                if xs:
-                    lines.append(Line(xs, ys, _color(i), run.name, "dots"))
-            axis = Axis(x=label, y="mean score" if name != "diversity" else "mean pairwise distance",
-                        time=x == "elapsed", description=f"{name} of every run against {label}")  # fmt: skip
-            legend = [(line.color, line.kind, line.label) for line in lines]
-            cards.append(figure(name, chart(lines, axis), f"against {label}", legend))
-    return section("Curves", grid(cards, "pairs"), "Means over the held-out prompts.")
+        lines = []
+        for i, run in enumerate(runs):
+            xs, ys = run.series(f"eval/{name}", x)
+            if xs:
+                lines.append(Line(xs, ys, _color(i), run.name, "dots"))
+        unit = "mean pairwise distance" if name == "diversity" else "mean score"
+        axis = Axis(x=label, y=unit, time=x == "elapsed", description=f"{name} of every run against {label}")
+        legend = [(line.color, line.kind, line.label) for line in lines]
+        tag = "lower is better" if any(name in run.lower for run in runs) else ""
+        cards.append(figure(name, chart(lines, axis), tag, legend))
+    return section(f"Against {label}", grid(cards), note)
 
 
 def _images(runs: Sequence[RunData]) -> str:
@@ -122,7 +126,9 @@ def _images(runs: Sequence[RunData]) -> str:
             if key in end:
                 images.append((end[key][1].path, f"{run.name}, epoch {end[key][1].epoch}"))
         rows.append(strip(key[0], images, key[1]))
-    return section("Samples", "".join(rows), "The same prompt and seed: at the start, and the last image of every run.")
+    return section(
+        "Samples", grid(rows, "strips"), "The same prompt and seed: at the start, and the last image of every run."
+    )
 
 
 def _first_and_last(run: RunData) -> dict[tuple[str, str], tuple[Sample, Sample]]:

@@ -69,9 +69,9 @@ svg * { stroke-linejoin: round }
   border-radius: 6px; padding: 10px 14px; margin: 0 0 10px; max-width: none }
 .tiles { margin-top: 20px }
 .strip { margin: 0 0 18px } .strip p { margin: 0 0 6px; font-size: 15px; max-width: none; overflow-wrap: anywhere }
-.row { display: flex; gap: 7px; overflow-x: auto; padding-bottom: 6px }
-.row figure { margin: 0; flex: none }
-.row figcaption { font-weight: 400; font-size: 12.5px; color: var(--muted); margin: 2px 0 0; max-width: 128px }
+.row { display: flex; flex-wrap: wrap; gap: 7px }
+.row figure { margin: 0; width: min-content }
+.row figcaption { font-weight: 400; font-size: 12.5px; color: var(--muted); margin: 2px 0 0 }
 .row img { display: block; width: 128px; height: auto; border-radius: 4px; background: var(--track) }
 img.pixels { image-rendering: pixelated }
 .bar { display: flex; height: 22px; border-radius: 6px; overflow: hidden; background: var(--track); gap: 1px }
@@ -80,14 +80,16 @@ p.legend { max-width: none; margin: 8px 0 16px }
 table { border-collapse: collapse; font-size: 14.5px } td, th { text-align: left; padding: 5px 18px 5px 0;
   border-bottom: 1px solid var(--edge); vertical-align: top; overflow-wrap: anywhere } th { font-weight: 600 }
 .facts th { white-space: nowrap; color: var(--muted); font-weight: 400 }
-.numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; white-space: nowrap;
-  padding: 5px 0 5px 22px }
+.numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; padding: 5px 0 5px 22px }
+.numbers th, .numbers td { overflow-wrap: normal } .numbers span, .numbers b { white-space: nowrap }
+.strips { grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)) }
 details { margin-top: 14px } summary { cursor: pointer; font-weight: 600 }
 pre, code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; font-size: 13px }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 12px }
 footer { margin-top: 48px; color: var(--muted); font-size: 13.5px }
 @media (max-width: 520px) { main { padding: 20px 12px 40px } .card { padding: 10px } h1 { font-size: 25px }
-  h2 { margin-top: 34px } .row img { width: 96px } .row figcaption { max-width: 96px }
+  h2 { margin-top: 34px } .row img { width: 104px } .row img.pixels { width: 68px }
+  .numbers { font-size: 13px } .numbers td:not(:first-child), .numbers th:not(:first-child) { padding-left: 10px }
   .tiles { grid-template-columns: 1fr 1fr; gap: 10px } .tile-value { font-size: 21px } }
 @media print { .card, .strip { break-inside: avoid } }
 """
@@ -130,7 +132,7 @@ def section(title: str, body: str, note: str = "") -> str:
 
 
 def grid(cards: Sequence[str], kind: str = "") -> str:
-    """Cards side by side, as many as fit; nothing when there are none. `kind`: "" or "tiles" (narrower)."""
+    """Cards side by side, as many as fit; nothing when there are none. `kind`: "" (charts), "tiles" or "strips"."""
     return f'<div class="grid {kind}">{"".join(cards)}</div>' if cards else ""
 
 
@@ -152,14 +154,14 @@ def long(text: str) -> str:
 
 
 def strip(title: str, images: Sequence[tuple[Path, str]], seed: str = "") -> str:
-    """Images of one prompt in a row, each `(file, caption)`; the row scrolls where it does not fit."""
+    """Images of one prompt side by side, each `(file, caption)`."""
     cells = "".join(
         f'<figure><img {picture(path)} alt="{escape(f"{title}, {caption}")}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
         for path, caption in images
     )
     note = f' <span class="tag">seed {escape(seed)}</span>' if seed else ""
-    return f'<div class="strip"><p>{escape(title)}{note}</p><div class="row" tabindex="0">{cells}</div></div>'
+    return f'<div class="strip"><p>{escape(title)}{note}</p><div class="row">{cells}</div></div>'
 
 
 def picture(path: Path) -> str:

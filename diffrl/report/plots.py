@@ -131,8 +131,9 @@ def _finish(axes: Axes, axis: Axis) -> None:
         axes.tick_params(axis="y", which="minor", length=0)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−")))
     low, high = axes.get_ylim()
+    tiny = axis.log or max(abs(low), abs(high)) < 0.01
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, tiny)))
     if axis.floor is not None:
         axes.set_ylim(min(low, axis.floor), max(high, axis.floor))
     if axis.time:
@@ -147,6 +148,14 @@ def _finish(axes: Axes, axis: Axis) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
+
+
+def _score(value: float, tiny: bool) -> str:
+    """A tick of the y axis in few characters: 0.25, −3, or 2.5e−4 where all values are tiny."""
+    if not tiny or value == 0:
+        return f"{value:.4g}".replace("-", "−")
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}".replace("-", "−")
 
 
 def _short(value: float, _: Any = None) -> str:

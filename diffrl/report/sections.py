@@ -105,7 +105,7 @@ def time_split(run: RunData) -> str:
     text = f'<div class="bar" role="img" aria-label="Shares of the time">{bar}</div><p class="legend">{legend}</p>'
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
-    note = "evaluate is the evaluation on held-out prompts, which the charts by epoch leave out."
+    note = "Evaluation on held-out prompts counts in the bar, not in the chart."
     if overhead:
         note += f" Of the training, {overhead / seconds:.1%} was neither model, VAE nor reward."
     if len(rows) > 1:

@@ -35,7 +35,8 @@ def rows() -> list[list[str]]:
         if isinstance(card, str):
             lines.append([name, card] + [""] * (len(COLUMNS) - 2))
             continue
-        span = f"{_bound(card.range[0])} to {_bound(card.range[1])}"
+        low, high = card.range
+        span = "unbounded" if math.isinf(low) and math.isinf(high) else f"{_bound(low)} to {_bound(high)}"
         lines.append(
             [
                 name,

@@ -46,6 +46,11 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     return cast(Reward, reward)
 
 
+def takes(name_or_path: str, parameter: str) -> bool:
+    """Whether the reward's constructor has this parameter by name; see `load_reward` for the errors."""
+    return parameter in inspect.signature(load_class(name_or_path)).parameters
+
+
 def load_class(name_or_path: str) -> type:
     """The class of a reward, imported but not built; see `load_reward` for the errors."""
     path, colon, class_name = name_or_path.rpartition(":")

@@ -1,9 +1,9 @@
 """Flow-GRPO: policy gradients on the steps of a stochastic sampler (arXiv 2505.05470, 2505.07818).
 
-    symbol            name here        meaning
-    log p_theta       phi[:, 0]        log-probability of the stored step, mean over latent dimensions
-    ratio             ratio            exp(log p_theta - log p_sampled)
-    s sqrt(-dt)       std              standard deviation of the step
+symbol            name here        meaning
+log p_theta       phi[:, 0]        log-probability of the stored step, mean over latent dimensions
+ratio             ratio            exp(log p_theta - log p_sampled)
+s sqrt(-dt)       std              standard deviation of the step
 """
 
 from __future__ import annotations
@@ -75,14 +75,13 @@ class GRPO:
             guidance=self.spec.guidance,
             x_next=trajectory.x_next[i, j],
             t_next=trajectory.t_next.to(device)[j],
-            t_second=rollout.levels[1],
+            t_second=rollout.t_second,
             log_prob=trajectory.log_prob[i, j],
         )
 
     def _step(self, rows: Rows, prediction: Any, process: Any) -> tuple[Tensor, Tensor]:
         spec = self.spec
-        level = spec.eta if spec.name == "ddim" else spec.level
-        return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, level, rows.t_second, process)
+        return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, spec.strength, rows.t_second, process)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.x_next is not None, "GRPO rows carry the stored next state"

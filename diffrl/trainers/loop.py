@@ -112,7 +112,11 @@ class Loop:
     def _rollout(self, epoch: int) -> tuple[Rollout, Tensor, Tensor]:
         """Images of this process with their scores (n, K) and features (n, F)."""
         prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
-        group_size, rank, world = self.settings.group_size, self.accelerator.process_index, self.accelerator.num_processes
+        group_size, rank, world = (
+            self.settings.group_size,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
         first = rank * len(prompts) * group_size // world
         pending: list[Any] = []
         features: list[Tensor] = []
@@ -156,7 +160,9 @@ class Loop:
         norms: list[Tensor] = []
         for inner in range(settings.inner_epochs):
             order = seed_of(settings.seed, epoch, inner, "steps")
-            for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, len(rollout.member), order):
+            for samples in optimiser_steps(
+                rollout.total, settings.batch_size, rollout.first, len(rollout.member), order
+            ):
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 pairs = sample_pairs(samples, per_sample)
                 for part in pairs.tensor_split(settings.accumulation):
@@ -225,7 +231,9 @@ class Loop:
             known = column[~column.isnan()]
             metrics[f"reward/{name}"] = float(known.mean()) if len(known) else None
             metrics[f"reward/{name}/std"] = float(known.std(correction=0)) if len(known) else None
-        sums = {"loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(steps)])} | self.objective.metrics()
+        sums = {
+            "loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(steps)])
+        } | self.objective.metrics()
         if self.accelerator.num_processes > 1:
             packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed, strict=True))

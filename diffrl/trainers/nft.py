@@ -1,11 +1,11 @@
 """DiffusionNFT: negative-aware fine-tuning on the forward process (arXiv 2509.16117).
 
-    symbol        name here          meaning
-    v_theta       rows.prediction.v  velocity with the trained LoRA
-    v_old         v_old              velocity with the slowly following snapshot
-    r             r                  reward probability, clip(A) / (2 A_max) + 1/2
-    b             strength           guidance strength of the implicit positive and negative policies
-    L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the two policies
+symbol        name here          meaning
+v_theta       rows.prediction.v  velocity with the trained LoRA
+v_old         v_old              velocity with the slowly following snapshot
+r             r                  reward probability, clip(A) / (2 A_max) + 1/2
+b             strength           guidance strength of the implicit positive and negative policies
+L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the two policies
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NFT:
         self._means = RunningMeans()
 
     def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.timesteps or len(rollout.levels) - 1
+        return self.timesteps or len(rollout.schedule) - 1
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         sample, number = pairs[:, 0], pairs[:, 1]
@@ -89,7 +89,7 @@ class NFT:
     def _levels(self, rollout: Rollout, names: list[tuple[int | str, ...]], number: Tensor) -> Tensor:
         """Noise levels (b,): a shuffled part of the sampling schedule's own, or random ones."""
         if self.timestep_sampling == "schedule":
-            usable = torch.tensor(rollout.levels[:-1])  # the last entry is 0, a clean image
+            usable = rollout.schedule[:-1]  # the last entry is 0, a clean image
             if self.rows_per_sample(rollout) == len(usable):
                 return usable[number]
             ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)

@@ -8,20 +8,23 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from rich.console import Console
 
-from diffrl import checkpoint, config as configs
+from diffrl import checkpoint
+from diffrl import config as configs
 from diffrl.config import Config
 from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.progress import ProgressTable, summary
 from diffrl.prompts import PromptStream, load_prompts
 from diffrl.report import write_report
-from diffrl.rewards.registry import load_reward
+from diffrl.rewards.registry import load_reward, takes
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
-from diffrl.tracking import ProgressTable, Tracker, read_metrics, save_samples, summary
+from diffrl.tracking import Tracker, read_metrics, record_environment, save_samples
 from diffrl.trainers.loop import Clock, Loop, LoopSettings
 from diffrl.trainers.objectives import build_objective
 
@@ -34,7 +37,7 @@ class Run:
         self.accelerator = Accelerator()
         self.main = self.accelerator.is_main_process
         self.folder = Path(config.run_dir)
-        torch.manual_seed(config.seed)
+        set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(
             config.model,
@@ -162,34 +165,33 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> 
     run.folder = folder
     console = Console()
     if dry_run:
-        describe(run, console)
+        if run.main:
+            console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
         return
     _lead(run, console) if run.main else _follow(run)
 
 
 def _lead(run: Run, console: Console) -> None:
+    config = run.config
     run.folder.mkdir(parents=True, exist_ok=True)
     if not (run.folder / "config.yaml").exists():
-        configs.dump(run.config, run.folder / "config.yaml")
+        configs.dump(config, run.folder / "config.yaml")
+    record_environment(run.folder, device=str(run.policy.device), processes=run.accelerator.num_processes)
     run.restore()
-    config = run.config
-    tracker = Tracker(run.folder, wandb=config.tracking.wandb, tensorboard=config.tracking.tensorboard, config=config)
+    tracking = config.tracking
+    tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved())
     names = list(run.scorer.names)
-    describe(run, console)
     try:
-        with ProgressTable(config.epochs, names, console=console) as table:
-            for metrics in read_metrics(run.folder):
-                table.add(metrics)
+        history = read_metrics(run.folder)
+        with ProgressTable(config.epochs, names, title=describe(run), console=console, history=history) as table:
             _epochs(run, tracker, table)
     finally:
         tracker.close()
-        if read_metrics(run.folder):
+        history = read_metrics(run.folder)
+        if history:
             write_report(run.folder)
-    history = read_metrics(run.folder)
-    judged = [m for m in history if "eval/diversity" in m]
-    if len(judged) > 1:
-        console.print(summary(judged[0], judged[-1]))
-    console.print(f"report: {(run.folder / 'report.html').resolve()}")
+    judged = [metrics for metrics in history if "eval/diversity" in metrics]
+    console.print(summary(judged[0], judged[-1], report=(run.folder / "report.html").resolve(), trained=names))
 
 
 def _follow(run: Run) -> None:
@@ -254,7 +256,14 @@ def _time_calls(policy: Policy, clock: Clock) -> None:
 
 
 def _rewards(table: Any, device: torch.device) -> dict[str, Any]:
-    return {name: load_reward(entry.plugin or name, device=device, **entry.arguments) for name, entry in table.items()}
+    """The rewards of a config section; those that run on a device get the run's unless the config names one."""
+    rewards = {}
+    for name, entry in table.items():
+        plugin, arguments = entry.plugin or name, entry.arguments
+        if "device" not in arguments and takes(plugin, "device"):
+            arguments["device"] = str(device)
+        rewards[name] = load_reward(plugin, **arguments)
+    return rewards
 
 
 def sampler_spec(config: Config) -> SamplerSpec:
@@ -302,18 +311,16 @@ def features_name(config: Config) -> str:
     return "clip" if config.model == "playground" else "pixels"
 
 
-def describe(run: Run, console: Console) -> None:
+def describe(run: Run) -> str:
     """One paragraph that says what is about to happen."""
     config, policy = run.config, run.policy
-    if not run.main:
-        return
     parameters = sum(p.numel() for _, p in policy.trainable)
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in run.scorer.names)
-    console.print(
-        f"[bold]diffrl[/] {config.objective} on {config.model}: {config.epochs} epochs of {images} images "
+    return (
+        f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
-        f"{images // config.optimise.batch_size} optimiser steps an epoch; LoRA rank {config.lora.rank}, "
-        f"{parameters / 1e6:.2f} M parameters; rewards: {rewards}; "
+        f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
+        f"{config.lora.rank}, {parameters / 1e6:.2f} M parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}; run folder {run.folder}"
     )

@@ -46,7 +46,16 @@ def test_one_process_equals_two(config_file, tmp_path: Path) -> None:
     alone, shared = config_file("alone"), config_file("shared")
     train(load_config(alone))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "diffrl", "train", str(shared)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

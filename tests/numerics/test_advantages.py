@@ -37,7 +37,9 @@ def test_against_a_loop(std: str) -> None:
 def test_any_constant_per_prompt_changes_nothing() -> None:
     scores, groups = scores_with_gaps()
     shifted = scores + groups[:, None] * 7.0
-    assert torch.allclose(group_advantages(scores, groups, "none"), group_advantages(shifted, groups, "none"), atol=1e-12)
+    assert torch.allclose(
+        group_advantages(scores, groups, "none"), group_advantages(shifted, groups, "none"), atol=1e-12
+    )
 
 
 def test_float_groups_are_refused() -> None:

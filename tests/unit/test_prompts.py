@@ -82,10 +82,10 @@ def test_bad_sources_name_the_nearest(tmp_path, monkeypatch, source, message):
 
 
 def test_playground_sets_of_train_and_test_differ():
-    train, test = (load_prompts(f"playground/words/{split}") for split in ("train", "test"))
+    train, test = (load_prompts(f"playground/heads/{split}") for split in ("train", "test"))
     assert len(train) > len(test) > 0
     assert not {p.text for p in train} & {p.text for p in test}
-    assert check_source("playground/words/train") is None  # a set is not built to be checked
+    assert check_source("playground/heads/train") is None  # a set is not built to be checked
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_every_prompt_comes_once_before_any_again(size, groups):
 
 @pytest.mark.parametrize(("size", "groups"), [(10, 10), (10, 3), (7, 5), (8, 6), (9, 8), (13, 12), (100, 7), (11, 6)])
 def test_a_batch_never_repeats_a_prompt(size, groups):
-    for seed in range(5):
+    for seed in range(3):
         stream = PromptStream(P[:size], groups, seed)
-        for epoch in range(60):
+        for epoch in range(30):
             assert len(set(stream.batch(epoch))) == groups
 
 
@@ -117,9 +117,9 @@ def test_a_batch_is_a_pure_function_of_seed_and_epoch():
 
 def test_prompts_are_drawn_evenly():
     stream = PromptStream(P[:50], 8, seed=0)
-    first = [stream.batch(epoch)[0] for epoch in range(2000)]
+    first = [stream.batch(epoch)[0] for epoch in range(1000)]
     counts = [first.count(i) for i in range(50)]
-    assert 10 < min(counts) and max(counts) < 80  # 40 expected
+    assert min(counts) > 4 and max(counts) < 45  # 20 expected
 
 
 def test_a_late_epoch_costs_what_an_early_one_does(monkeypatch):
@@ -132,7 +132,7 @@ def test_a_late_epoch_costs_what_an_early_one_does(monkeypatch):
 
 
 def test_more_groups_than_prompts():
-    with pytest.raises(UserError, match="rollout.groups: 5 different prompts an epoch, but there are only 4 prompts"):
+    with pytest.raises(UserError, match=r"rollout\.groups: 5 different prompts an epoch, but there are only 4 prompts"):
         PromptStream(P[:4], 5, seed=0)
 
 

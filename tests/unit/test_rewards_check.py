@@ -133,3 +133,5 @@ def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| light | a\\|b | 0 to unbounded | higher |" in lines[2]
     assert "| broken | cannot |" in lines[3]
     assert cards.table().row_count == 2
+    monkeypatch.setattr(cards, "cards", lambda: {"free": Card("a", (float("-inf"), float("inf")), *"cwloe")})
+    assert "| free | a | unbounded | higher |" in cards.markdown()

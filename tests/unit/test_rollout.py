@@ -273,20 +273,18 @@ def test_latents_can_be_used_in_autograd_and_nothing_else_is_kept() -> None:
 # --- hand-over of images --------------------------------------------------------------------------------------------
 
 
-def test_on_batch_gets_images_prompts_and_groups_outside_of_the_sampling_context() -> None:
+def test_on_batch_gets_each_batch_at_once_and_outside_of_the_sampling_context() -> None:
     policy, seen = Known(), []
 
-    def on_batch(images: Tensor, prompts: list[Prompt], groups: Tensor) -> None:
-        seen.append((images, prompts, groups, torch.is_grad_enabled(), policy.active, len(policy.calls)))
+    def on_batch(images: Tensor, part: slice) -> None:
+        seen.append((images, part, torch.is_grad_enabled(), policy.active, len(policy.calls)))
 
-    found = draw(policy, on_batch=on_batch, snapshot="old")
-    assert found.images is None
-    assert [len(s[0]) for s in seen] == [5, 5, 2]
-    assert [s[5] for s in seen] == [6, 12, 18]  # each batch at once, while the next is still to be sampled
-    assert all(s[3] and s[4] == "default" for s in seen)
-    assert torch.equal(torch.cat([s[2] for s in seen]), found.prompt_index)
-    assert [p for s in seen for p in s[1]] == [PROMPTS[i] for i in found.prompt_index]
-    close(torch.cat([s[0] for s in seen]), draw(snapshot="old").images)
+    found = draw(policy, on_batch=on_batch, snapshot="old", rank=1, world=2, batch_size=4)
+    assert [s[1] for s in seen] == [slice(0, 4), slice(4, 6)]  # of the local images
+    assert [s[4] for s in seen] == [6, 12]  # each batch at once, while the next is still to be sampled
+    assert all(s[2] and s[3] == "default" for s in seen)
+    assert torch.equal(torch.cat([s[0] for s in seen]), found.images)
+    assert draw(on_batch=on_batch, keep_images=False).images is None
 
 
 def test_generate_is_the_same_for_every_world_and_shares_no_noise_with_training(

@@ -47,6 +47,8 @@ def test_a_row_does_not_depend_on_the_others():
         assert torch.equal(row, noise((4, 8, 8), [key])[0])
         assert torch.equal(row, torch.randn(4, 8, 8, generator=generator(*key)))
     assert not torch.equal(together[0], together[1])
+    odd = noise((3,), keys)  # short rows take another path in torch, and may leave a half-used pair of normals behind
+    assert all(torch.equal(row, noise((3,), [key])[0]) for row, key in zip(odd, keys, strict=True))
 
 
 def test_the_noise_is_standard_normal():

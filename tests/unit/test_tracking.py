@@ -248,6 +248,21 @@ def test_summary_says_what_changed() -> None:
     assert "training prompts" in text and "+0.200" in text and "a/std" not in text
 
 
+def test_lower_is_better_is_green_when_it_falls() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    first, last = {"epoch": 0, "eval/fid": 0.5, "eval/gold": 0.5}, {"epoch": 1, "eval/fid": 0.4, "eval/gold": 0.4}
+    console.print(summary(first, last, trained=["gold"], lower={"fid"}))
+    table = ProgressTable(1, [], console=console, history=[first], lower={"fid"})
+    table.metrics.append(last)
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    green, red = "\x1b[32m", "\x1b[31m"
+    fid, gold = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("fid", "gold"))
+    assert f"{green}-0.100" in fid and "only watched, lower is better" in fid
+    assert f"{red}-0.100" in gold and "trained" in gold
+    assert f"fid 0.400{green} -0.100" in text and f"gold 0.400{red} -0.100" in text
+
+
 def test_short_numbers() -> None:
     assert [count(n) for n in (None, 960, 9216, 999_949, 999_951, 1_250_000)] == [
         "-", "960", "9.2k", "999.9k", "1.00M", "1.25M",

@@ -1,0 +1,383 @@
+"""The config: strict validation with one-line messages, overrides, geometry, and a file that reads back the same."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from diffrl import __version__
+from diffrl.config import Config, check_model, check_resume, dump, help_config, load_config, read_parameters, schema
+from diffrl.config.schema import OBJECTIVES, section_type, walk
+from diffrl.errors import UserError
+from diffrl.rewards import registry
+
+BASE = """\
+rewards:
+  clip: {weight: 2}
+rollout:
+  groups: 4
+  group_size: 6
+optimise: {batch_size: 12, accumulation: 4, learning_rate: 1e-4}
+"""
+GRPO = ("objective=grpo", "rollout.sampler=cps")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """A folder with a config, prompt files and a model's folder; three rewards; one process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(registry, "available", lambda: {"clip": None, "ocr": None, "playground": None})
+    Path("ok.yaml").write_text(BASE)
+    Path("five.txt").write_text("a\nb\nc\nd\ne\n")
+    Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt" "b"}\n')
+    Path("mine.py").write_text("class Mine: ...\n")
+    Path("models/sd").mkdir(parents=True)
+    return tmp_path
+
+
+def message(*overrides: str, text: str | None = None) -> str:
+    if text is not None:
+        Path("ok.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config("ok.yaml", overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_values_defaults_and_overrides():
+    overrides = ["rollout.groups=2", "rewards.ocr.weight=0.5", "lora.targets=[to_q, to_k]", "optimise.betas=[0.8, 0.9]"]
+    config = load_config("ok.yaml", [*overrides, "rollout.same_noise=false", "seed=3", "nft.old.cap=0.25"])
+    assert (config.rollout.groups, config.rollout.group_size, config.rollout.steps) == (2, 6, 10)
+    assert {name: reward.weight for name, reward in config.rewards.items()} == {"clip": 2.0, "ocr": 0.5}
+    assert config.lora.targets == ["to_q", "to_k"] and config.optimise.betas == (0.8, 0.9)
+    assert config.optimise.learning_rate == 1e-4  # a number, though YAML 1.1 reads 1e-4 as text
+    assert (config.seed, config.nft.old.cap, config.nft.old.slope) == (3, 0.25, 0.001)
+    assert config.run_dir == "runs/ok"
+    assert (config.rollout.images, config.objective_section) == (12, config.nft)
+
+
+def test_null_takes_a_reward_or_a_section_out_but_is_a_value_elsewhere():
+    config = load_config(
+        "ok.yaml", ["rewards.ocr={}", "rewards.clip=null", "rollout=null", "optimise=null", "lora.targets=null"]
+    )
+    assert list(config.rewards) == ["ocr"] and config.rollout.groups == 48 and config.lora.targets is None
+    assert "lora.rank: expected a whole number, got null" in message("lora.rank=null")
+    assert 'there is no rewards.clap to take out (nearest: "clip")' in message("rewards.clap=null")
+
+
+def test_an_empty_section_has_its_defaults():
+    config = load_config(write(BASE + "nft:\nwatch:\n  ocr:\n"))
+    assert config.nft == schema.NFT() and config.watch["ocr"].weight == 1.0
+
+
+def write(text: str, name: str = "other.yaml") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def test_arguments_of_a_reward_stand_beside_or_in_params():
+    config = load_config("ok.yaml", ["rewards.clip.model=ViT-B-32", "rewards.clip.params={precision: bf16}"])
+    assert config.rewards["clip"].arguments == {"model": "ViT-B-32", "precision": "bf16"}
+    twice = message("rewards.clip.model=a", "rewards.clip.params.model=b")
+    assert "rewards.clip.model: given beside params and in params" in twice
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.group_sise=3", 'rollout.group_sise: unknown key (nearest: "rollout.group_size")'),
+        ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
+        ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),
+        ("nft.old.caps=0.1", 'nft.old.caps: unknown key (nearest: "nft.old.cap")'),
+        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key (keys of checkpoint: every, keep)"),
+        ("rollout.groups=many", 'rollout.groups: expected a whole number, got "many"'),
+        ("rollout.groups=2.0", "rollout.groups: expected a whole number, got 2.0"),
+        ("rollout.groups=true", "rollout.groups: expected a whole number, got true"),
+        ("rollout.groups=010", 'rollout.groups: expected a whole number, got "010"'),
+        ("rollout=3", "rollout: expected a section of keys, got 3"),
+        ("rewards=[clip]", "rewards: expected a section of keys, got ['clip']"),
+        ("model=3", "model: expected text, got 3"),
+        ("tracking.wandb=yes", 'tracking.wandb: expected true or false, got "yes"'),
+        ("lora.targets=to_q", 'lora.targets: expected a list such as [a, b], got "to_q"'),
+        ("optimise.ema=.nan", "optimise.ema: expected a finite number, got nan"),
+        ("optimise.ema=1", "optimise.ema: expected less than 1, got 1"),
+        ("optimise.betas=[0.9]", "optimise.betas: expected a list of two, got [0.9]"),
+        ("optimise.betas=0.9", "optimise.betas: expected a list of two such as [1, 2], got 0.9"),
+        ('optimise.betas=[0.9, "0.99"]', 'optimise.betas.1: expected a number, got "0.99"'),
+        ("optimise.learning_rate=0", "optimise.learning_rate: expected more than 0, got 0"),
+        ("rollout.group_size=1", "rollout.group_size: expected at least 2, got 1"),
+        (
+            "rollout.sampler=dmp2",
+            'expected one of euler, dpm2, flow_sde, dance, cps, ddim, got "dmp2" (nearest: "dpm2")',
+        ),
+        ("seed.x=1", "seed: expected a whole number, got a section"),
+        ("objective=ntf", 'objective: unknown objective "ntf" (nearest: "nft")'),
+        ("rewards.clap={}", 'rewards.clap: unknown reward "clap" (nearest: "clip")'),
+        ("rewards.a/b={}", 'rewards.a/b: a reward\'s name has letters, digits, "_" and "-" only'),
+        ("watch.clip={}", "watch.clip: clip is also in rewards"),
+        ("rewards.clip.weight=0", "rewards.clip.weight: 0 optimises nothing; move clip to watch"),
+        ("rewards.clip.weight=x", 'rewards.clip.weight: expected a number, got "x"'),
+        ("rewards.clip.plugin=mine.py", 'rewards.clip.plugin: "mine.py": write path/to/file.py:Class'),
+        ("rewards.clip.plugin=nine.py:Mine", 'rewards.clip.plugin: no file "nine.py" (nearest: "mine.py")'),
+        ("rewards=null", "rewards: empty; name at least one (there are: clip, ocr, playground)"),
+        ("model=playgruond", 'nor a hub id like stabilityai/stable-diffusion-3.5-medium (nearest: "playground")'),
+        ("model=models/st", 'model: no folder "models/st" (nearest: "sd")'),
+        ("model=./nowhere/sd", 'model: no folder "./nowhere/sd"'),
+        ("model=models/sd", 'model: "models/sd" is a folder without model_index.json'),
+        ("prompts.train=five.txt", "prompts.test: not given, but prompts.train is; give both"),
+        ("prompts={train: bad.jsonl, test: five.txt}", "prompts.train: bad.jsonl:2: not valid JSON"),
+        (
+            "prompts={train: five.txt, test: fife.txt}",
+            'prompts.test: prompts "fife.txt": no such file (nearest: "five.txt")',
+        ),
+        ("run_dir=five.txt", 'run_dir: "five.txt" is a file; name a folder'),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(override, expected):
+    text = message(override)
+    assert text.startswith("command line: ") or override.startswith("prompts.train")
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.groups", '"rollout.groups": write section.key=value'),
+        ("=3", '"=3": write section.key=value'),
+        ("rollout..groups=3", "write section.key=value"),
+        ("rollout.groups=", "no value; null takes a section or reward out"),
+        ("rollout.groups=[", '"rollout.groups=[": not valid YAML'),
+        ("model.x.y=1", "model: expected text, got a section"),
+        ("rewards.clip.weight.x=1", "rewards.clip.weight is a value, not a section"),
+        ("rollout={groups: 1, groups: 2}", "groups is given twice"),
+    ],
+)
+def test_a_malformed_override_is_shown(override, expected):
+    assert expected in message(override) and message(override).startswith("command line: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rollout:\n  groups: 4\n  groups: 5\n", "ok.yaml:3: rollout.groups is given twice (first in line 2)"),
+        ("rollout:\n  groups: [4\n", "ok.yaml:3: not valid YAML"),
+        ("rollout:\n\tgroups: 4\n", "ok.yaml:2: not valid YAML"),
+        ("seed: 1\nepochs: \x07\n", "ok.yaml:2: not valid YAML (character U+0007)"),
+        ("- 1\n", "ok.yaml: expected sections and keys such as `epochs: 40`"),
+        ("epochs\n", "ok.yaml: expected sections and keys"),
+        ("1: 2\n", 'ok.yaml:1: a key must be text, got "1"'),
+        ("? [a]\n: 2\n", "ok.yaml:1: a key must be text, got a list or mapping"),
+        ("a: &a [*a]\n", "ok.yaml:1: a: unknown key"),
+        ("rewards:\n  clip:\n\nrollout:\n  group_sise: 4\n", "ok.yaml:5: rollout.group_sise: unknown key"),
+        ("rewards: {clip: {weight: x}}\n", 'ok.yaml:1: rewards.clip.weight: expected a number, got "x"'),
+        ("rewards: {}\nseed: 1\n", "ok.yaml:1: rewards: empty; name at least one"),
+        ("seed: 1\n", "ok.yaml: rewards: empty; name at least one"),
+        ("seed: a\nepochs: b\n", 'ok.yaml:1: seed: expected a whole number, got "a" (and 1 more)'),
+        ("model: !!python/object:os.system {}\n", "ok.yaml:1: not valid YAML"),
+        ("[" * 1500, "ok.yaml:1: nested too deeply"),
+        ("diffrl_version: 3\n", "ok.yaml:1: diffrl_version: expected text, got 3"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_line(text, expected):
+    assert message(text=text).startswith(expected)
+
+
+def test_unreadable_files():
+    with pytest.raises(UserError, match=r'no config "ko\.yaml" \(nearest: "ok\.yaml"\)'):
+        load_config("ko.yaml")
+    with pytest.raises(UserError, match=r'config "models" is a folder; name a YAML file'):
+        load_config("models")
+    Path("latin.yaml").write_bytes(b"seed: 1\n# \xe9\n")
+    with pytest.raises(UserError, match=r"latin\.yaml:2: not UTF-8 text"):
+        load_config("latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world", "expected"),
+    [
+        (["optimise.batch_size=7"], 1, "7 images per optimiser step do not divide the 24 images of an epoch"),
+        (["optimise.batch_size=48"], 1, "(rollout.groups 4 x rollout.group_size 6)"),
+        (["optimise.accumulation=7"], 1, "7 micro-batches do not divide the 120 rows"),
+        (["nft.timesteps=3", "optimise.accumulation=8"], 1, "36 rows of an optimiser step (12 images x 3 timesteps)"),
+        ([], 5, "rollout.groups: 5 processes do not divide the 24 images of an epoch"),
+        ([], 8, "optimise.batch_size: 8 processes do not divide the 12 images of an optimiser step"),
+        (
+            ["optimise.accumulation=7"],
+            6,
+            "the 20 rows of an optimiser step (2 images x 10 timesteps, on each of 6 processes)",
+        ),
+        (["prompts={train: five.txt, test: five.txt}", "rollout.groups=6"], 1, "prompts.train has only 5"),
+        (["nft.timesteps=11"], 1, "nft.timesteps: 11 timesteps, but the schedule has only 10 (rollout.steps)"),
+        (["rollout.window=2"], 1, "rollout.window: 2 stochastic steps, but 0 of the 10 steps"),
+        (["rollout.same_noise=true"], 1, "all images of a group would be the same"),
+        (
+            ["objective=grpo"],
+            1,
+            'rollout.sampler: "dpm2" is deterministic, but objective "grpo" needs log-probabilities',
+        ),
+        (["objective=grpo", "rollout.sampler=euler"], 1, "use one of flow_sde, dance, cps, ddim"),
+        ([*GRPO, "rollout.noise_level=0"], 1, "rollout.noise_level: 0 is deterministic"),
+        ([*GRPO, "rollout.noise_level=1.5"], 1, "rollout.noise_level: expected at most 1 with cps, got 1.5"),
+        ([*GRPO, "rollout.steps=1"], 1, "rollout.steps: 1 of cps has no stochastic step"),
+        ([*GRPO, "rollout.window=10"], 1, "rollout.window: 10 stochastic steps, but 9 of the 10 steps"),
+        ([*GRPO, "rollout.window=3", "rollout.window_range=[2, 10]"], 1, "[2, 10] is not within [0, 9]"),
+        ([*GRPO, "rollout.window=3", "rollout.window_range=[2, 4]"], 1, "too short for a window of 3 steps"),
+        ([*GRPO, "rollout.window=3", "grpo.timesteps=4"], 1, "4 steps, but only 3 are stochastic (rollout.window)"),
+        ([*GRPO, "grpo.timesteps=10"], 1, "10 steps, but only 9 are stochastic (rollout.steps)"),
+        ([*GRPO, "optimise.accumulation=5"], 1, "108 rows of an optimiser step (12 images x 9 timesteps)"),
+    ],
+)
+def test_impossible_geometry_names_both_values(overrides, world, expected):
+    with pytest.raises(UserError) as caught:
+        load_config("ok.yaml", overrides, world=world)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world"),
+    [
+        ([], 2),
+        (["optimise.accumulation=5"], 12),
+        (["rollout.sampler=flow_sde"], 1),
+        (["nft.timesteps=20", "nft.timestep_sampling=uniform"], 1),
+        ([*GRPO, "rollout.window=3", "rollout.window_range=[1, 5]", "grpo.timesteps=2", "rollout.same_noise=true"], 1),
+        (["rewards.mine.plugin=mine.py:Mine", "watch.ocr={}"], 1),
+        (["prompts={train: five.txt, test: five.txt}"], 1),
+        (["model=stabilityai/stable-diffusion-3.5-medium"], 1),
+    ],
+)
+def test_what_is_possible_passes(overrides, world):
+    load_config("ok.yaml", overrides, world=world)
+
+
+def test_processes_come_from_the_launcher(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert "5 processes" in message()
+    monkeypatch.setenv("WORLD_SIZE", "five")
+    assert message() == 'environment: WORLD_SIZE: expected the number of processes, got "five"'
+
+
+def test_a_missing_extra_is_said_before_the_run(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert message("tracking.wandb=true") == (
+        'command line: tracking.wandb: wandb is not installed: pip install "diffrl[wandb]"'
+    )
+
+
+def test_models():
+    Path("models/sd/model_index.json").write_text("{}")
+    for good in ("playground", "models/sd", "./models/sd", str(Path("models/sd").resolve()), "org/name"):
+        check_model(good)
+    for bad in ("a/b/c", "/nowhere/sd", "sd3", "models"):
+        with pytest.raises(UserError):
+            check_model(bad)
+
+
+def test_dump_reads_back_the_same(tmp_path):
+    odd = ["rewards.clip.model='1e-3'", "rewards.clip.tag='no'", "rewards.clip.empty=''", "rewards.clip.tau=1e-30"]
+    odd += ["rewards.clip.params={list: [1, a, null, true], deep: {x: 0.1}}", "rewards.clip.text='üß: # x'"]
+    config = load_config("ok.yaml", [*odd, "watch.ocr={}", "rollout.window_range=null"])
+    dump(config, tmp_path / "run" / "config.yaml")
+    assert load_config(tmp_path / "run" / "config.yaml") == config
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert text.startswith(f"diffrl_version: {__version__}\nmodel: playground\n")
+    plain = yaml.safe_load(text)  # by the rules of YAML 1.1 as well
+    assert plain["rewards"]["clip"]["model"] == "1e-3" and plain["rewards"]["clip"]["tag"] == "no"
+    assert plain["optimise"]["betas"] == [0.9, 0.999]
+    assert os.listdir(tmp_path / "run") == ["config.yaml"]
+
+
+def test_resolved_has_every_key():
+    resolved = load_config("ok.yaml").resolved()
+    for key, _, inner in walk():
+        value = resolved
+        for name in key.replace("NAME", "clip").split("."):
+            if key.split(".")[0] == "watch" and name == "clip":
+                break
+            value = value[name]
+        assert inner is None or isinstance(value, dict)
+
+
+def test_a_resumed_run_may_change_only_how_long_and_what_is_logged():
+    run = load_config("ok.yaml")
+    check_resume(load_config("ok.yaml", ["epochs=80", "evaluate.every=1", "checkpoint.keep=9", "run_dir=x"]), run, "r")
+    with pytest.raises(UserError) as caught:
+        check_resume(load_config("ok.yaml", ["rollout.steps=4", "seed=1"]), run, "runs/r")
+    assert str(caught.value).startswith("seed: 1, but the run in runs/r has 0; a resumed run may change only epochs, ")
+    with pytest.raises(UserError, match=r"rewards\.clip\.x: 1, but the run in r has not set"):
+        check_resume(load_config("ok.yaml", ["rewards.clip.x=1"]), run, "r")
+    with pytest.raises(UserError, match=r"rewards\.ocr\.weight: 1\.0, but"):
+        check_resume(load_config("ok.yaml", ["rewards.ocr={}"]), run, "r")
+
+
+def test_help_names_every_key_with_its_default():
+    text = help_config(100)
+    for key, field, inner in walk():
+        assert field.description and "\n" not in field.description, key
+        if not key.startswith("watch."):
+            assert f"{key.split('.')[-1]}:" in text
+        if inner is None and not key.startswith(("rewards.", "watch.")):
+            assert all(word in text for word in field.description.split())
+    assert "  learning_rate: 0.0003 " in text and "  groups: 48 " in text and "null" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_defaults_work_together():
+    config = load_config(write("rewards: {clip: {}}"))
+    assert config.optimise.batch_size * 2 == config.rollout.images  # two optimiser steps an epoch, as published
+    for objective in OBJECTIVES:
+        assert objective in config.resolved()
+
+
+def test_a_method_is_one_line_in_the_table(monkeypatch):
+    """What a later method does: a section, one line in Config; it is off by default and null takes it out."""
+
+    class Gate(schema.Section):
+        share: float = schema.key(0.1, "share")
+
+        def check(self, config):
+            if config.objective == "nft":
+                raise schema.Problem("gate.share", "not with nft")
+
+    class Bigger(Config):
+        gate: Gate | None = schema.key(None, "a gate")
+
+    for module in ("schema", "load"):
+        monkeypatch.setattr(f"diffrl.config.{module}.Config", Bigger)
+    assert section_type(Bigger.model_fields["gate"].annotation) is Gate
+    assert load_config("ok.yaml").resolved().get("gate") is None
+    assert 'gates: unknown key (nearest: "gate")' in message("gates={}")
+    assert message("gate={}") == "command line: gate.share: not with nft"
+    on = load_config("ok.yaml", ["gate.share=0.5", *GRPO])
+    assert on.gate.share == 0.5 and on.resolved()["gate"] == {"share": 0.5}
+    assert load_config("ok.yaml", ["gate.share=0.5", "gate=null"]).gate is None
+    assert load_config(write(BASE + "gate:\n"), GRPO).gate.share == 0.1
+
+
+def test_parameters():
+    assert read_parameters(["a=1e-3", "b=[x, 2]", "c=no", "d=null"]) == {"a": 1e-3, "b": ["x", 2], "c": "no", "d": None}
+    with pytest.raises(UserError, match='"a": write parameter=value'):
+        read_parameters(["a"])
+
+
+def test_samplers_agree_with_the_code():
+    from diffrl.samplers import SAMPLERS, SamplerSpec
+
+    assert {name for name, info in SAMPLERS.items() if info.stochastic} == set(schema.QUIET_STEPS)
+    for name in SAMPLERS:
+        for level in (0.0, 0.5):
+            rollout = schema.Rollout(sampler=name, noise_level=level, steps=7)
+            spec = SamplerSpec(name=name, level=level, eta=level, steps=7)
+            assert (rollout.noisy_steps, rollout.stochastic_steps) == (spec.noisy_steps, spec.width)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_sections_fit_the_objectives(objective):
+    from diffrl.samplers import SamplerSpec
+    from diffrl.trainers.objectives import build_objective
+
+    config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}"])
+    assert build_objective(config, SamplerSpec("flow_sde")).name == objective

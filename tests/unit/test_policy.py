@@ -1,0 +1,484 @@
+"""The policy on a tiny random SD3 of the true classes: equal to the plain pipeline, and only what should move moves."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diffrl.errors import UserError
+from diffrl.policy import Conditioning, LoraSpec, Policy, base, load_policy, read_lora
+from diffrl.samplers import euler_step
+from tests.tiny import tiny_sd3
+
+SPEC = LoraSpec(rank=4, alpha=8)
+PROMPTS = ["a red dog", "two cats and a hat"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_sd3(tmp_path_factory.mktemp("sd3")))
+
+
+@pytest.fixture(scope="module")
+def loaded(model: str) -> Policy:
+    return load_policy(model, lora=SPEC)
+
+
+@pytest.fixture
+def policy(loaded: Policy) -> Policy:
+    return copy.deepcopy(loaded)
+
+
+def plain_pipeline(model: str) -> StableDiffusion3Pipeline:
+    pipe = StableDiffusion3Pipeline.from_pretrained(model, text_encoder_3=None, tokenizer_3=None)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def scramble(policy: Policy, name: str = "default", seed: int = 1, std: float = 0.3) -> None:
+    """A LoRA that changes the pictures: B starts at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {k: std * torch.randn(v.shape, generator=generator) for k, v in policy.state(name).items()}
+    policy.load_state(name, state)
+
+
+def inputs(policy: Policy, rows: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Conditioning]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, *policy.latent_shape, generator=generator)
+    cond = policy.encode(PROMPTS).select(torch.arange(rows) % 2)
+    return x, torch.linspace(0.9, 0.2, rows), cond
+
+
+def velocity(policy: Policy, guidance: float = 1.0) -> Tensor:
+    with torch.no_grad():
+        return policy.predict(*inputs(policy), guidance).v
+
+
+def euler(policy: Policy, latents: Tensor, cond: Conditioning, steps: int, guidance: float) -> Tensor:
+    x, schedule = latents, policy.timesteps(steps)
+    with torch.no_grad():
+        for t, t_next in zip(schedule[:-1].tolist(), schedule[1:].tolist(), strict=True):
+            t, t_next = torch.full((len(x),), t), torch.full((len(x),), t_next)
+            x = euler_step(x, policy.predict(x, t, cond, guidance).v, t, t_next)
+        return policy.decode(x)
+
+
+# ---- the plain pipeline
+
+
+@pytest.mark.parametrize(("guidance", "steps"), [(1.0, 5), (4.5, 4)])
+def test_saved_lora_in_a_plain_pipeline_gives_the_same_picture(
+    policy: Policy, model: str, tmp_path: Path, guidance: float, steps: int
+) -> None:
+    scramble(policy)
+    policy.add_snapshot("old")
+    scramble(policy, "old", seed=2)
+    policy.save_lora(tmp_path)
+    latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(3))
+    mine = euler(policy, latents, policy.encode(PROMPTS), steps, guidance)
+
+    pipe = plain_pipeline(model)
+    arguments = {
+        "prompt": PROMPTS,
+        "latents": latents,
+        "num_inference_steps": steps,
+        "guidance_scale": guidance,
+        "output_type": "pt",
+        **policy.backbone.plain_call,
+    }
+    without = pipe(**arguments).images
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.load_lora_weights(str(tmp_path))
+    plain = pipe(**arguments).images
+    assert (plain - mine).abs().max() < 1e-4
+    assert (plain - without).abs().max() > 0.05, "the LoRA has to show for this test to say anything"
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch_lora_weights.safetensors"]
+    assert all("default" not in key for key in load_file(tmp_path / "pytorch_lora_weights.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shift": 1.0}, {"shift": 3.0}, {"use_dynamic_shifting": True, "base_shift": 0.3}]
+)
+def test_noise_levels_are_the_plain_pipelines(policy: Policy, model: str, settings: dict[str, float]) -> None:
+    pipe = plain_pipeline(model)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(**settings)
+    policy.backbone.pipe.scheduler = FlowMatchEulerDiscreteScheduler(**settings)
+    for steps in (1, 2, 5, 10, 28):
+        pipe("a dog", num_inference_steps=steps, guidance_scale=1.0, max_sequence_length=0, output_type="latent")
+        mine = policy.timesteps(steps)
+        assert mine.shape == (steps + 1,)
+        assert torch.equal(mine, pipe.scheduler.sigmas)
+        assert mine[-1] == 0 and (mine.diff() < 0).all()
+
+
+def test_timesteps_leave_the_pipelines_scheduler_alone(policy: Policy) -> None:
+    before = policy.backbone.pipe.scheduler.sigmas.clone()
+    policy.timesteps(3)
+    assert torch.equal(policy.backbone.pipe.scheduler.sigmas, before)
+
+
+def test_with_a_t5_and_nothing_recorded_encoding_is_the_plain_default(tmp_path: Path) -> None:
+    directory = tiny_sd3(tmp_path, t5=True, max_sequence_length=None)
+    policy = load_policy(str(directory), lora=SPEC)
+    pipe = StableDiffusion3Pipeline.from_pretrained(directory)
+    with torch.no_grad():
+        embeds, _, pooled, _ = pipe.encode_prompt(PROMPTS[0], None, None, do_classifier_free_guidance=False)
+    cond = policy.encode(PROMPTS[:1])
+    assert cond.embeds.shape[1] == 16 + 256
+    assert torch.equal(cond.embeds, embeds) and torch.equal(cond.pooled, pooled)
+
+
+def test_recorded_sequence_length_is_used(policy: Policy) -> None:
+    assert policy.backbone.plain_call == {"max_sequence_length": 0}
+    assert policy.encode(PROMPTS).embeds.shape == (2, 16, 32)
+
+
+def test_without_lora_it_is_the_plain_transformer(policy: Policy, model: str) -> None:
+    x, t, cond = inputs(policy)
+    transformer = SD3Transformer2DModel.from_pretrained(model, subfolder="transformer")
+    with torch.no_grad():
+        plain = transformer(x, cond.embeds, cond.pooled, t * 1000, return_dict=False)[0]
+    assert torch.equal(velocity(policy), plain), "B starts at zero: a new LoRA changes nothing"
+    scramble(policy)
+    with policy.using(None):
+        assert torch.equal(velocity(policy), plain)
+    assert (velocity(policy) - plain).abs().max() > 0.05
+
+
+# ---- prediction
+
+
+def test_prediction_is_flow_matching_in_fp32(policy: Policy) -> None:
+    x, t, cond = inputs(policy)
+    p = policy.predict(x, t, cond)
+    level = t[:, None, None, None]
+    torch.testing.assert_close(p.x0, x - level * p.v)
+    torch.testing.assert_close(p.eps - p.x0, p.v, atol=1e-5, rtol=1e-5)
+    assert p.v.dtype == torch.float32 and p.v.requires_grad
+
+
+def test_t_is_not_truncated(policy: Policy) -> None:
+    x, _, cond = inputs(policy)
+    with torch.no_grad():
+        a, b = (policy.predict(x, torch.full((2,), t), cond).v for t in (0.5004, 0.5))
+    assert (a - b).abs().max() > 1e-5
+
+
+def test_guidance_is_one_forward_and_equals_two(policy: Policy) -> None:
+    scramble(policy)
+    x, t, cond = inputs(policy)
+    rows: list[int] = []
+    policy.network.register_forward_pre_hook(
+        lambda _m, _a, kwargs: rows.append(len(kwargs["timestep"])), with_kwargs=True
+    )
+    with torch.no_grad():
+        guided = policy.predict(x, t, cond, guidance=4.5).v
+        assert rows == [4]
+        positive = policy.predict(x, t, cond).v
+        assert rows == [4, 2]
+        negative = policy.predict(x, t, policy.encode(["", ""])).v
+    torch.testing.assert_close(guided, negative + 4.5 * (positive - negative), atol=1e-4, rtol=1e-4)
+    assert (guided - positive).abs().max() > 0.05
+
+
+# ---- LoRA and snapshots
+
+
+def test_a_step_moves_every_trained_matrix_and_nothing_else(policy: Policy) -> None:
+    policy.add_snapshot("old")
+    scramble(policy)
+    before = {name: p.detach().clone() for name, p in policy.network.named_parameters()}
+    trained = {id(p) for _, p in policy.trainable}
+    assert {id(p) for p in policy.network.parameters() if p.requires_grad} == trained
+    optimiser = torch.optim.SGD([p for _, p in policy.trainable], lr=0.1)
+    policy.predict(*inputs(policy), guidance=2.0).v.square().mean().backward()
+    optimiser.step()
+    moved = {name for name, p in policy.network.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name, p in policy.network.named_parameters() if id(p) in trained}
+    assert all(".default." in name for name in moved) and len(moved) == len(policy.trainable) == 28
+    assert not any(p.requires_grad for p in (*policy.vae.parameters(), *policy.backbone.text_encoders[0].parameters()))
+    assert not policy.network.training and not policy.vae.training
+
+
+def test_using_a_snapshot_and_restoring(policy: Policy) -> None:
+    scramble(policy)
+    old = velocity(policy)
+    policy.add_snapshot("old")
+    scramble(policy, seed=5)
+    new = velocity(policy)
+    assert (old - new).abs().max() > 0.05
+    with policy.using("old"):
+        assert torch.equal(velocity(policy), old)
+        with policy.using(None):
+            assert not torch.equal(velocity(policy), old)
+        with policy.using("default"):
+            assert torch.equal(velocity(policy), new)
+        assert torch.equal(velocity(policy), old)
+    with pytest.raises(RuntimeError, match="boom"), policy.using("old"):
+        raise RuntimeError("boom")
+    assert torch.equal(velocity(policy), new)
+    with pytest.raises(ValueError, match=r'no LoRA snapshot "odl" \(nearest: "old"\)'), policy.using("odl"):
+        pass
+
+
+def test_switching_neither_copies_nor_touches_requires_grad(policy: Policy) -> None:
+    policy.add_snapshot("old")
+
+    def picture() -> list[tuple[str, int, bool]]:
+        return [(n, p.data_ptr(), p.requires_grad) for n, p in policy.network.named_parameters()]
+
+    before = picture()
+    for name in ("old", None, "default"):
+        with policy.using(name):
+            assert picture() == before
+    assert picture() == before
+
+
+def test_backward_after_switching_has_the_same_gradients(policy: Policy) -> None:
+    scramble(policy)
+    policy.add_snapshot("old")
+    scramble(policy, seed=5)
+    arguments = inputs(policy)
+
+    def gradients(switch: bool) -> list[Tensor]:
+        v = policy.predict(*arguments).v
+        if switch:
+            with torch.no_grad(), policy.using("old"):
+                policy.predict(*arguments)
+        return list(torch.autograd.grad(v.square().mean(), [p for _, p in policy.trainable]))
+
+    plain = gradients(False)
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(True), strict=True))
+    policy.enable_gradient_checkpointing()
+    for a, b in zip(plain, gradients(True), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_follow_copy_and_state(policy: Policy, tmp_path: Path) -> None:
+    scramble(policy, seed=1)
+    policy.add_snapshot("old")
+    assert all(torch.equal(v, policy.state("old")[k]) for k, v in policy.state("default").items())
+    old = policy.state("old")
+    scramble(policy, seed=2)
+    new = policy.state("default")
+    policy.follow("old", 1.0)
+    assert all(torch.equal(v, old[k]) for k, v in policy.state("old").items())
+    policy.follow("old", 0.9)
+    for key, value in policy.state("old").items():
+        torch.testing.assert_close(value, 0.9 * old[key] + 0.1 * new[key])
+    policy.follow("old", 0.0)
+    assert all(torch.equal(v, new[k]) for k, v in policy.state("old").items())
+    save_file(old, tmp_path / "old.safetensors")
+    policy.load_state("old", load_file(tmp_path / "old.safetensors"))
+    policy.copy("old", "default")
+    assert all(torch.equal(v, old[k]) for k, v in policy.state("default").items())
+    assert policy.adapters == ["default", "old"]
+    with pytest.raises(ValueError, match='snapshot "old" already'):
+        policy.add_snapshot("old")
+
+
+def test_state_is_a_copy_keyed_by_layer(policy: Policy) -> None:
+    state = policy.state()
+    assert list(state) == [name for name, _ in policy.trainable]
+    assert {"transformer_blocks.0.attn.to_q.lora_A.weight", "transformer_blocks.1.attn.to_out.0.lora_B.weight"} <= set(
+        state
+    )
+    # The last block's text queries reach nothing, so they get no LoRA.
+    assert not any("transformer_blocks.1.attn.add_q_proj" in key for key in state)
+    key = next(iter(state))
+    state[key].zero_()
+    assert policy.state()[key].abs().sum() > 0
+
+
+def test_a_state_that_does_not_fit_changes_nothing(policy: Policy, model: str) -> None:
+    scramble(policy)
+    before = policy.state()
+    wider = load_policy(model, lora=LoraSpec(rank=8)).state()
+    with pytest.raises(UserError, match=r"lora_A.weight has shape \[8, 16\], here \[4, 16\]; check lora.rank"):
+        policy.load_state("default", wider)
+    with pytest.raises(UserError, match=r"LoRA state: transformer_blocks.0.* is missing \(27 such tensors\)"):
+        policy.load_state("default", dict(list(before.items())[-1:]))
+    assert all(torch.equal(v, before[k]) for k, v in policy.state().items())
+
+
+def test_the_start_depends_on_the_seed_alone(model: str) -> None:
+    torch.manual_seed(1)
+    first = load_policy(model, lora=SPEC, seed=7)
+    stream = torch.get_rng_state()
+    first.add_snapshot("old")
+    assert torch.equal(torch.get_rng_state(), stream)
+    torch.manual_seed(2)
+    again, other = load_policy(model, lora=SPEC, seed=7).state(), load_policy(model, lora=SPEC, seed=8).state()
+    assert all(torch.equal(v, again[k]) for k, v in first.state().items())
+    a = torch.cat([v.flatten() for k, v in again.items() if "lora_A" in k])
+    assert not torch.equal(a, torch.cat([v.flatten() for k, v in other.items() if "lora_A" in k]))
+    assert a.std().item() == pytest.approx(1 / SPEC.rank, rel=0.1), "gaussian start"
+
+
+def test_targets(model: str) -> None:
+    policy = load_policy(model, lora=LoraSpec(rank=2, alpha=2, targets=["attn.to_q", "proj_out"]))
+    assert list(policy.lora.layers) == ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q", "proj_out"]
+    with pytest.raises(UserError, match=r'lora.targets: .* ends in "attn.to_qq" \(nearest: "attn.to_q"\)'):
+        load_policy(model, lora=LoraSpec(targets=["attn.to_k", "attn.to_qq"]))
+
+
+def test_loading_a_lora_folder(policy: Policy, model: str, tmp_path: Path) -> None:
+    scramble(policy)
+    policy.save_lora(tmp_path)
+    state, spec = read_lora(tmp_path)
+    assert (spec.rank, spec.alpha, list(spec.targets or [])) == (4, 8, list(policy.lora.layers))
+    assert all(torch.equal(v, state[k]) for k, v in policy.state().items())
+    same = load_policy(model, lora=spec)
+    same.load_lora(tmp_path)
+    assert torch.equal(velocity(same), velocity(policy))
+    folded = load_policy(model, lora=LoraSpec(rank=4, alpha=2))
+    folded.load_lora(tmp_path)
+    torch.testing.assert_close(velocity(folded), velocity(policy))
+    with pytest.raises(UserError, match="its LoRA has rank 4, this model 8"):
+        load_policy(model, lora=LoraSpec(rank=8)).load_lora(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere: no pytorch_lora_weights.safetensors there"):
+        policy.load_lora(tmp_path / "nowhere")
+
+
+# ---- text
+
+
+def test_every_prompt_is_encoded_once(policy: Policy) -> None:
+    calls: list[int] = []
+    moves: list[object] = []
+    for encoder in policy.backbone.text_encoders:
+        encoder.register_forward_pre_hook(lambda _m, a, _k: calls.append(len(a[0])), with_kwargs=True)
+        encoder.to = lambda *a, **_k: moves.append(a)
+    cond = policy.encode(["a red dog", "an ox", "a red dog"])
+    assert calls == [1] * 6, "two encoders, two prompts and the empty one"
+    assert len(cond) == 3 and torch.equal(cond.embeds[0], cond.embeds[2])
+    assert not torch.equal(cond.embeds[0], cond.embeds[1])
+    assert len(moves) == 4
+    again = policy.encode(["an ox", "a red dog", ""])
+    assert len(calls) == 6 and len(moves) == 4
+    assert torch.equal(again.embeds[:2], cond.embeds[[1, 0]]) and torch.equal(again.pooled[:2], cond.pooled[[1, 0]])
+    policy.encode(["new", "an ox"])
+    assert len(calls) == 8
+
+
+def test_an_embedding_does_not_depend_on_its_company(policy: Policy, model: str) -> None:
+    alone = policy.encode(["a red dog"])
+    among = load_policy(model, lora=SPEC).encode([*(f"prompt {i}" for i in range(9)), "a red dog"])
+    assert torch.equal(alone.embeds[0], among.embeds[-1]) and torch.equal(alone.pooled[0], among.pooled[-1])
+
+
+def test_the_cache_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = policy.encode([""])
+    monkeypatch.setattr(base, "CACHE_BYTES", 3 * (one.embeds.nbytes + one.pooled.nbytes))
+    cond = policy.encode(["a", "b", "c", "d"])
+    assert len(cond) == 4 and list(policy._cache) == ["", "c", "d"]
+    assert torch.equal(policy.encode(["b"]).embeds[0], cond.embeds[1])
+
+
+def test_selecting_rows() -> None:
+    cond = Conditioning(torch.arange(6.0).view(3, 2, 1), torch.arange(3.0).view(3, 1))
+    picked = cond.select(torch.tensor([2, 0, 2]))
+    assert picked.embeds.flatten().tolist() == [4, 5, 0, 1, 4, 5] and picked.pooled.flatten().tolist() == [2, 0, 2]
+
+
+# ---- images
+
+
+def test_decode_in_chunks(policy: Policy) -> None:
+    latents = torch.randn(5, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    whole = policy.decode(latents, chunk=5)
+    with torch.no_grad():
+        plain = policy.vae.decode(latents / 1.5 + 0.06).sample
+    torch.testing.assert_close(whole, (plain / 2 + 0.5).clamp(0, 1))
+    for chunk in (1, 2, None):
+        torch.testing.assert_close(policy.decode(latents, chunk=chunk), whole, atol=1e-5, rtol=0)
+    assert whole.shape == (5, 3, 16, 16) and whole.dtype == torch.float32
+    assert whole.std() > 0.05 and whole.min() >= 0 and whole.max() <= 1
+    assert not policy.decode(latents.requires_grad_()).requires_grad
+    policy.decode(latents, chunk=2, grad=True).sum().backward()
+    assert latents.grad is not None and (latents.grad.flatten(1).abs().sum(1) > 0).all()
+
+
+def test_resolution(model: str) -> None:
+    assert load_policy(model, lora=SPEC, resolution=8).latent_shape == (4, 4, 4)
+    with pytest.raises(UserError, match=r"resolution: 18 pixels is not a multiple of 4 \(nearest: 16\)"):
+        load_policy(model, resolution=18)
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_base_keeps_an_fp32_lora(policy: Policy, model: str, precision: str) -> None:
+    narrow = load_policy(model, lora=SPEC, precision=precision)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    narrow.add_snapshot("old")
+    for name, parameter in narrow.network.named_parameters():
+        assert parameter.dtype == (torch.float32 if "lora_" in name else dtype), name
+    assert {p.dtype for e in narrow.backbone.text_encoders for p in e.parameters()} == {dtype}
+    assert narrow.vae.dtype == dtype and narrow.encode(PROMPTS).embeds.dtype == dtype
+    scramble(narrow, std=0.1)
+    scramble(policy, std=0.1)
+    for guidance in (1.0, 2.0):
+        torch.testing.assert_close(velocity(narrow, guidance), velocity(policy, guidance), atol=0.1, rtol=0.05)
+    assert velocity(narrow).dtype == torch.float32
+    images = narrow.decode(inputs(narrow)[0])
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images, policy.decode(inputs(policy)[0]), atol=0.05, rtol=0)
+    narrow.predict(*inputs(narrow)).v.square().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for _, p in narrow.trainable)
+
+
+def test_autocast_only_below_fp32(policy: Policy, model: str) -> None:
+    seen: list[bool] = []
+    for p in (policy, load_policy(model, lora=SPEC, precision="bf16")):
+        p.network.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+        p.predict(*inputs(p))
+        p.predict(*inputs(p), guidance=2.0)
+    assert seen == [False, False, True, True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_vae_stays_fp32_where_its_config_says_so(tmp_path: Path) -> None:
+    policy = load_policy(str(tiny_sd3(tmp_path, force_upcast=True)), lora=SPEC, precision="bf16")
+    assert policy.vae.dtype == torch.float32 and policy.network.proj_out.weight.dtype == torch.bfloat16
+    assert policy.decode(torch.randn(1, 4, 8, 8)).dtype == torch.float32
+
+
+# ---- what a user may get wrong
+
+
+def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r'no folder "playgruond".*\(nearest: "playground"\)'):
+        load_policy("playgruond")
+    with pytest.raises(UserError, match=r'no folder "\./models/none"'):
+        load_policy("./models/none")
+    with pytest.raises(UserError, match=r"has no model_index.json"):
+        load_policy(str(tmp_path))
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
+    with pytest.raises(UserError, match=r"is a WanPipeline, supported are StableDiffusion3Pipeline"):
+        load_policy(str(tmp_path))
+    (tmp_path / "model_index.json").write_text("{")
+    with pytest.raises(UserError, match=r"model_index.json\" is not JSON"):
+        load_policy(str(tmp_path))
+    with pytest.raises(UserError, match=r'optimise.precision: unknown "bf17" \(nearest: "bf16"\)'):
+        load_policy(model, precision="bf17")
+
+    def refused(*_: object) -> None:
+        raise OSError("cannot reach the hub\nlong story")
+
+    monkeypatch.setattr("diffrl.policy.DiffusionPipeline.load_config", refused)
+    with pytest.raises(UserError, match=r'"someone/model" is no folder here, .* hub: cannot reach the hub$'):
+        load_policy("someone/model")
+    monkeypatch.setattr("diffrl.policy.shipped", lambda *_: tmp_path / "absent")
+    with pytest.raises(UserError, match="playground's weights are missing"):
+        load_policy("playground")

@@ -1,0 +1,300 @@
+"""The report and the comparison: self-contained, escaped, complete, and warning when they must."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from diffrl import report
+from diffrl.errors import UserError
+from diffrl.report import data, plots
+from diffrl.report.page import picture
+from diffrl.report.sections import pick
+from diffrl.rewards.protocol import Card
+from diffrl.tracking import Tracker, record_environment, save_samples
+
+EVIL = '<script>alert("&amp;")</script>'
+
+
+def make_run(
+    folder: Path, hack: bool = False, epochs: int = 6, prompts: tuple[str, ...] = ("a red circle", EVIL)
+) -> Path:
+    """A run that trains `clip` and watches `gold` and `noise` (lower is better); hacked, the watched get worse."""
+    folder.mkdir(parents=True)
+    table: dict[str, Any] = {"weight": 1.0, "plugin": None, "params": {}}
+    config = {"model": "playground", "objective": "nft", "epochs": epochs, "rewards": {"clip": table}}
+    config["watch"] = {"gold": table, "noise": table}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "note": EVIL}))
+    record_environment(folder, processes=1)
+    with Tracker(folder) as tracker:
+        for epoch in range(epochs + 1):
+            sign = -1 if hack else 1
+            row: dict[str, Any] = {"epoch": epoch, "step": 2 * epoch, "samples": 100 * epoch}
+            if epoch:
+                row |= {"seconds": 10.0, "seconds/rollout": 5.0, "seconds/reward": 1.0, "seconds/optimise": 3.0}
+                row |= {
+                    "reward/clip": 0.2 + 0.01 * epoch,
+                    "reward/clip/std": 0.1,
+                    "loss": 2.0,
+                    "kl": 10.0 ** (epoch - 9),
+                }
+                row |= {"grad_norm": None if hack and epoch == 2 else 1.0, "gardo/gate": 0.1 * epoch}
+                row["diversity"] = 0.4
+            if epoch % 2 == 0:
+                row |= {"eval/clip": 0.2 + 0.01 * epoch, "eval/gold": 0.5 + sign * 0.01 * epoch}
+                row |= {"eval/noise": 0.1 - sign * 0.005 * epoch, "seconds/evaluate": 2.0}
+                row["eval/diversity"] = 0.4 - (0.03 if hack else 0.001) * epoch
+                save_samples(
+                    folder, epoch, torch.full((len(prompts), 3, 8, 8), epoch / epochs), prompts, [7] * len(prompts)
+                )
+            tracker.log(row)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def noise_is_better_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed plugin "noise" whose card says that lower is better, and a broken one, "gold"."""
+    card = Card("noise", (0, 1), "", "", "", "", "", better="lower")
+
+    def load(name: str) -> type:
+        if name == "gold":
+            raise UserError("cannot be imported")
+        return type("Noise", (), {"card": card})
+
+    monkeypatch.setattr(data, "available", lambda: {"noise": None, "gold": None})
+    monkeypatch.setattr(data, "load_class", load)
+
+
+class Checker(HTMLParser):
+    """Collects what a browser would act on, and checks that tags are balanced."""
+
+    VOID = ("meta", "link", "img", "br", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.references: set[str] = set()
+        self.loaded: list[str] = []
+        self.seen: Counter[str] = Counter()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs, count=False)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]], count: bool = True) -> None:
+        self.seen[tag] += count
+        for name, value in attrs:
+            assert not name.startswith("on"), f"script in <{tag} {name}>"
+            if name == "id":
+                self.ids[value or ""] += 1
+            elif name in ("src", "href", "xlink:href"):
+                (self.references.add if (value or "").startswith("#") else self.loaded.append)(value or "")
+            self.references.update(re.findall(r"url\((#[^)]*)\)", value or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check(path: Path) -> tuple[str, Checker]:
+    text = path.read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert all(url.startswith("data:") for url in checker.loaded)
+    assert (
+        "http://" not in text
+        and "https://" not in text
+        and "@import" not in text
+        and "url(" not in text.split("</style>")[0]
+    )
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in text
+    assert checker.seen["script"] == 0 and "alert(" in text, "names from the run are shown, as text"
+    assert "&lt;script&gt;alert(&quot;&amp;amp;&quot;)" in text
+    assert max(checker.ids.values()) == 1
+    assert checker.references <= {f"#{name}" for name in checker.ids}
+    return text, checker
+
+
+def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my-run")
+    path = report.write_report(run)
+    assert path == run / "report.html"
+    text, checker = check(path)
+    assert [name for name in run.iterdir() if name.suffix == ".tmp"] == []
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert titles == ["Rewards and watched values", "Samples over time", "Optimisation", "Other metrics", "Time", "Run"]
+    assert "<h1>my-run</h1>" in text
+    assert "nft on playground · 6 epochs · 600 images · 1:08 of training and evaluation" in text
+    assert '<b>clip</b> 0.200 → 0.260 (<b class="good">+0.060</b>)' in text
+    assert 'from 0.100, <b class="good">−0.030</b>; lower is better' in text  # noise fell, which is good
+    assert 'class="warning"' not in text
+    assert checker.seen["img"] == 2 * 4
+    assert "rollout 44% (0:30)" in text and "evaluate 12% (0:08)" in text and "other 9% (0:06)" in text
+    # 4 values with diversity, loss, kl, norm, spread, gardo/gate, seconds; and a spark line in each of 4 tiles
+    assert checker.seen["svg"] == 4 + 4 + 1 + 1 + 4
+    assert "gardo/gate" in text
+
+
+def test_warnings(tmp_path: Path) -> None:
+    run = data.read_run(make_run(tmp_path / "run", hack=True))
+    texts = data.warnings_of(run)
+    assert texts[0] == (
+        "Possible reward hacking: gold, which is only watched, fell from 0.500 in epoch 0 to 0.440, while the trained "
+        "clip went up. Look at the samples."
+    )
+    assert "noise, which is only watched, rose from 0.100 in epoch 0 to 0.130" in texts[1]
+    assert texts[2].startswith("Diversity fell to 55% of where it began (0.400 to 0.220; below 70% since epoch 6)")
+    assert texts[3:] == ["grad_norm was not finite in epoch 2."]
+    assert data.warnings_of(data.read_run(make_run(tmp_path / "good"))) == []
+
+
+def test_hacking_needs_a_rising_proxy_and_a_real_fall(tmp_path: Path) -> None:
+    def warned(proxy: list[float], watched: list[float]) -> list[str]:
+        rows = [
+            {"epoch": i, "samples": i, "eval/clip": a, "eval/gold": b}
+            for i, (a, b) in enumerate(zip(proxy, watched, strict=True))
+        ]
+        return data.warnings_of(data.RunData(tmp_path, "x", rows, {"rewards": {"clip": None}}))
+
+    assert "since epoch 1" in warned([0.1, 0.2, 0.3], [0.5, 0.6, 0.55])[0]
+    assert warned([0.1, 0.2, 0.3], [0.5, 0.6, 0.58]) == []  # 3 % below its best: noise
+    assert warned([0.3, 0.2, 0.1], [0.5, 0.6, 0.3]) == []  # both fall: something else is wrong
+    assert warned([0.1, 0.3, 0.2], [0.5, 0.6, 0.3]) == []  # the proxy has not risen since the best
+
+
+def test_lower_is_better_never_runs_a_file_of_the_config() -> None:
+    config = {"rewards": {"mine": {"plugin": "noise"}, "x": {"plugin": "/tmp/x.py:X"}}, "watch": {"gold": None}}
+    assert report.lower_is_better(config) == {"mine"}
+
+
+def test_a_method_adds_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gardo(run: report.RunData) -> str:
+        return f"<section><h2>GARDO</h2>last gate {run.series('gardo/gate')[1][-1]:.1f}</section>"
+
+    monkeypatch.setattr(report, "sections", [*report.sections, gardo])
+    text, _ = check(report.write_report(make_run(tmp_path / "run")))
+    assert "last gate 0.6" in text
+    assert "Other metrics" not in text  # the method's own section has read the only one
+
+
+def test_a_bare_run_still_has_a_report(tmp_path: Path) -> None:
+    """One epoch, no config, no evaluation, no images, a sample that was being written."""
+    with Tracker(tmp_path) as tracker:
+        tracker.log({"epoch": 1, "samples": 96, "reward/clip": 0.5, "reward/clip/std": 0.1, "loss": float("nan")})
+    (tmp_path / "samples" / "epoch-0001").mkdir(parents=True)
+    (tmp_path / "samples" / "epoch-0001" / "00-half.png").write_bytes(b"\x89PNG")
+    text = report.write_report(tmp_path).read_text()
+    assert "clip" in text and "loss was not finite in epoch 1." in text and "Samples" not in text
+
+
+def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    good = make_run(tmp_path / "good")
+    for bad, text in ((empty, "is not a run's folder"), (tmp_path / "gone", "there is no such run folder")):
+        with pytest.raises(UserError, match=f"{bad}.*{text}"):
+            report.write_report(bad)
+        with pytest.raises(UserError, match=f"{bad}.*{text}"):
+            report.write_comparison([good, bad], tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+    (good / "config.yaml").write_text("a: [1")
+    with pytest.raises(UserError, match=r"good/config.yaml: cannot be read"):
+        report.write_report(good)
+    (good / "config.yaml").write_text("- 1")
+    with pytest.raises(UserError, match="expected a dict, found a list"):
+        report.write_report(good)
+
+
+def test_comparison(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", hack=True)
+    out = report.write_comparison([a, b], tmp_path / "new" / "out.html")
+    text, checker = check(out)
+    assert "a/run" in text and "b/run" in text  # told apart although both folders are called "run"
+    assert text.count("Possible reward hacking") == 2
+    row = re.search(r"<tr><th>gold</th>(.*?)</tr>", text)
+    assert row is not None
+    assert re.findall(r"[−+]?\d\.\d{3}", row[1]) == ["0.500", "0.560", "+0.060", "0.500", "0.440", "−0.060"]
+    assert checker.seen["svg"] == 2 * 4  # four values, against images and against time
+    assert "training time (seconds)" in text
+    assert checker.seen["img"] == 2 * 3  # per prompt: the start and each run's last
+    with pytest.raises(UserError, match="at least two"):
+        report.write_comparison([a], out)
+    with pytest.raises(UserError, match=r"\./a/run|a/run: this run is given twice"):
+        report.write_comparison([a, tmp_path / "b" / ".." / "a" / "run"], out)
+
+
+def test_series_skip_what_is_not_finite_and_sum_the_time(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"epoch": 0, "samples": 0, "a": 1.0},
+        {"epoch": 1, "samples": 8, "a": None, "seconds": 3.0},
+        {"epoch": 2, "samples": 16, "a": 2.5, "seconds": 4.0},
+    ]
+    run = data.RunData(tmp_path, "x", rows)
+    assert run.series("a") == ([0.0, 16.0], [1.0, 2.5])
+    assert run.series("a", "elapsed") == ([0.0, 7.0], [1.0, 2.5])
+    assert run.ends("a") == (1.0, 2.5)
+    assert run.used == {"a"}
+
+
+def test_a_metric_keeps_its_colour(tmp_path: Path) -> None:
+    rows = [{"epoch": 0, "samples": 0, "eval/b": 1.0, "eval/diversity": 1.0, "eval/a": 1.0}]
+    run = data.RunData(tmp_path, "x", rows, {"rewards": {"a": {}}})
+    assert [run.color(name) for name in ("a", "b", "diversity")] == ["c0", "c1", "c7"]
+
+
+def test_charts_take_the_pages_colours_and_keep_text(tmp_path: Path) -> None:
+    axis = plots.Axis(y="mean score", level=(0.2, "70% of it"), description='a "chart"')
+    svg = plots.chart([plots.Line([0, 1500, 3000], [0.1, 0.2, 0.4], "c1", "x", "dots")], axis)
+    assert re.findall(r"#[0-9a-f]{6}\b(?!-)", svg) == []
+    assert "var(--c1)" in svg and "var(--warn)" in svg and "var(--muted)" in svg
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"mean score", "images generated", "70% of it", "1k", "0.2"} <= set(texts)
+    assert 'aria-label="a &quot;chart&quot;"' in svg
+    assert len(set(re.findall(r'id="(\w{8})-', svg))) == 1
+    tiny = plots.chart([plots.Line([0, 1], [1e-6, 1e-2], "c0")], plots.Axis(y="KL", log=True))
+    assert {"1e−6", "1e−2"} & set(re.findall(r"<text[^>]*>([^<]*)</text>", tiny))
+    timed = plots.chart([plots.Line([0, 5400], [0, 1], "c0")], plots.Axis(x="time", y="y", time=True))
+    assert {"time (minutes)", "80"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", timed))
+
+
+def test_long_curves_are_averaged() -> None:
+    xs = list(range(1003))
+    thin_xs, thin_ys = plots._thin(xs, [2.0 * x for x in xs])
+    assert len(thin_xs) == 400
+    np.testing.assert_allclose(thin_ys, 2 * np.array(thin_xs))
+    assert thin_xs[0] == pytest.approx(1.0, abs=1) and thin_xs[-1] == pytest.approx(1001, abs=1)
+    assert plots._thin(xs[:400], xs[:400]) == (xs[:400], xs[:400])
+
+
+def test_small_images_are_lossless_and_large_ones_reduced(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "small.png")
+    small = picture(tmp_path / "small.png")
+    assert 'class="pixels"' in small and 'width="48" height="64"' in small
+    decoded = Image.open(io.BytesIO(base64.b64decode(small.split("base64,")[1].split('"')[0])))
+    assert np.array_equal(np.asarray(decoded), pixels)
+    Image.new("RGB", (1024, 512), "teal").save(tmp_path / "large.png")
+    large = picture(tmp_path / "large.png")
+    assert "image/jpeg" in large and 'width="256" height="128"' in large and "pixels" not in large
+
+
+def test_pick_keeps_first_and_last() -> None:
+    assert pick(list(range(5)), 9) == [0, 1, 2, 3, 4]
+    chosen = pick(list(range(0, 400, 10)), 9)
+    assert len(chosen) == 9 and chosen[0] == 0 and chosen[-1] == 390
+    assert {b - a for a, b in itertools.pairwise(chosen)} <= {40, 50}
