@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     _show_warnings()
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as done:  # argparse has printed a help text
-        return int(done.code or 0)
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, so that a closed pipe is noticed here
+        return code
     except KeyboardInterrupt:
         print("diffrl: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader (head, less) has seen enough; stdout is flushed once more at exit
+    except BrokenPipeError:  # the reader (head, less) has seen enough; Python flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -72,7 +72,10 @@ def _run(argv: list[str]) -> int:
     if argv[0] not in (*commands, *options):
         kind, choices = ("option", options) if argv[0].startswith("-") else ("command", tuple(commands))
         raise UserError(f'unknown {kind} "{argv[0]}"{nearest(argv[0], choices)}')
-    arguments, rest = parser.parse_known_args(argv)
+    try:
+        arguments, rest = parser.parse_known_args(argv)
+    except SystemExit as done:  # a help text was printed
+        return int(done.code or 0)
     own: _Parser = arguments.parser
     for word in rest:
         if word.startswith("-"):

@@ -42,7 +42,7 @@ class Plan:
     images: int = 49_152
     vae: tuple[int, int, float] = (2_300, 32, 2e-3)
     clip: tuple[int, int, float] = (900, 256, 1e-3)
-    generator: tuple[int, int, float] = (7_000, 128, 1e-3)
+    generator: tuple[int, int, float] = (5_600, 128, 1e-3)
     aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
 
 

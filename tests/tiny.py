@@ -78,10 +78,11 @@ def tiny_sd3(
     force_upcast: bool = False,
     max_sequence_length: int | None = 0,
     dynamic_shifting: bool = False,
+    dual_attention: bool = False,
 ) -> Path:
     """Make and save a random StableDiffusion3Pipeline: 16 x 16 pixels, latents (4, 8, 8), about 60,000 parameters.
 
-    `max_sequence_length` is recorded in `diffrl.json`; None records nothing.
+    `max_sequence_length` is recorded in `diffrl.json`; None records nothing. `dual_attention`: as in SD3.5-Medium.
     """
     directory = Path(directory)
     with torch.random.fork_rng(devices=[]):
@@ -99,6 +100,8 @@ def tiny_sd3(
             joint_attention_dim=2 * WIDTH,
             pooled_projection_dim=2 * WIDTH,
             pos_embed_max_size=8,
+            dual_attention_layers=(0,) if dual_attention else (),
+            qk_norm="rms_norm" if dual_attention else None,
         )
         vae = AutoencoderKL(
             down_block_types=("DownEncoderBlock2D",) * 2,

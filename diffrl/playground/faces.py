@@ -16,7 +16,7 @@ from diffrl.playground.grammar import HAIRS, SKINS, Head
 from diffrl.playground.renderer import HAT, PALETTE, SCALE, SIZE, SKIN
 from diffrl.playground.sight import MIN_DISTANCE, largest_part, ramp, without_holes
 
-# Without a hat the head is 47 units wide and 22 high below its middle; the brim of the hat is 50 wide (renderer._draw_head).
+# In units: a head without a hat is 47 wide, the brim of a hat 50, the chin 22 below the middle (renderer._draw_head).
 _WIDTHS = {False: 47.0, True: 50.0}
 _CHIN = 22.0
 _SKIN_COLORS = np.array([SKIN[name] for name in SKINS], np.float32)
@@ -28,8 +28,8 @@ _HAT_COLOR = np.array(HAT, np.float32)
 class Face:
     """The measurements of a head.
 
-    `presence`: how much this is a head at all, in [0, 1]. `skin` (3,) and `hair` (4,): distances to SKINS and HAIRS in grey
-    levels. `smile`: how far the middle of the mouth lies below its ends, negative in a frown, in pixels at unit 1. `mouth`:
+    `presence`: how much this is a head at all, in [0, 1]. `skin` (3,) and `hair` (4,): distances to SKINS and HAIRS in
+    grey levels. `smile`: how far the middle of the mouth lies below its ends, in units, negative in a frown. `mouth`:
     its ink over what a mouth has, in [0, 1]. `glasses`, `hat`: likeness in [0, 1].
     """
 
@@ -98,7 +98,7 @@ class _Zones:
 
 
 def find_face(pixels: np.ndarray, distance: np.ndarray) -> Face | None:
-    """The face in `pixels`, float (64, 64, 3), 0 to 255, or None where nothing is large enough. `distance`: d (64, 64)."""
+    """The face in an image, or None where nothing is large enough. `pixels`, `distance`: as for `sight.find_blobs`."""
     foreground = without_holes(largest_part(distance > MIN_DISTANCE))
     fit = _fit(foreground, False)
     if fit is None:
@@ -119,7 +119,7 @@ def find_face(pixels: np.ndarray, distance: np.ndarray) -> Face | None:
     smile, mouth = _mouth(darkness, zones)
     skins = np.linalg.norm(_SKIN_COLORS - skin, axis=1)
     hairs = np.linalg.norm(_HAIR_COLORS - hair, axis=1)
-    colored = ramp(skins.min(), 120.0, 40.0) * ramp(hairs.min(), 120.0, 40.0)
+    colored = ramp(skins.min(), 120.0, 40.0) * ramp(hairs.min(), 140.0, 60.0)
     return Face(
         presence=_presence(foreground, zones, hatted) * colored,
         skin=skins,

@@ -106,12 +106,12 @@ class Scene:
         """What the split is decided by: the word, or the plain prompt with the things in a fixed order."""
         if self.word:
             return self.word
-        plain = replace(self, style="filled", tone="normal")
-        if self.kind == "relations" and self.relation in ("right of", "below"):
-            plain = replace(plain, things=self.things[::-1], relation=_OPPOSITE[self.relation])
-        elif self.kind == "pairs":
-            plain = replace(plain, things=tuple(sorted(self.things, key=lambda thing: (thing.color, thing.shape))))
-        return plain.text()
+        scene = self
+        if self.relation in ("right of", "below"):
+            scene = replace(self, things=self.things[::-1], relation=_OPPOSITE[self.relation])
+        elif self.kind == "pairs" and self.things[0].color > self.things[1].color:
+            scene = replace(self, things=self.things[::-1])
+        return f"{_subject(scene)} on {self.background}"
 
     def split(self) -> str:
         """ "train", "validation" or "test" (80, 10 and 10 %)."""

@@ -59,12 +59,14 @@ class Blob:
 def to_pixels(images: Any) -> np.ndarray:
     """uint8 (B, 64, 64, 3) of images as float (B, 3, H, W) in [0, 1] or uint8 (B, H, W, 3), arrays or tensors.
 
-    Other sizes are resized (area-weighted). Raises ValueError for any other form.
+    Other sizes are resized (bilinear, anti-aliased). Raises ValueError for any other form and for non-finite values.
     """
     x = torch.as_tensor(images).detach().cpu()
     if x.ndim == 4 and x.shape[-1] == 3 and x.dtype == torch.uint8:
         x = x.permute(0, 3, 1, 2).float()
     elif x.ndim == 4 and x.shape[1] == 3 and x.dtype.is_floating_point:
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("images hold non-finite values")
         x = x.float().clamp(0, 1) * 255.0
     else:
         raise ValueError(
@@ -194,8 +196,8 @@ def _likeness(silhouette: np.ndarray) -> np.ndarray:
 def _pattern(member: np.ndarray, alpha: np.ndarray, solid: np.ndarray) -> np.ndarray:
     """Likeness of the inside of a blob to each of STYLES (4,); the sum is 1.
 
-    Filled: the mean alpha of the inside is high. Striped: the row means explain its variance, the column means do not. Of the
-    others, outlined is emptier than dotted.
+    Filled: the mean alpha of the inside is high. Striped: the row means explain its variance, the column means do not.
+    Of the others, outlined is emptier than dotted.
     """
     inside = ndimage.binary_erosion(solid, iterations=2)
     if inside.sum() < 6:

@@ -104,8 +104,8 @@ def see(image: np.ndarray) -> Observation:
 def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
     """The verdict on every image for its prompt.
 
-    `images`: float (B, 3, H, W) in [0, 1] or uint8 (B, H, W, 3), tensor or array; other sizes than 64 are resized. Raises
-    ValueError for another form, for a prompt that is not of the world, or if the numbers of images and prompts differ.
+    `images`: float (B, 3, H, W) in [0, 1] or uint8 (B, H, W, 3), tensor or array; other sizes than 64 are resized.
+    Raises ValueError for another form, for a prompt that is not of the world, or if there are not as many prompts.
     """
     pixels = to_pixels(images)
     if len(pixels) != len(prompts):
@@ -194,7 +194,7 @@ def _count_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
 
 
 def _thing_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
-    """Objects, pairs and relations: every thing gets the blob that fits best; more blobs than things cost the shapes."""
+    """Objects, pairs and relations: each thing gets the blob that fits best; more blobs than things cost the shapes."""
     blobs, sizes, several = _things(seen), _SIZES[scene.kind], len(scene.things) > 1
     answers: dict[str, Answer] = {}
     if not blobs:

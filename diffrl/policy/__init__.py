@@ -49,7 +49,10 @@ def load_policy(
         raise UserError(f'model: "{model}" is a {family}, supported are {", ".join(FAMILIES)}')
     if precision not in PRECISIONS:
         raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
-    backbone: Backbone = FAMILIES[family].load(source, index, PRECISIONS[precision], resolution)
+    try:
+        backbone: Backbone = FAMILIES[family].load(source, index, PRECISIONS[precision], resolution)
+    except OSError as error:  # a file is missing or damaged, the hub is out of reach, or wants a licence accepted
+        raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     return Policy(backbone, lora=lora, device=device, seed=seed)
 
 
@@ -71,5 +74,9 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
     try:
         return model, DiffusionPipeline.load_config(model)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = _first_line(error)
         raise UserError(f'model: "{model}" is no folder here, and not to be had from the hub: {reason}') from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,7 +23,7 @@ from diffrl.forward import Prediction, Process
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
 
 # Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
-CACHE_BYTES = 8 << 30
+CACHE_BYTES = 4 << 30
 # One decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, at most 16 (more leave a CPU's caches: 1.7 times slower).
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
 

@@ -86,9 +86,11 @@ def chart(lines: Sequence[Line], axis: Axis) -> str:
         if axis.level is not None:
             value, text = axis.level
             axes.axhline(value, color=_PLACEHOLDER["warn"], linewidth=1, linestyle=(0, (4, 3)))
+            low, high = axes.get_ylim()
+            below = value > low + 0.2 * (high - low)  # curves begin above the level; keep clear of the x axis
             axes.annotate(
-                text, (0, value), xycoords=("axes fraction", "data"), xytext=(4, -3), textcoords="offset points",
-                ha="left", va="top", color=_PLACEHOLDER["warn"],
+                text, (0, value), xycoords=("axes fraction", "data"), xytext=(4, -3 if below else 2),
+                textcoords="offset points", ha="left", va="top" if below else "bottom", color=_PLACEHOLDER["warn"],
             )  # fmt: skip
         _finish(axes, axis)
         return _svg(figure, axis.description)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,7 @@ class Loop:
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.step = 0
         self.clock = Clock()
+        self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
@@ -127,6 +129,7 @@ class Loop:
             pending.append(self.scorer.submit(images, owners))
             features.append(self.features(images))
             self.clock.add("reward", mark)
+            self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
 
         rollout = collect(
             self.policy,
@@ -163,6 +166,7 @@ class Loop:
             for samples in optimiser_steps(
                 rollout.total, settings.batch_size, rollout.first, len(rollout.member), order
             ):
+                self.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 pairs = sample_pairs(samples, per_sample)
                 for part in pairs.tensor_split(settings.accumulation):

@@ -47,7 +47,7 @@ class NFT:
 
     name = "nft"
     samples_from = "old"
-    snapshots = ("old",)
+    snapshots: tuple[str, ...] = ("old",)
     keep_trajectory = False
 
     def __init__(

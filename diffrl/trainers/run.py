@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from PIL import Image
 from rich.console import Console
 
 from diffrl import checkpoint
@@ -21,6 +22,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.progress import ProgressTable, summary
 from diffrl.prompts import PromptStream, load_prompts
 from diffrl.report import write_report
+from diffrl.report.data import lower_is_better
 from diffrl.rewards.registry import load_reward, takes
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
@@ -62,7 +64,7 @@ class Run:
         self.optimiser = torch.optim.AdamW(
             [parameter for _, parameter in self.policy.trainable],
             lr=config.optimise.learning_rate,
-            betas=tuple(config.optimise.betas),
+            betas=config.optimise.betas,
             weight_decay=config.optimise.weight_decay,
         )
         self.loop = Loop(
@@ -106,10 +108,10 @@ class Run:
     def judged(self) -> str:
         return "ema" if self.config.optimise.ema else "default"
 
-    def draw_samples(self, epoch: int) -> None:
-        """The fixed prompts with their fixed seeds, as PNG; the main process draws them."""
+    def draw_samples(self, epoch: int, tracker: Tracker | None) -> None:
+        """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
         count = min(self.config.tracking.samples, len(self.test_prompts))
-        if not (self.main and count):
+        if tracker is None or not count:
             return
         prompts = self.test_prompts[:count]
         batches = generate(
@@ -122,7 +124,9 @@ class Run:
             snapshot=self.judged,
         )
         images = torch.cat([batch for _, batch in batches])
-        save_samples(self.folder, epoch, images, [p.text for p in prompts], [self.config.seed] * count)
+        texts = [prompt.text for prompt in prompts]
+        paths = save_samples(self.folder, epoch, images, texts, [self.config.seed] * count)
+        tracker.images(epoch, [Image.open(path) for path in paths], texts)
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
@@ -182,8 +186,12 @@ def _lead(run: Run, console: Console) -> None:
     tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved())
     names = list(run.scorer.names)
     try:
+        console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
         history = read_metrics(run.folder)
-        with ProgressTable(config.epochs, names, title=describe(run), console=console, history=history) as table:
+        lower = lower_is_better(config.resolved())
+        title = str(run.folder)
+        with ProgressTable(config.epochs, names, title=title, console=console, history=history, lower=lower) as table:
+            run.loop.status = table.status
             _epochs(run, tracker, table)
     finally:
         tracker.close()
@@ -191,7 +199,8 @@ def _lead(run: Run, console: Console) -> None:
         if history:
             write_report(run.folder)
     judged = [metrics for metrics in history if "eval/diversity" in metrics]
-    console.print(summary(judged[0], judged[-1], report=(run.folder / "report.html").resolve(), trained=names))
+    report = (run.folder / "report.html").resolve()
+    console.print(summary(judged[0], judged[-1], report=report, trained=names, lower=lower))
 
 
 def _follow(run: Run) -> None:
@@ -211,7 +220,7 @@ def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> N
         run.epoch = epoch
         last = epoch == config.epochs
         if epoch % config.evaluate.every == 0 or last:
-            _evaluate(run, metrics)
+            _evaluate(run, metrics, tracker)
         # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
         if tracker is not None and table is not None:
             tracker.log(metrics)
@@ -225,16 +234,17 @@ def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> N
 def _baseline(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> None:
     """Line 0 of the metrics: the model before training."""
     metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
-    _evaluate(run, metrics)
+    _evaluate(run, metrics, tracker)
     if tracker is not None and table is not None:
         tracker.log(metrics)
         table.add(metrics)
 
 
-def _evaluate(run: Run, metrics: dict[str, Any]) -> None:
+def _evaluate(run: Run, metrics: dict[str, Any], tracker: Tracker | None) -> None:
     mark = time.perf_counter()
+    run.loop.status("evaluating")
     metrics |= run.evaluate()
-    run.draw_samples(metrics["epoch"])
+    run.draw_samples(metrics["epoch"], tracker)
     metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
     run.loop.clock.take()  # evaluation's forwards are not the next epoch's
 
@@ -275,7 +285,7 @@ def sampler_spec(config: Config) -> SamplerSpec:
         level=rollout.noise_level,
         eta=rollout.noise_level,
         window=rollout.window,
-        window_range=tuple(rollout.window_range) if rollout.window_range else None,
+        window_range=rollout.window_range,
         same_noise=rollout.same_noise,
     )
 
@@ -321,6 +331,6 @@ def describe(run: Run) -> str:
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
         f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
-        f"{config.lora.rank}, {parameters / 1e6:.2f} M parameters; rewards: {rewards}; "
+        f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}; run folder {run.folder}"
     )

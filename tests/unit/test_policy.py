@@ -209,6 +209,15 @@ def test_a_step_moves_every_trained_matrix_and_nothing_else(policy: Policy) -> N
     assert not policy.network.training and not policy.vae.training
 
 
+def test_sd35_medium_kind(tmp_path: Path) -> None:
+    policy = load_policy(str(tiny_sd3(tmp_path, dual_attention=True)), lora=SPEC)
+    assert policy.network.config.qk_norm == "rms_norm" and hasattr(policy.network.transformer_blocks[0], "attn2")
+    scramble(policy)
+    policy.predict(*inputs(policy)).v.square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for _, p in policy.trainable)
+    assert len(policy.trainable) == 28 and not any("attn2" in name for name, _ in policy.trainable)
+
+
 def test_using_a_snapshot_and_restoring(policy: Policy) -> None:
     scramble(policy)
     old = velocity(policy)
@@ -472,6 +481,11 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
         load_policy(str(tmp_path))
     with pytest.raises(UserError, match=r'optimise.precision: unknown "bf17" \(nearest: "bf16"\)'):
         load_policy(model, precision="bf17")
+
+    broken = tiny_sd3(tmp_path / "broken")
+    (broken / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(UserError, match=r'broken" cannot be loaded: .*diffusion_pytorch_model'):
+        load_policy(str(broken))
 
     def refused(*_: object) -> None:
         raise OSError("cannot reach the hub\nlong story")

@@ -1,0 +1,134 @@
+"""Train a config with several seeds and write what it did to the held-out prompts, as one JSON.
+
+    python scripts/reproduce.py configs/playground/nft.yaml --seeds 0 1 2 --out assets/results/nft.json
+
+Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
+LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from diffrl import __version__
+from diffrl.config import load_config
+from diffrl.evaluation import score_policy, summarise
+from diffrl.prompts import load_prompts
+from diffrl.tracking import read_metrics
+from diffrl.trainers.run import Run, evaluation_spec, train
+
+
+def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Means (with diversity) and per-prompt scores (P, K) of a snapshot; None is the base model."""
+    chosen = load_prompts(run.config.prompts.test)[:prompts]
+    scores, diversity = score_policy(
+        run.policy,
+        run.judges,
+        run.features,
+        chosen,
+        evaluation_spec(run.config),
+        seed=10_000,  # noise that no evaluation during training has seen
+        per_prompt=per_prompt,
+        batch_size=run.config.rollout.batch_size,
+        snapshot=snapshot,
+    )
+    means = summarise(run.judges.names, scores) | {"diversity": diversity}
+    return means, scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
+
+
+def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    folder = args.runs / f"{Path(config_path).stem}{args.tag}-{seed}"
+    config = load_config(config_path, [*overrides, f"seed={seed}", f"run_dir={folder}"])
+    finished = [m["epoch"] for m in read_metrics(folder)][-1:] == [config.epochs]
+    if not finished:
+        train(config, resume=folder if folder.exists() else None)
+    history = read_metrics(folder)
+    run = Run(config)
+    run.folder = folder
+    before, base = judge(run, None, args.prompts, args.per_prompt)
+    run.restore()
+    after, tuned = judge(run, run.judged, args.prompts, args.per_prompt)
+    tests = {}
+    for k, name in enumerate(run.judges.names):
+        pairs = (tuned[:, k] - base[:, k]).numpy()
+        pairs = pairs[~np.isnan(pairs)]
+        tests[name] = float(stats.ttest_1samp(pairs, 0.0).pvalue) if pairs.std() > 0 else 1.0
+    seconds = sum(m.get("seconds", 0.0) for m in history)
+    overhead = sum(m.get("seconds/overhead", 0.0) for m in history)
+    return {
+        "seed": seed,
+        "before": before,
+        "after": after,
+        "p_value_paired_over_prompts": tests,
+        "images": history[-1]["samples"],
+        "optimiser_steps": history[-1]["step"],
+        "training_seconds": round(seconds, 1),
+        "evaluation_seconds": round(sum(m.get("seconds/evaluate", 0.0) for m in history), 1),
+        "overhead_share": round(overhead / seconds, 4) if seconds else None,
+        "curve": [
+            {
+                "samples": m["samples"],
+                **{k: round(v, 5) for k, v in m.items() if k.startswith("eval/") and v is not None},
+            }
+            for m in history
+            if "eval/diversity" in m
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--prompts", type=int, default=256, help="test prompts of the final judgement")
+    parser.add_argument("--per-prompt", type=int, default=4)
+    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"))
+    parser.add_argument("--tag", default="", help="added to the run folders' names, for variants")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    runs = [one_seed(args.config, args.overrides, seed, args) for seed in args.seeds]
+    names = [n for n in runs[0]["after"] if runs[0]["after"][n] is not None]
+    table = {}
+    for name in names:
+        before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+        gain = after - before
+        spread = float(gain.std(ddof=1)) if len(runs) > 1 else None
+        table[name] = {
+            "before": float(before.mean()),
+            "after": float(after.mean()),
+            "gain": float(gain.mean()),
+            "gain_std": spread,
+        }
+    result = {
+        "command": shlex.join(["python", *sys.argv]),
+        "diffrl_version": __version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "config": load_config(args.config, args.overrides).resolved(),
+        "summary": table,
+        "runs": runs,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, row in table.items():
+        print(
+            f"{name:>12}  {row['before']:.3f} -> {row['after']:.3f}  {row['gain']:+.3f} +- {row['gain_std'] or 0:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

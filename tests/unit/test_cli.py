@@ -1,0 +1,285 @@
+"""The command line: exit codes, one line for a mistake, and what each command hands to the library."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from diffrl import __version__
+from diffrl.cli import main
+from diffrl.config import dump, load_config
+from diffrl.errors import UserError
+from diffrl.rewards import registry
+
+CONFIG = """\
+rewards: {clip: {weight: 2}}
+rollout: {groups: 4, group_size: 6}
+optimise: {batch_size: 12, accumulation: 4}
+"""
+SAMPLE = ["sample", "playground", "--prompts", "p.txt"]
+EVALUATE = ["evaluate", "playground", "--prompts", "p.txt"]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """A folder with a config, prompts and a run; two rewards; one process."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("WORLD_SIZE", "DIFFRL_DEBUG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(registry, "available", lambda: {"clip": None, "ocr": None})
+    Path("ok.yaml").write_text(CONFIG)
+    Path("p.txt").write_text("a\nb\n")
+    for run in ("runs/one", "runs/two"):
+        Path(run, "lora").mkdir(parents=True)
+        Path(run, "metrics.jsonl").write_text("")
+    Path("runs/one/lora/pytorch_lora_weights.safetensors").write_text("")
+    dump(load_config("ok.yaml", ["run_dir=runs/one"]), "runs/one/config.yaml")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the library is called with; set `calls.error` to make it fail. Modules that import torch are replaced."""
+
+    class Calls(list):
+        error: BaseException | None = None
+
+    calls = Calls()
+
+    def stub(module: str, name: str, result=None):
+        def function(*args, **kwargs):
+            calls.append((name, args, kwargs))
+            if calls.error is not None:
+                raise calls.error
+            return result
+
+        fake = sys.modules.get(module) if isinstance(sys.modules.get(module), Fake) else Fake(module)
+        setattr(fake, name, function)
+        monkeypatch.setitem(sys.modules, module, fake)
+
+    class Fake(ModuleType):
+        pass
+
+    stub("diffrl.trainers.run", "train")
+    stub("diffrl.evaluation", "sample")
+    scores = {"mean": {"clip": 0.25, "ocr": None}, "standard_error": {"clip": 0.01, "ocr": 0.0}, "diversity": 0.5}
+    stub("diffrl.evaluation", "evaluate", scores)
+    stub("diffrl.report", "write_comparison")
+    stub("diffrl.rewards.check", "check", False)
+    stub("diffrl.rewards.cards", "table", "the cards")
+    return calls
+
+
+def fails(capsys, *argv: str) -> str:
+    """The one line on stderr of a command that must end with 2."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("diffrl: error: ") and err.count("\n") == 1
+    return err.removeprefix("diffrl: error: ").strip()
+
+
+def test_help_and_version(capsys):
+    assert main([]) == 0
+    assert "usage: diffrl" in capsys.readouterr().out
+    for command in ("train", "sample", "evaluate", "compare", "rewards", "doctor", "version"):
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "\nexample" in text and f"\n  diffrl {command}" in text
+    for words in (["version"], ["--version"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out == f"diffrl {__version__}\n"
+    assert main(["train", "--help-config"]) == 0
+    assert "  group_size: 24" in capsys.readouterr().out
+
+
+def test_help_and_mistakes_are_answered_before_torch_is_imported():
+    script = """
+import sys
+from diffrl.cli import main
+codes = [main(words.split()) for words in (
+    "", "train --help", "train --help-config", "train ok.yaml rollout.groups=x", "train ok.yaml rewards.clap={}",
+    "sample playgrond --prompts p.txt --out o", "evaluate playground --rewards x --prompts p.txt --out o",
+)]
+print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 2, 2, 2, 2] False False"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("trian", 'unknown command "trian" (nearest: "train")'),
+        ("--versoin", 'unknown option "--versoin" (nearest: "--version")'),
+        ("train", "train: no CONFIG; name a YAML file or a shipped config such as playground/nft"),
+        ("train seed=1", "train: no CONFIG"),
+        ("train ko.yaml", 'no config "ko.yaml" (nearest: "ok.yaml")'),
+        ("train ok.yaml --rsume runs/one", 'unknown option "--rsume" (nearest: "--resume")'),
+        ("train ok.yaml --dry-run seeed=1", 'command line: seeed: unknown key (nearest: "seed")'),
+        ("train ok.yaml rollout.groups=x", 'command line: rollout.groups: expected a whole number, got "x"'),
+        ("train --resume runs/on", '--resume: no folder "runs/on" (nearest: "one")'),
+        ("train --resume runs/two", '--resume: "runs/two" is not a run\'s folder: it has no config.yaml'),
+        ("train --resume runs/one seed=1", "seed: 1, but the run in runs/one has 0"),
+        ("sample", "the following arguments are required: --out, MODEL, --prompts"),
+        ("sample playground --prompts p.txt", "the following arguments are required: --out"),
+        ("sample playgrond --prompts p.txt --out o", 'MODEL: "playgrond" is neither "playground"'),
+        ("sample playground --prompts q.txt --out o", '--prompts: prompts "q.txt": no such file (nearest: "p.txt")'),
+        ("sample playground --prompts playground/word/test --out o", 'unknown subset "word" (nearest: "words")'),
+        ("sample playground --prompts p.txt --out p.txt", '--out: "p.txt" is a file; name a folder'),
+        (
+            "sample playground --prompts p.txt --out o --steps 0",
+            '--steps: expected a whole number of at least 1, got "0"',
+        ),
+        ("sample playground --prompts p.txt --out o --seed -1", "argument --seed: expected"),
+        ("sample playground --prompts p.txt --out o --lora runs/one", 'the run\'s LoRA is "runs/one/lora"'),
+        ("sample playground --prompts p.txt --out o --lora runs/two/lora", "is not a folder with a LoRA"),
+        ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),
+        ("evaluate playground --prompts p.txt --out o --rewards ocr,clap", '--rewards: unknown reward "clap"'),
+        ("evaluate playground --prompts p.txt --out o --rewards ,", "--rewards: name at least one reward"),
+        ("evaluate playground --prompts p.txt --out runs --rewards ocr", '--out: "runs" is a folder; name a file'),
+        ("compare runs/one --out x.html", "compare: name at least two runs"),
+        ("compare runs/one runs/tow --out x.html", 'compare: no folder "runs/tow" (nearest: "two")'),
+        ("compare runs/one runs --out x.html", 'compare: "runs" is not a run\'s folder: it has no metrics.jsonl'),
+        ("rewards lst", 'rewards: expected list or check NAME, got "lst"'),
+        ("rewards check", "rewards check: name a reward; `diffrl rewards list` shows them"),
+        ("rewards check clap", 'unknown reward "clap" (nearest: "clip")'),
+        ("rewards check clip a", '"a": write parameter=value'),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, calls, words, expected):
+    assert expected in fails(capsys, *words.split())
+    assert calls == []
+
+
+def test_train_hands_over_the_config(calls):
+    assert main(["train", "ok.yaml", "seed=4", "--dry-run", "epochs=2"]) == 0
+    ((_, (config,), options),) = calls
+    assert (config.seed, config.epochs, config.run_dir) == (4, 2, "runs/ok")
+    assert options == {"resume": None, "dry_run": True}
+
+
+def test_resume_without_a_config_uses_the_run_s_own(calls):
+    assert main(["train", "--resume", "runs/one", "epochs=99"]) == 0
+    assert main(["train", "ok.yaml", "--resume", "runs/one"]) == 0
+    for (_, (config,), options), epochs in zip(calls, (99, 40), strict=True):
+        assert (config.epochs, config.run_dir) == (epochs, "runs/one")
+        assert options == {"resume": Path("runs/one"), "dry_run": False}
+
+
+def test_a_run_s_folder_may_be_moved(calls):
+    Path("runs/one").rename("runs/moved")
+    assert main(["train", "--resume", "runs/moved"]) == 0
+    assert calls[0][1][0].run_dir == "runs/moved"
+
+
+def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
+    common = {"model": "playground", "prompts": "p.txt", "steps": None, "limit": None}
+    assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
+    assert calls[0] == ("sample", (), common | {"lora": "runs/one/lora", "seed": 3, "per_prompt": 1, "out": Path("o")})
+    assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
+    more = {"lora": None, "seed": 0, "per_prompt": 4, "steps": 7, "limit": 2, "out": Path("s.json")}
+    assert calls[1] == ("evaluate", (), common | more | {"rewards": ["clip", "ocr"]})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["clip", "0.2500", "+-", "0.0100"] in lines and ["scores:", "s.json"] in lines
+    assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
+
+
+def test_compare_and_rewards(calls, capsys):
+    assert main(["compare", "runs/one", "runs/two", "--out", "x.html"]) == 0
+    assert main(["rewards", "check", "clip", "model=tiny", "scale=1e-2"]) == 1  # the check failed
+    assert main(["rewards", "list"]) == 0
+    runs = [Path("runs/one"), Path("runs/two")]
+    assert calls == [
+        ("write_comparison", (runs, Path("x.html")), {}),
+        ("check", ("clip",), {"model": "tiny", "scale": 0.01}),
+        ("table", (), {}),
+    ]
+    assert "the cards" in capsys.readouterr().out
+
+
+def test_a_failure_of_the_run_is_one_line_and_exit_code_1(calls, capsys):
+    from diffrl.rewards import RewardError
+
+    for error, expected in (
+        (RewardError("reward clip:\n  broken"), "reward clip: broken"),
+        (OSError(28, "No space left on device", "x.png"), "x.png: No space left on device"),
+        (ConnectionError("the hub cannot be reached"), "the hub cannot be reached"),
+    ):
+        calls.error = error
+        assert main(["train", "ok.yaml"]) == 1
+        assert capsys.readouterr().err == f"diffrl: error: {expected}\n"
+
+
+def test_a_damaged_checkpoint_is_a_failure_though_it_is_a_user_error(calls, capsys, monkeypatch):
+    class CheckpointError(UserError):
+        pass
+
+    module = ModuleType("diffrl.checkpoint")
+    module.CheckpointError = CheckpointError
+    monkeypatch.setitem(sys.modules, "diffrl.checkpoint", module)
+    calls.error = CheckpointError("lora.safetensors: wrong checksum")
+    assert main(["train", "ok.yaml"]) == 1
+    calls.error = UserError("bad value")
+    assert main(["train", "ok.yaml"]) == 2
+
+
+def test_memory_that_runs_out_says_what_to_lower(calls, capsys, monkeypatch):
+    import torch
+
+    calls.error = torch.OutOfMemoryError("CUDA out of memory.")
+    assert main(["train", "ok.yaml"]) == 1
+    assert "lower rollout.batch_size or raise optimise.accumulation" in capsys.readouterr().err
+
+
+def test_bugs_and_debugging_show_the_traceback(calls, monkeypatch):
+    calls.error = RuntimeError("a bug")
+    with pytest.raises(RuntimeError):
+        main(["train", "ok.yaml"])
+    monkeypatch.setenv("DIFFRL_DEBUG", "1")
+    with pytest.raises(UserError):
+        main(["train", "ko.yaml"])
+
+
+def test_interrupted(calls, capsys):
+    calls.error = KeyboardInterrupt()
+    assert main(["train", "ok.yaml"]) == 130
+    assert capsys.readouterr().err == "diffrl: interrupted\n"
+    Path("runs/ok/checkpoints").mkdir(parents=True)
+    assert main(["train", "ok.yaml"]) == 130
+    assert "diffrl train --resume runs/ok\n" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    for words in (["train", "--help-config"], ["version"]):
+        command = [sys.executable, "-m", "diffrl", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+        process.stderr.close()
+
+
+def test_doctor_explains_a_torchvision_of_another_torch(monkeypatch, capsys):
+    from diffrl import doctor
+
+    def broken(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    marks = {subject: (mark, text) for mark, subject, text in doctor.libraries()}
+    mark, text = marks["torchvision"]
+    assert mark == "FAIL" and "was built for another torch" in text and "--force-reinstall torch torchvision" in text
+    for part in ("devices", "machine", "assets", "rewards"):
+        monkeypatch.setattr(doctor, part, lambda: iter([("warn", "x", "y")]))
+    assert main(["doctor"]) == 1
+    monkeypatch.setattr(doctor, "libraries", lambda: iter([]))
+    assert main(["doctor"]) == 0
+    assert "everything needed is here" in capsys.readouterr().out
+
+
+def test_the_config_of_a_run_is_a_config(calls):
+    assert json.loads(json.dumps(load_config("runs/one/config.yaml").resolved()))["run_dir"] == "runs/one"
