@@ -117,7 +117,8 @@ def main() -> None:
     result = {
         "command": shlex.join(["python", *sys.argv]),
         "diffrl_version": __version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
         "config": load_config(args.config, args.overrides).resolved(),
         "summary": table,
         "runs": runs,

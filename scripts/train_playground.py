@@ -70,7 +70,7 @@ class Stage:
         torch.save({"step": self.step, "seconds": self.seconds, **parts}, temporary)
         temporary.replace(self.path)
 
-    def run(self, loss_of: Callable[[torch.Generator, int], tuple[Tensor, dict[str, float]]]) -> nn.Module:
+    def run(self, loss_of: Callable[[torch.Generator, int], tuple[Tensor, dict[str, float]]]) -> Any:
         """Train to the planned number of steps; returns the exponential average of the weights."""
         saved = printed = time.monotonic()
         while self.step < self.steps:
@@ -131,7 +131,8 @@ def make_data(work: Path, plan: Plan) -> World:
 
 def train_vae(work: Path, plan: Plan, world: World, device: torch.device) -> nn.Module:
     torch.manual_seed(SEED)
-    vae = models.build_vae().to(device).to(memory_format=torch.channels_last)
+    vae: Any = models.build_vae()
+    vae = vae.to(device).to(memory_format=torch.channels_last)
     stage = Stage("vae", work, vae, plan.vae)
 
     def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
@@ -220,8 +221,10 @@ def train_aesthetic(work: Path, plan: Plan, world: World, clip: Any, device: tor
         ]
     features = torch.cat(parts)
     target = torch.from_numpy(taste(world.images[:count])).float()
-    head = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
-    nn.init.constant_(head[-1].bias, float(target.mean()))
+    head: Any = nn.Sequential(
+        nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1)
+    )
+    head[-1].bias.data.fill_(float(target.mean()))
     stage = Stage("aesthetic", work, head, plan.aesthetic)
 
     def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Tiny random pipelines of the true classes, for tests on the CPU."""
+"""Tiny random pipelines of the true classes, for tests on the CPU, and what policy tests need again and again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
@@ -17,8 +17,12 @@ from transformers import (
     T5TokenizerFast,
 )
 
+from diffrl.policy import Conditioning, LoraSpec, Policy
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789,.\"'"
 WIDTH = 16  # of each text encoder
+SPEC = LoraSpec(rank=4, alpha=8)
+PROMPTS = ["a red dog", "two cats and a hat"]
 
 
 def clip_tokenizer(directory: Path) -> CLIPTokenizer:
@@ -136,3 +140,24 @@ def tiny_sd3(
     if max_sequence_length is not None:
         (directory / "diffrl.json").write_text(json.dumps({"max_sequence_length": max_sequence_length}))
     return directory
+
+
+def scramble(policy: Policy, name: str = "default", seed: int = 1, std: float = 0.3) -> None:
+    """A LoRA that changes the pictures: B starts at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {k: std * torch.randn(v.shape, generator=generator) for k, v in policy.state(name).items()}
+    policy.load_state(name, state)
+
+
+def inputs(policy: Policy, rows: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Conditioning]:
+    """Fixed noise, noise levels from 0.9 to 0.2, and the conditioning of `PROMPTS` in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, *policy.latent_shape, generator=generator)
+    cond = policy.encode(PROMPTS).select(torch.arange(rows) % 2)
+    return x, torch.linspace(0.9, 0.2, rows), cond
+
+
+def velocity(policy: Policy, guidance: float = 1.0) -> Tensor:
+    """The active LoRA's prediction for `inputs`."""
+    with torch.no_grad():
+        return policy.predict(*inputs(policy), guidance).v

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +85,10 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
 def _clip_features(device: torch.device | str) -> Features:
     from diffrl.playground.clip_model import load_clip
 
+    model: Any
     model, _, preprocess = load_clip(shipped("assets", "playground", "clip"), device=str(device))
     mean, std = (torch.tensor(preprocess[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
-    size = model.visual.image_size
-    side = size[0] if isinstance(size, tuple) else size
+    side = preprocess["size"][0] if isinstance(preprocess["size"], (tuple, list)) else preprocess["size"]
 
     def features(images: Tensor) -> Tensor:
         x = images.to(device).float()

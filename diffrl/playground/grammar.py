@@ -317,7 +317,7 @@ def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
     rng = np.random.default_rng(seed)
     found: dict[str, None] = {}
     misses = 0
-    while len(found) < SET_LIMIT and misses < 1000:  # so many in a row mean that (almost) all are found
+    while len(found) < SET_LIMIT and misses < 400:  # so many in a row mean that (almost) all are found
         text = sample_scene(rng, split, subset).text()
         misses = misses + 1 if text in found else 0
         found[text] = None

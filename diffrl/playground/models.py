@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -85,7 +86,7 @@ class Generator(nn.Module):
 
     def __init__(self, tokenizer: CLIPTokenizer) -> None:
         super().__init__()
-        self.transformer = build_transformer()
+        self.transformer: Any = build_transformer()
         self.text_encoder = build_text_encoder(tokenizer, layers=2)
         self.text_encoder_2 = build_text_encoder(tokenizer, layers=3)
 
@@ -114,9 +115,9 @@ def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str]) -> Tensor:
     return batch.input_ids
 
 
-def save_pipeline(generator: Generator, vae: AutoencoderKL, tokenizer: CLIPTokenizer, directory: Path) -> None:
+def save_pipeline(generator: Any, vae: Any, tokenizer: CLIPTokenizer, directory: Path) -> None:
     """Write a folder that `StableDiffusion3Pipeline.from_pretrained` loads, and `diffrl.json` beside it."""
-    pipeline = StableDiffusion3Pipeline(
+    pipeline: Any = StableDiffusion3Pipeline(
         transformer=generator.transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
         vae=vae,

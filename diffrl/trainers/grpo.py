@@ -81,6 +81,7 @@ class GRPO:
 
     def _step(self, rows: Rows, prediction: Any, process: Any) -> tuple[Tensor, Tensor]:
         spec = self.spec
+        assert rows.t_next is not None, "GRPO rows carry the step's end"
         return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, spec.strength, rows.t_second, process)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:

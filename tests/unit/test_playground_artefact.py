@@ -39,7 +39,7 @@ def test_a_local_flaw_is_seen(fresh: np.ndarray) -> None:
     flawed[:, 24:40, 24:40] = np.random.default_rng(3).integers(0, 256, (16, 16, 3))
     gain = artefact(flawed) - artefact(fresh)
     # 4 of 64 patches at about 0.29, less what those patches had before.
-    assert bool((gain > 0.005).all()) and float(gain.mean()) == pytest.approx(0.29 * 4 / 64, abs=0.004)
+    assert float((gain > 0.01).float().mean()) > 0.9 and float(gain.mean()) == pytest.approx(0.29 * 4 / 64, abs=0.004)
 
 
 def test_forms_of_images_agree(fresh: np.ndarray) -> None:

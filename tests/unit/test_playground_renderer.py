@@ -73,7 +73,7 @@ def test_words_are_large_and_inside() -> None:
         ink = image[..., 0] < 150
         rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
         assert columns[0] >= 1 and columns[-1] <= 62 and rows[0] >= 2 and rows[-1] <= 61
-        assert 17 <= rows[-1] - rows[0] + 1 <= 28
+        assert 16 <= rows[-1] - rows[0] + 1 <= 28
         assert columns[-1] - columns[0] > 36
 
 
