@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import torch
 from diffusers import AutoencoderKL
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
@@ -91,7 +93,20 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
     types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
-    return pipeline.from_pretrained(source, dtype=types, **absent)
+    with _quiet() if Path(source).is_dir() else nullcontext():
+        return pipeline.from_pretrained(source, dtype=types, **absent)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars: reading a local folder takes a moment, and a dozen bars would bury a run's own output."""
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        diffusers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()
 
 
 class Policy:

@@ -1,0 +1,68 @@
+"""The KL penalty of Flow-GRPO against its equation in float64."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from diffrl.forward import FlowMatching
+from diffrl.rollout import SamplerSpec
+from diffrl.trainers.algorithm import Rows
+from diffrl.trainers.grpo import GRPO
+
+SHAPE = (2, 3, 3)
+
+
+class Analytic:
+    """A policy whose velocity is `gain * x_t`: 0.5 trained, 0.2 pretrained."""
+
+    process = FlowMatching()
+    gain = 0.5
+
+    def predict(self, x_t, t, cond, guidance=1.0):
+        return self.process.from_velocity(x_t, self.gain * x_t, t)
+
+    def using(self, name):
+        policy = self
+
+        class Context:
+            def __enter__(self):
+                policy.gain = 0.2
+
+            def __exit__(self, *_):
+                policy.gain = 0.5
+
+        assert name is None
+        return Context()
+
+
+def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, *SHAPE, generator=generator, dtype=torch.float64)
+    t, t_next = torch.full((4,), 0.8, dtype=torch.float64), torch.full((4,), 0.7, dtype=torch.float64)
+    objective = GRPO(SamplerSpec(name="flow_sde", level=0.7), beta=0.04)
+    rows = Rows(
+        x0=x,
+        x_t=x,
+        t=t,
+        cond=SimpleNamespace(),
+        advantages=torch.zeros(4, 1),
+        groups=torch.zeros(4),
+        on_policy=False,
+        x_next=x,
+        t_next=t_next,
+        t_second=0.9,
+    )
+    policy = Analytic()
+    objective.scalars(policy, rows)
+    penalty = objective.penalty(policy, rows)
+    s = 0.7 * math.sqrt(0.8 / 0.2)
+    dt = -0.1
+    coefficient = (1 + s**2 * 0.2 / (2 * 0.8)) * dt
+    for i in range(4):
+        difference = coefficient * (0.5 - 0.2) * x[i]
+        expected = 0.04 * float((difference**2).mean()) / (2 * s**2 * -dt)
+        assert float(penalty[i]) == pytest.approx(expected, rel=1e-9)
