@@ -14,7 +14,6 @@ from torch import Tensor
 
 from diffrl import __version__
 from diffrl.divgen.diversity import Features, group_diversity, load_features
-from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.prompts import Prompt, load_prompts
@@ -76,19 +75,15 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
     return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
 
 
-def _prepare(
-    model: str, prompts: str, lora: str | None, steps: int | None, limit: int | None
-) -> tuple[Policy, list[Prompt], SamplerSpec]:
-    chosen = load_prompts(prompts)[:limit]
-    if not chosen:
-        raise UserError(f"--prompts {prompts}: no prompts")
+def prepare(model: str, lora: str | None, steps: int | None) -> tuple[Policy, SamplerSpec]:
+    """A model, with a LoRA if one is given, and the deterministic sampler to draw with (10 steps unless said)."""
     device = Accelerator().device
     spec = read_lora(lora)[1] if lora is not None else None
     policy = load_policy(model, lora=spec, precision="fp32" if device.type == "cpu" else "bf16", device=device)
     if lora is not None:
         policy.load_lora(lora)
     name = "dpm2" if isinstance(policy.process, FlowMatching) else "ddim"
-    return policy, chosen, SamplerSpec(name=name, steps=steps or 10, eta=0.0)
+    return policy, SamplerSpec(name=name, steps=steps or 10, eta=0.0)
 
 
 def sample(
@@ -104,7 +99,8 @@ def sample(
     batch_size: int = 32,
 ) -> None:
     """Write `per_prompt` images of each prompt as PNG (prompt and seed in the file) and `images.jsonl` to `out`."""
-    policy, chosen, spec = _prepare(model, prompts, lora, steps, limit)
+    chosen = load_prompts(prompts)[:limit]
+    policy, spec = prepare(model, lora, steps)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     batches = generate(policy, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size)
@@ -133,7 +129,8 @@ def evaluate(
     """Score a model on prompts; writes and returns means, standard errors, diversity and every image's scores."""
     started = time.perf_counter()
     scorer = Scorer({name: load_reward(name) for name in rewards})
-    policy, chosen, spec = _prepare(model, prompts, lora, steps, limit)
+    chosen = load_prompts(prompts)[:limit]
+    policy, spec = prepare(model, lora, steps)
     features = load_features("clip" if model == "playground" else "pixels", policy.device)
     scores, diversity = score_policy(
         policy, scorer, features, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size

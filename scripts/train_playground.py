@@ -32,7 +32,7 @@ from diffrl.playground.taste import taste
 from diffrl.playground.tokenizer import write_tokenizer
 
 SEED = 0
-STAGES = ("data", "vae", "generator", "clip", "aesthetic", "export")
+STAGES = ("data", "vae", "generator", "clip", "aesthetic")
 
 
 @dataclass(frozen=True)
@@ -267,41 +267,33 @@ def main() -> None:
     last = STAGES.index(args.stage) if args.stage else len(STAGES) - 1
     args.work.mkdir(parents=True, exist_ok=True)
 
-    world = make_data(args.work, plan)
-    tokenizer_dir = args.work / "tokenizer"
+    train(args.work, args.out, plan, last, device)
+
+
+def train(work: Path, out: Path, plan: Plan, last: int, device: torch.device) -> None:
+    """Run the stages up to number `last`; what is finished is exported at once."""
+    world = make_data(work, plan)
+    tokenizer_dir = work / "tokenizer"
     write_tokenizer(tokenizer_dir, grammar.vocabulary(), grammar.LETTERS)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizer_dir)
-    if last < 1:
-        return
-    vae = train_vae(args.work, plan, world, device)
-    if last < 2:
-        return
-    generator = train_generator(args.work, plan, world, vae, tokenizer, device)
-    if last < 3:
-        return
-    clip = train_clip(args.work, plan, world, tokenizer, device)
-    if last < 4:
-        return
-    head = train_aesthetic(args.work, plan, world, clip, device)
-    if last < 5:
-        return
-    args.out.mkdir(parents=True, exist_ok=True)
-    models.save_pipeline(
-        generator.cpu().float(),
-        vae.cpu().float().to(memory_format=torch.contiguous_format),
-        tokenizer,
-        args.out / "pipeline",
-    )
-    save_clip(clip.cpu().float(), clip_config(len(tokenizer)), tokenizer_dir, args.out / "clip")
-    load_clip(args.out / "clip")  # what was written must load
-    save_file(
-        {k: v.contiguous() for k, v in head.state_dict().items()},
-        args.out / "aesthetic.safetensors",
-        metadata={"activation": "relu"},
-    )
-    stages = {name: {"seconds": seconds, "steps": steps} for name, seconds, steps in seconds_of(args.work)}
+    out.mkdir(parents=True, exist_ok=True)
+    if last >= STAGES.index("vae"):
+        vae = train_vae(work, plan, world, device)
+    if last >= STAGES.index("generator"):
+        generator = train_generator(work, plan, world, vae, tokenizer, device).cpu().float()
+        vae = vae.cpu().float().to(memory_format=torch.contiguous_format)
+        models.save_pipeline(generator, vae, tokenizer, out / "pipeline")
+    if last >= STAGES.index("clip"):
+        clip = train_clip(work, plan, world, tokenizer, device)
+        save_clip(clip.float(), clip_config(len(tokenizer)), tokenizer_dir, out / "clip")
+        load_clip(out / "clip")  # what was written must load
+    if last >= STAGES.index("aesthetic"):
+        head = train_aesthetic(work, plan, world, clip, device)
+        tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+        save_file(tensors, out / "aesthetic.safetensors", metadata={"activation": "relu"})
+    stages = {name: {"seconds": seconds, "steps": steps} for name, seconds, steps in seconds_of(work)}
     record = {"command": "python scripts/train_playground.py", "machine": machine(), "seed": SEED, "stages": stages}
-    (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 
 

@@ -197,19 +197,20 @@ def _pattern(member: np.ndarray, alpha: np.ndarray, solid: np.ndarray) -> np.nda
     """Likeness of the inside of a blob to each of STYLES (4,); the sum is 1.
 
     Filled: the mean alpha of the inside is high. Striped: the row means explain its variance, the column means do not.
-    Of the others, outlined is emptier than dotted.
+    Of the others, outlined is emptier than dotted, most so deep inside.
     """
     inside = ndimage.binary_erosion(solid, iterations=2)
     if inside.sum() < 6:
         inside = solid
+    deep = ndimage.binary_erosion(inside)
     weight = inside.astype(np.float32)
     values = np.where(inside, alpha, 0.0)
     mean = float(values.sum() / weight.sum())
     variance = float((weight * (alpha - mean) ** 2).sum() / weight.sum()) + 1e-6
     rows, columns = (_explained(values, weight, mean, axis) / variance for axis in (1, 0))
-    filled = ramp(mean, 0.75, 0.95)
-    striped = (1.0 - filled) * ramp(rows - columns, 0.25, 0.65)
-    empty = ramp(mean, 0.6, 0.4)
+    filled = ramp(mean, 0.8, 0.95)
+    striped = (1.0 - filled) * ramp(rows - columns, 0.1, 0.8)
+    empty = ramp(float(alpha[deep].mean()) if deep.sum() >= 6 else mean, 0.55, 0.35)
     rest = 1.0 - filled - striped
     likeness = {"filled": filled, "striped": striped, "outlined": rest * empty, "dotted": rest * (1.0 - empty)}
     return np.array([likeness[style] for style in STYLES])
