@@ -75,15 +75,20 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
     return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
 
 
-def prepare(model: str, lora: str | None, steps: int | None) -> tuple[Policy, SamplerSpec]:
-    """A model, with a LoRA if one is given, and the deterministic sampler to draw with (10 steps unless said)."""
+def prepare(
+    model: str, lora: str | None, steps: int | None, sampler: str | None = None, guidance_scale: float = 1.0
+) -> tuple[Policy, SamplerSpec]:
+    """A model, with a LoRA if one is given, and the sampler to draw with.
+
+    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM).
+    """
     device = Accelerator().device
     spec = read_lora(lora)[1] if lora is not None else None
     policy = load_policy(model, lora=spec, precision="fp32" if device.type == "cpu" else "bf16", device=device)
     if lora is not None:
         policy.load_lora(lora)
-    name = "dpm2" if isinstance(policy.process, FlowMatching) else "ddim"
-    return policy, SamplerSpec(name=name, steps=steps or 10, eta=0.0)
+    name = sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
+    return policy, SamplerSpec(name=name, steps=steps or 10, guidance=guidance_scale, eta=0.0)
 
 
 def sample(
@@ -95,12 +100,14 @@ def sample(
     per_prompt: int = 1,
     steps: int | None = None,
     limit: int | None = None,
+    sampler: str | None = None,
+    guidance_scale: float = 1.0,
     out: Path,
     batch_size: int = 32,
 ) -> None:
     """Write `per_prompt` images of each prompt as PNG (prompt and seed in the file) and `images.jsonl` to `out`."""
     chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps)
+    policy, spec = prepare(model, lora, steps, sampler, guidance_scale)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     batches = generate(policy, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size)
@@ -123,6 +130,8 @@ def evaluate(
     per_prompt: int = 1,
     steps: int | None = None,
     limit: int | None = None,
+    sampler: str | None = None,
+    guidance_scale: float = 1.0,
     out: Path,
     batch_size: int = 32,
 ) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def evaluate(
     started = time.perf_counter()
     scorer = Scorer({name: load_reward(name) for name in rewards})
     chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps)
+    policy, spec = prepare(model, lora, steps, sampler, guidance_scale)
     features = load_features("clip" if model == "playground" else "pixels", policy.device)
     scores, diversity = score_policy(
         policy, scorer, features, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size
@@ -148,7 +157,9 @@ def evaluate(
         "prompts_count": len(chosen),
         "per_prompt": per_prompt,
         "seed": seed,
+        "sampler": spec.name,
         "steps": spec.steps,
+        "guidance_scale": guidance_scale,
         "seconds": round(time.perf_counter() - started, 2),
         "mean": summarise(scorer.names, scores),
         "standard_error": dict(zip(scorer.names, error, strict=True)),

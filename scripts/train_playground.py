@@ -32,6 +32,8 @@ from diffrl.playground.taste import taste
 from diffrl.playground.tokenizer import write_tokenizer
 
 SEED = 0
+# Letters are learned last: from this step on, this share of a batch is drawn from the prompts with words alone.
+WORDS_FROM, WORDS_MORE = 3_700, 0.3
 STAGES = ("data", "vae", "generator", "clip", "aesthetic")
 
 
@@ -42,7 +44,7 @@ class Plan:
     images: int = 49_152
     vae: tuple[int, int, float] = (2_300, 32, 2e-3)
     clip: tuple[int, int, float] = (900, 256, 1e-3)
-    generator: tuple[int, int, float] = (5_600, 128, 1e-3)
+    generator: tuple[int, int, float] = (6_800, 128, 1e-3)
     aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
 
 
@@ -175,11 +177,15 @@ def train_generator(
     latents = encode_pool(work, vae, world, device)
     tokens = models.tokenize(tokenizer, world.prompts)
     empty = models.tokenize(tokenizer, [""])
+    words = torch.tensor([i for i, prompt in enumerate(world.prompts) if grammar.parse(prompt).kind == "words"])
     model = models.Generator(tokenizer).to(device)
     stage = Stage("generator", work, model, plan.generator)
 
     def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
         index = torch.randint(len(latents), (batch,), generator=generator)
+        if stage.step >= WORDS_FROM:
+            more = words[torch.randint(len(words), (batch,), generator=generator)]
+            index = torch.where(torch.rand(batch, generator=generator) < WORDS_MORE, more, index)
         x0 = latents[index]
         t = torch.sigmoid(torch.randn(batch, generator=generator))  # logit-normal, as SD3
         eps = torch.randn(x0.shape, generator=generator)

@@ -22,6 +22,7 @@ MIN_DISTANCE = 26.0  # grey levels: closer to the ground is ground
 MIN_ALPHA = 0.45
 MIN_AREA = 12  # pixels: smaller is a speck
 GRID = 20  # silhouettes are compared on a grid of GRID x GRID over their bounding box
+_BLURS = (0.0, 1.5)  # pixels: a generator's shapes are rounder than the renderer's
 _EIGHT = np.ones((3, 3), bool)
 
 Box = tuple[int, int, int, int]
@@ -167,20 +168,28 @@ def _gridded(silhouette: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _templates() -> tuple[np.ndarray, np.ndarray]:
-    """Mean silhouettes (6, GRID, GRID) over sizes and sub-pixel places, and the shapes' widths over heights (6,)."""
+    """Mean silhouettes over sizes and sub-pixel places, sharp and as a blur rounds them, and the shapes' aspects.
+
+    Shapes (len(SHAPES), len(_BLURS), GRID, GRID) and, width over height, (len(SHAPES),).
+    """
     rng = np.random.default_rng(0)
-    grids, aspects = [], []
+    grids: list[np.ndarray] = []
+    aspects: list[float] = []
     for shape in SHAPES:
-        seen, aspect = [], []
+        seen: dict[float, list[np.ndarray]] = {blur: [] for blur in _BLURS}
+        aspect = []
         for radius in (7, 8, 9, 10, 11, 12, 15, 18, 21):
             for x, y in 32 + rng.uniform(-0.5, 0.5, (3, 2)):
                 mask = np.asarray(stamp(shape, "filled", x, y, radius).reduce(SCALE), np.float32) / 255.0
-                rows, columns = np.flatnonzero((mask > MIN_ALPHA).any(1)), np.flatnonzero((mask > MIN_ALPHA).any(0))
-                crop = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-                seen.append(_gridded(np.where(crop > MIN_ALPHA, crop, 0.0)))
-                aspect.append(crop.shape[1] / crop.shape[0])
-        grids.append(np.mean(seen, axis=0))
-        aspects.append(np.mean(aspect))
+                for blur in _BLURS:
+                    soft = ndimage.gaussian_filter(mask, blur) if blur else mask
+                    alpha = soft / np.maximum(ndimage.maximum_filter(soft, size=7), 0.1)
+                    rows, columns = (np.flatnonzero((alpha > MIN_ALPHA).any(axis)) for axis in (1, 0))
+                    crop = alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+                    seen[blur].append(_gridded(np.where(crop > MIN_ALPHA, crop, 0.0)))
+                    aspect.append(crop.shape[1] / crop.shape[0])
+        grids.append(np.stack([np.mean(seen[blur], axis=0) for blur in _BLURS]))
+        aspects.append(float(np.mean(aspect)))
     return np.stack(grids), np.array(aspects)
 
 
@@ -188,9 +197,9 @@ def _likeness(silhouette: np.ndarray) -> np.ndarray:
     """Overlap (intersection over union) with each shape's silhouette in the same box, less if the box is off, (6,)."""
     grids, aspects = _templates()
     seen = _gridded(silhouette)
-    overlap = np.minimum(grids, seen).sum((1, 2)) / np.maximum(grids, seen).sum((1, 2))
+    overlap = np.minimum(grids, seen).sum((-2, -1)) / np.maximum(grids, seen).sum((-2, -1))
     stretch = (silhouette.shape[1] / silhouette.shape[0]) / aspects
-    return overlap * np.minimum(1.0, 1.15 * np.minimum(stretch, 1.0 / stretch))
+    return overlap.max(1) * np.minimum(1.0, 1.15 * np.minimum(stretch, 1.0 / stretch))
 
 
 def _pattern(member: np.ndarray, alpha: np.ndarray, solid: np.ndarray) -> np.ndarray:
