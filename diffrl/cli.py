@@ -24,6 +24,7 @@ FAILURES = (
     ("diffrl.rewards.protocol", "RewardError", ""),
     ("diffrl.checkpoint", "CheckpointError", ""),
     ("diffrl.trainers.loop", "TrainingError", ""),
+    ("diffrl.rollout", "SamplingError", ""),
     ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
 )
 Handler = Callable[[argparse.Namespace, list[str]], int]

@@ -38,30 +38,31 @@ def score_policy(
 ) -> tuple[Tensor, float]:
     """Scores (N, K) of `per_prompt` images of each prompt, N in prompt-major order, and their group diversity.
 
-    Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes.
+    Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes. Each
+    process draws whole prompts, since a group-wise reward has to see all images of one.
     """
     rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    total = len(prompts) * per_prompt
-    columns = len(scorer.names)
-    values: Tensor | None = None
-    for index, images in generate(
-        policy,
-        prompts,
-        spec,
-        seed=seed,
-        per_prompt=per_prompt,
-        batch_size=batch_size,
-        rank=rank,
-        world=world,
-        snapshot=snapshot,
-    ):
-        owners = index // per_prompt
-        scores = scorer.score(images, [prompts[int(i)] for i in owners], owners)
-        rows = torch.cat([scores, features(images)], dim=1)
-        if values is None:
-            values = torch.zeros(total, rows.shape[1])
-        values[index] = rows
-    assert values is not None, "at least one prompt is evaluated"
+    first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
+    mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
+    parts: list[Tensor] = []
+    pictures: list[Tensor] = []
+    batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
+    for index, images in batches if mine else ():
+        scores = scorer.submit(images, [mine[int(i) // per_prompt] for i in index]).result()
+        parts.append(torch.cat([scores, features(images)], dim=1))
+        if scorer.groupwise:
+            pictures.append(images.cpu())
+    if pictures:
+        owners = torch.arange(len(mine)).repeat_interleave(per_prompt)
+        texts = [mine[int(i)] for i in owners]
+        scores = scorer.score_groups(torch.cat(pictures), texts, owners, torch.cat(parts)[:, :columns])
+        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
+    width = parts[0].shape[1] if parts else 0
+    if accelerator is not None and world > 1:  # a process without a prompt does not know the features' width
+        width = int(accelerator.gather(torch.tensor([width], device=accelerator.device)).max())
+    values = torch.zeros(total, width)
+    if parts:
+        values[first * per_prompt : end * per_prompt] = torch.cat(parts)
     if accelerator is not None and world > 1:
         # Every image is scored by one process; the others hold zeros there, and NaN survives the sum.
         values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()

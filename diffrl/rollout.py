@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
     from diffrl.prompts import Prompt
 
-__all__ = ["Rollout", "SamplerSpec", "Trajectory", "collect", "generate", "initial_noise", "remake"]
+__all__ = ["Rollout", "SamplerSpec", "SamplingError", "Trajectory", "collect", "generate", "initial_noise", "remake"]
 
 EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no training image shares noise with these
 PROMPTS_AT_ONCE = 64  # encoded together by `generate`: with a T5 one prompt takes 2.7 MB, and test sets have thousands
+
+
+class SamplingError(RuntimeError):
+    """Sampling gave non-finite latents; the message names prompt and member, and says what to do."""
 
 
 @dataclass
@@ -133,7 +137,7 @@ def collect(
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
 
     Raises UserError if the sampler does not fit the model, has no stochastic step to keep or a prompt comes twice, and
-    RuntimeError for non-finite latents, naming prompt and member.
+    SamplingError for non-finite latents, naming prompt and member.
 
     Args:
         rank, world: this process makes images [rank N / world, (rank + 1) N / world) of the prompt-major order.
@@ -301,7 +305,7 @@ def _sample(
     finite = latents.isfinite().flatten(1).all(1).tolist()
     if not all(finite):
         i, more = finite.index(False), finite.count(False) - 1
-        raise RuntimeError(
+        raise SamplingError(
             f'sampling gave non-finite latents for prompt "{texts[i]}", member {members[i]} and {more} more of its '
             f"batch (sampler {spec.name}, seed {job.seed}, epoch {job.epoch}): lower optimise.learning_rate, or set "
             f"optimise.precision to fp32"

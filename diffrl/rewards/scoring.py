@@ -55,7 +55,9 @@ class Scorer:
         self.timeout = timeout
         self.backoff = backoff
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards") if overlap else None
+        self._worker = (
+            ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards", initializer=_same_device()) if overlap else None
+        )
 
     @property
     def groupwise(self) -> list[str]:
@@ -153,12 +155,22 @@ class Scorer:
         raise RewardError(f"{on} failed{tries} with {type(failure).__name__}: {said}; {todo}") from failure
 
 
+def _same_device() -> Callable[[], None]:
+    """What a thread calls first: a new thread's current CUDA device is 0, whatever this process's is."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return lambda: None
+    device = torch.cuda.current_device()
+    return lambda: torch.cuda.set_device(device)
+
+
 def _within(seconds: float, work: Callable[[], Tensor]) -> Tensor:
     """`work()` in a daemon thread, so that a hung reward cannot keep the process alive; `_TooLong` if it lasts."""
     future: Future[Tensor] = Future()
+    set_device = _same_device()
 
     def run() -> None:
         try:
+            set_device()
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)

@@ -88,7 +88,7 @@ class RunningMeans:
     def add(self, name: str, values: Tensor) -> None:
         """Add detached per-row values (b,)."""
         values = values.detach().float()
-        pair = torch.stack([values.sum(), values.new_tensor(float(values.numel()))])
+        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def take(self) -> dict[str, Tensor]:

@@ -20,7 +20,8 @@ PHASES = {
     "scoring": ("diffrl.rewards.scoring:Scorer.submit", 4),
     "optimising": ("diffrl.trainers.loop:Loop._step", 4),
     "between line and checkpoint": ("diffrl.trainers.run:Run.save", 2),
-    "writing the checkpoint": ("diffrl.checkpoint:os.replace", 2),
+    "writing the checkpoint": ("diffrl.checkpoint:_write", 10),  # 7 files each: in the middle of the second one
+    "publishing the checkpoint": ("diffrl.checkpoint:_publish", 2),
 }
 
 

@@ -303,3 +303,21 @@ def test_shipped_clip_tells_prompts_apart() -> None:
         cosines = reward.embed_image(images[world]) @ reward.embed_text([prompts[i] for i in world]).T
     right = cosines.argmax(1) == torch.arange(len(world))
     assert right.float().mean() > 0.5
+
+
+def test_modes_of_the_verifier_share_one_look_at_a_batch(monkeypatch) -> None:
+    """Watching the strict score beside the reward reads the pixels once; a changed batch is read again."""
+    import diffrl_zoo.playground as plugin
+
+    calls = []
+    verify = plugin.verify
+    monkeypatch.setattr(plugin, "verify", lambda images, prompts: (calls.append(1), verify(images, prompts))[1])
+    images, prompts = torch.rand(2, 3, 64, 64), ["a red circle on white", "a blue star on black"]
+    reward, strict = plugin.Playground(), plugin.Playground(mode="strict")
+    first = reward(images, prompts, [{}, {}])
+    strict(images, prompts, [{}, {}])
+    assert len(calls) == 1
+    images.fill_(1.0)
+    assert not torch.equal(reward(images, prompts, [{}, {}]), first) and len(calls) == 2
+    reward(images, list(reversed(prompts)), [{}, {}])
+    assert len(calls) == 3

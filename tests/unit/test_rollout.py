@@ -17,7 +17,7 @@ from diffrl import seeds
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving
 from diffrl.prompts import Prompt
-from diffrl.rollout import SamplerSpec, collect, generate, initial_noise, remake
+from diffrl.rollout import SamplerSpec, SamplingError, collect, generate, initial_noise, remake
 from diffrl.samplers import euler_step, gaussian_log_prob, ode_step, sde_kernel
 
 SHAPE = (3, 4, 4)
@@ -330,7 +330,7 @@ def test_generate_is_the_same_for_every_world_and_shares_no_noise_with_training(
 def test_non_finite_latents_name_the_prompt_and_the_member() -> None:
     whose = 'prompt "two blue squares", member 0 and 0 more of its batch'
     message = rf"non-finite latents for {whose} \(sampler flow_sde, seed 1, epoch 2\)"
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(SamplingError, match=message):
         draw(Known(broken="two blue squares"))
 
 
