@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
 from diffrl.policy.base import Backbone, Conditioning, Policy
@@ -51,7 +52,7 @@ def load_policy(
         raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
     try:
         backbone: Backbone = FAMILIES[family].load(source, index, PRECISIONS[precision], resolution)
-    except OSError as error:  # a file is missing or damaged, the hub is out of reach, or wants a licence accepted
+    except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     return Policy(backbone, lora=lora, device=device, seed=seed)
 

@@ -18,7 +18,7 @@ import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
@@ -178,9 +178,12 @@ def read_lora(directory: str | Path) -> tuple[dict[str, Tensor], LoraSpec]:
     path = Path(directory) / LORA_WEIGHT_NAME_SAFE
     if not path.is_file():
         raise UserError(f"{directory}: no {LORA_WEIGHT_NAME_SAFE} there; give a folder that `diffrl train` wrote")
-    with safe_open(path, framework="pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+            metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+    except SafetensorError as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
     prefix = next(iter(tensors), "").split(".")[0] + "."
     if prefix not in ("transformer.", "unet.") or not all(re.search(r"\.lora_[AB]\.weight$", key) for key in tensors):
         raise UserError(f"{path}: not the LoRA of a transformer or UNet in diffusers' format")

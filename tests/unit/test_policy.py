@@ -296,6 +296,12 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
     (broken / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(UserError, match=r'broken" cannot be loaded: .*diffusion_pytorch_model'):
         load_policy(str(broken))
+    torn = broken / "text_encoder" / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:1000])
+    (broken / "transformer").rename(broken / "other")
+    (tiny_sd3(tmp_path / "whole") / "transformer").rename(broken / "transformer")
+    with pytest.raises(UserError, match=r'broken" cannot be loaded: Error while deserializing header'):
+        load_policy(str(broken))
 
     def refused(*_: object) -> None:
         raise OSError("cannot reach the hub\nlong story")

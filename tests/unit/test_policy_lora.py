@@ -193,3 +193,6 @@ def test_loading_a_lora_folder(policy: Policy, model: str, tmp_path: Path) -> No
         load_policy(model, lora=LoraSpec(rank=8)).load_lora(tmp_path)
     with pytest.raises(UserError, match=r"nowhere: no pytorch_lora_weights.safetensors there"):
         policy.load_lora(tmp_path / "nowhere")
+    (tmp_path / "pytorch_lora_weights.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        read_lora(tmp_path)
