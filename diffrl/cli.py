@@ -184,6 +184,10 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         command.add_argument("--steps", type=_number(1), metavar="N", help=text)
         text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
         command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
+        text = "side of the square images in pixels (default: the model's own); give what the LoRA was trained at"
+        command.add_argument("--resolution", type=_number(8), metavar="PIXELS", help=text)
+        text = "images per forward (default 32)"
+        command.add_argument("--batch-size", type=_number(1), default=32, metavar="N", help=text)
         text = "classifier-free guidance (default 1: none)"
         command.add_argument("--guidance-scale", type=float, default=1.0, metavar="G", help=text)
         command.add_argument("--limit", type=_number(1), metavar="N", help="use the first N prompts only")
@@ -289,7 +293,8 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     if lora is not None and not (lora.is_dir() and any(lora.glob("*.safetensors"))):
         inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
         raise UserError(f'--lora: "{lora}" is not a folder with a LoRA (.safetensors){inner}')
-    names = ("model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "out")
+    names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
+    names += ["batch_size", "out"]
     return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
 
 

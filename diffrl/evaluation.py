@@ -77,7 +77,12 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
 
 
 def prepare(
-    model: str, lora: str | None, steps: int | None, sampler: str | None = None, guidance_scale: float = 1.0
+    model: str,
+    lora: str | None,
+    steps: int | None,
+    sampler: str | None = None,
+    guidance_scale: float = 1.0,
+    resolution: int | None = None,
 ) -> tuple[Policy, SamplerSpec]:
     """A model, with a LoRA if one is given, and the sampler to draw with.
 
@@ -85,7 +90,8 @@ def prepare(
     """
     device = Accelerator().device
     spec = read_lora(lora)[1] if lora is not None else None
-    policy = load_policy(model, lora=spec, precision="fp32" if device.type == "cpu" else "bf16", device=device)
+    precision = "fp32" if device.type == "cpu" else "bf16"
+    policy = load_policy(model, lora=spec, precision=precision, device=device, resolution=resolution)
     if lora is not None:
         policy.load_lora(lora)
     name = sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
@@ -103,12 +109,13 @@ def sample(
     limit: int | None = None,
     sampler: str | None = None,
     guidance_scale: float = 1.0,
+    resolution: int | None = None,
     out: Path,
     batch_size: int = 32,
 ) -> None:
     """Write `per_prompt` images of each prompt as PNG (prompt and seed in the file) and `images.jsonl` to `out`."""
     chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps, sampler, guidance_scale)
+    policy, spec = prepare(model, lora, steps, sampler, guidance_scale, resolution)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     batches = generate(policy, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size)
@@ -133,6 +140,7 @@ def evaluate(
     limit: int | None = None,
     sampler: str | None = None,
     guidance_scale: float = 1.0,
+    resolution: int | None = None,
     out: Path,
     batch_size: int = 32,
 ) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def evaluate(
     started = time.perf_counter()
     scorer = Scorer({name: load_reward(name) for name in rewards})
     chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps, sampler, guidance_scale)
+    policy, spec = prepare(model, lora, steps, sampler, guidance_scale, resolution)
     features = load_features("clip" if model == "playground" else "pixels", policy.device)
     scores, diversity = score_policy(
         policy, scorer, features, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size

@@ -141,6 +141,8 @@ class Reward(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     weight: FiniteFloat = key(1.0, "factor of this reward's score in the sum that is optimised; not used under watch")
     plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
+    retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
+    timeout: FiniteFloat | None = key(None, "how long one call may take; null: no limit", "seconds", gt=0)
     params: dict[str, Any] = key(
         {}, "arguments of the plugin's constructor; they may also stand beside weight and plugin"
     )
@@ -222,6 +224,9 @@ class Optimise(Section):
     max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", gt=0)
     precision: Literal["fp32", "bf16", "fp16"] = key(
         "fp32", "of the frozen weights and the forwards; LoRA stays in fp32"
+    )
+    gradient_checkpointing: bool = key(
+        False, "recompute activations in the backward pass: less memory, one forward more"
     )
     ema: Share = key(0.9, "decay per optimiser step of the averaged LoRA that is evaluated; 0: the trained one itself")
     betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")

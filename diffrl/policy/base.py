@@ -94,7 +94,7 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
     with _quiet() if Path(source).is_dir() else nullcontext():
-        return pipeline.from_pretrained(source, dtype=types, **absent)
+        return pipeline.from_pretrained(source, dtype=types, use_safetensors=True, **absent)
 
 
 @contextmanager

@@ -44,15 +44,15 @@ class Scorer:
         self,
         rewards: Mapping[str, Reward],
         *,
-        retries: int = 0,
-        timeout: float | None = None,
+        retries: int | Mapping[str, int] = 0,
+        timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
         overlap: bool = False,
     ) -> None:
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
-        self.retries = retries
-        self.timeout = timeout
+        self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
+        self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
         self._worker = (
@@ -136,20 +136,21 @@ class Scorer:
             with torch.no_grad():  # here and not around: the mode belongs to the thread
                 return reward(images, texts, metadata)
 
-        for trial in range(self.retries + 1):
+        retries, limit = self.retries[name], self.timeout[name]
+        for trial in range(retries + 1):
             try:
-                scores = attempt() if self.timeout is None else _within(self.timeout, attempt)
+                scores = attempt() if limit is None else _within(limit, attempt)
                 return _checked(scores, name, on, texts)
             except RewardError:
                 raise
             except _TooLong as error:
                 todo = "raise the time limit or lower the reward's batch_size"
-                raise RewardError(f"{on} took longer than {self.timeout:g} s; {todo}") from error
+                raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
             except Exception as error:
                 failure = error
-            if trial < self.retries:
+            if trial < retries:
                 time.sleep(self.backoff * 2**trial)
-        tries = f" {self.retries + 1} times" if self.retries else ""
+        tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
         said = " ".join(str(failure).split())
         raise RewardError(f"{on} failed{tries} with {type(failure).__name__}: {said}; {todo}") from failure

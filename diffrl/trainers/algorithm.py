@@ -6,13 +6,15 @@ m scalars per row; latents (b, C, h, w).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp import GradScaler
 
+from diffrl.advantages import Std, group_advantages, weighted_sum
 from diffrl.forward import Prediction
 from diffrl.policy import Conditioning, Policy
 from diffrl.rollout import Rollout
@@ -39,13 +41,28 @@ class Rows:
     std: Tensor | None = None  # broadcastable to `mean`
 
 
+@dataclass(frozen=True)
+class Scored:
+    """An epoch's scores over all processes, in global sample order, on the CPU."""
+
+    scores: Tensor  # (N, K), NaN where a reward does not apply
+    weights: Tensor  # (K,) of the config
+    groups: Tensor  # (N,) int64
+    features: Tensor  # (N, F) of the diversity measure
+
+
 class Objective(Protocol):
     """What turns a rollout into a loss. State that shapes the future is in `state_dict`."""
 
     name: str
     snapshots: tuple[str, ...]  # LoRA snapshots it keeps
     samples_from: str  # the snapshot that rollouts are drawn with
+    reference: str | None  # the snapshot that the penalty refers to; None is the pretrained model
     keep_trajectory: bool
+    whole_groups: bool  # True: the members of a prompt group stay together in an optimiser step
+
+    def advantages(self, scored: Scored) -> Tensor:
+        """(N, K): one column for each reward that is balanced on its own; one in all for a weighted sum."""
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T: training rows for each sample."""
@@ -77,6 +94,42 @@ class Objective(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Gradients(Protocol):
+    """How the losses of a micro-batch become gradients of the LoRA: their sum, or K gradients balanced (MARBLE)."""
+
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
+        """Backward of one micro-batch as its share of the step's mean over rows; returns that share, detached."""
+
+    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor]) -> None:
+        """Leave the step's gradient over all processes in `parameters`; `reduce` sums a tensor over processes."""
+
+
+class SumOfLosses:
+    """The plain way: one backward of the summed losses and the penalty."""
+
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
+        phi = objective.scalars(policy, rows)
+        total = objective.loss(phi, rows).sum()
+        penalty = objective.penalty(policy, rows)
+        if penalty is not None:
+            total = total + penalty.sum()
+        total = total / rows_of_step
+        scaler.scale(total).backward()
+        return total.detach()
+
+    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor]) -> None:
+        """One all-reduce of all LoRA gradients; losses are already divided by the rows of all processes."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        total = reduce(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def summed_advantages(scored: Scored, std: Std) -> Tensor:
+    """(N, 1): the group-wise advantage of the weighted sum of the rewards that apply."""
+    return group_advantages(weighted_sum(scored.scores, scored.weights), scored.groups, std)
 
 
 class RunningMeans:
@@ -115,24 +168,27 @@ def sample_pairs(samples: Tensor, rows_per_sample: int) -> Tensor:
     return torch.stack([samples.repeat(rows_per_sample), number], dim=1)
 
 
-def optimiser_steps(total: int, batch: int, first: int, count: int, key: int) -> list[Tensor]:
+def optimiser_steps(total: int, batch: int, first: int, count: int, key: int, unit: int = 1) -> list[Tensor]:
     """Which samples of this process belong to which optimiser step of an epoch.
 
     Args:
         total: samples of the epoch over all processes.
         batch: samples of one optimiser step over all processes; divides `total`.
         first: global index of this process's first sample.
-        count: number of this process's samples; a multiple of `total // batch`.
+        count: number of this process's samples; a multiple of `unit * total // batch`.
         key: seed of the assignment.
+        unit: so many consecutive samples stay together (the group size, for objectives that need whole groups).
 
     Returns:
         One (count * batch // total,) tensor of local indices per step. Every block of `total // batch` consecutive
-        samples gives one sample to each step, so steps are balanced over prompts and over any number of processes,
-        and the assignment does not depend on the number of processes.
+        units gives one unit to each step, so steps are balanced over prompts and over any number of processes, and the
+        assignment does not depend on the number of processes.
     """
-    steps = total // batch
+    steps, blocks = total // batch, batch // unit
     generator = torch.Generator().manual_seed(key)
-    order = torch.rand(batch, steps, generator=generator).argsort(dim=1)  # (batch blocks, steps)
-    samples = order + torch.arange(batch)[:, None] * steps
-    local = samples[first // steps : (first + count) // steps] - first
-    return [local[:, step] for step in range(steps)]
+    order = torch.rand(blocks, steps, generator=generator).argsort(dim=1)  # (blocks, steps)
+    units = order + torch.arange(blocks)[:, None] * steps
+    width = steps * unit
+    local = units[first // width : (first + count) // width]
+    samples = local[..., None] * unit + torch.arange(unit) - first
+    return [samples[:, step].flatten() for step in range(steps)]

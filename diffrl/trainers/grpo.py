@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.advantages import Std
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Rows, RunningMeans
+from diffrl.trainers.algorithm import Rows, RunningMeans, Scored, summed_advantages
 from diffrl.trainers.nft import reference_prediction
 
 
@@ -35,7 +36,9 @@ class GRPO:
     name = "grpo"
     samples_from = "default"
     snapshots: tuple[str, ...] = ()
+    reference: str | None = None
     keep_trajectory = True
+    whole_groups = False
 
     def __init__(
         self,
@@ -45,10 +48,15 @@ class GRPO:
         adv_clip: float = 5.0,
         beta: float = 0.0,
         timesteps: int | None = None,
+        advantage_std: Std = "group",
     ) -> None:
         self.spec, self.clip, self.adv_clip, self.beta, self.timesteps = spec, clip, adv_clip, beta, timesteps
         self.moved = False  # has the LoRA moved since the rollout was drawn?
+        self.advantage_std: Std = advantage_std
         self._means = RunningMeans()
+
+    def advantages(self, scored: Scored) -> Tensor:
+        return summed_advantages(scored, self.advantage_std)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "GRPO needs the trajectory"
@@ -107,7 +115,7 @@ class GRPO:
         if self.beta == 0:
             return None
         assert rows.mean is not None and rows.std is not None, "scalars() runs before penalty()"
-        reference, _ = self._step(rows, reference_prediction(policy, rows), policy.process)
+        reference, _ = self._step(rows, reference_prediction(policy, rows, self.reference), policy.process)
         kl = ((rows.mean - reference).square() / (2 * rows.std.square())).flatten(1).mean(1)
         self._means.add("kl", kl)
         return self.beta * kl

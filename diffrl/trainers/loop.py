@@ -15,14 +15,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl.advantages import group_advantages, weighted_sum
 from diffrl.divgen.diversity import Features, group_diversity
 from diffrl.policy import Policy
 from diffrl.prompts import PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.seeds import seed_of
-from diffrl.trainers.algorithm import Objective, optimiser_steps, sample_pairs
+from diffrl.trainers.algorithm import Gradients, Objective, Scored, SumOfLosses, optimiser_steps, sample_pairs
 
 
 class TrainingError(RuntimeError):
@@ -41,7 +40,6 @@ class LoopSettings:
     inner_epochs: int
     max_grad_norm: float
     ema: float  # 0: none
-    advantage_std: Any  # "group" | "batch" | "none"
 
 
 @dataclass
@@ -76,6 +74,7 @@ class Loop:
         accelerator: Accelerator,
         features: Features,
         *,
+        gradients: Gradients | None = None,
         fp16: bool = False,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
@@ -83,6 +82,7 @@ class Loop:
         self.optimiser, self.accelerator, self.features = optimiser, accelerator, features
         self.parameters = [parameter for _, parameter in policy.trainable]
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
+        self.gradients: Gradients = gradients or SumOfLosses()
         self.step = 0
         self.clock = Clock()
         self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
@@ -95,7 +95,7 @@ class Loop:
         everything = self._gather(torch.cat([scores, features], dim=1))
         scores, features = everything[:, : scores.shape[1]], everything[:, scores.shape[1] :]
         groups = torch.arange(rollout.total) // self.settings.group_size
-        advantages = group_advantages(weighted_sum(scores, self.weights), groups, self.settings.advantage_std)
+        advantages = self.objective.advantages(Scored(scores, self.weights, groups, features))
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
         losses, norms, steps = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
@@ -126,6 +126,8 @@ class Loop:
         def on_batch(images: Tensor, part: slice) -> None:
             mark = time.perf_counter()
             owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
+            if len(pending) >= 8:
+                pending[-8].result()  # images wait on the device for their scores: not more than eight batches of them
             pending.append(self.scorer.submit(images, owners))
             features.append(self.features(images))
             self.clock.add("reward", mark)
@@ -159,49 +161,47 @@ class Loop:
         settings, objective = self.settings, self.objective
         per_sample = objective.rows_per_sample(rollout)
         rows_of_step = settings.batch_size * per_sample
+        unit = settings.group_size if objective.whole_groups else 1
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         for inner in range(settings.inner_epochs):
             order = seed_of(settings.seed, epoch, inner, "steps")
-            for samples in optimiser_steps(
-                rollout.total, settings.batch_size, rollout.first, len(rollout.member), order
-            ):
+            count = len(rollout.member)
+            for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit):
                 self.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 pairs = sample_pairs(samples, per_sample)
                 for part in pairs.tensor_split(settings.accumulation):
                     key = (settings.seed, epoch, inner)
-                    loss_of_step += self._backward(objective.rows(rollout, advantages, part, key), rows_of_step)
+                    rows = objective.rows(rollout, advantages, part, key)
+                    mark, forward = time.perf_counter(), self.clock.seconds.get("forward", 0.0)
+                    loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
+                    # What is not a forward in there is the loss and its backward.
+                    self.clock.add("backward", mark + self.clock.seconds.get("forward", 0.0) - forward)
                 norms.append(self._step())
                 losses.append(loss_of_step)
         return losses, norms, len(norms)
 
-    def _backward(self, rows: Any, rows_of_step: int) -> Tensor:
-        """Backward of one micro-batch, as its share of the step's mean over rows; returns that share, detached."""
-        phi = self.objective.scalars(self.policy, rows)
-        total = self.objective.loss(phi, rows).sum()
-        penalty = self.objective.penalty(self.policy, rows)
-        if penalty is not None:
-            total = total + penalty.sum()
-        total = total / rows_of_step
-        mark = time.perf_counter()
-        self.scaler.scale(total).backward()
-        self.clock.add("backward", mark)
-        return total.detach()
-
     def _step(self) -> Tensor:
         """Reduce the gradients over processes, clip, step, and let the average follow; returns the gradient norm."""
-        self.scaler.unscale_(self.optimiser)
         if self.accelerator.num_processes > 1:
-            self._sum_gradients()
+            # Before unscaling: that looks for infinities, and every process must find the same ones.
+            self.gradients.finish(self.parameters, self._sum)
+        self.scaler.unscale_(self.optimiser)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
+        fp16 = self.scaler.is_enabled()
+        if not fp16 and not math.isfinite(float(norm)):
             raise TrainingError(
                 f"optimiser step {self.step}: the gradient norm is {float(norm)}; nothing was updated. Resume from the "
                 "last checkpoint with a lower optimise.learning_rate or optimise.precision=fp32"
             )
         self.scaler.step(self.optimiser)
         self.scaler.update()
+        if fp16 and self.scaler.get_scale() < 1.0:
+            raise TrainingError(
+                f"optimiser step {self.step}: the gradients stay non-finite in fp16; resume from the last checkpoint "
+                "with optimise.precision=bf16 or fp32"
+            )
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         self.objective.after_step(self.policy, self.step)
@@ -209,16 +209,9 @@ class Loop:
             self.policy.follow("ema", self.settings.ema)
         return norm.detach()
 
-    def _sum_gradients(self) -> None:
-        """One all-reduce of all LoRA gradients; losses are already divided by the rows of all processes."""
-        gradients = [parameter.grad for parameter in self.parameters]
-        flat = torch.cat([g.flatten() for g in gradients if g is not None])
-        flat = self.accelerator.reduce(flat, reduction="sum")
-        start = 0
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-                start += gradient.numel()
+    def _sum(self, values: Tensor) -> Tensor:
+        """The sum over processes."""
+        return self.accelerator.reduce(values, reduction="sum")
 
     def _gather(self, values: Tensor) -> Tensor:
         """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
@@ -244,7 +237,9 @@ class Loop:
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
         sums["loss"][1] = steps
         metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
-        metrics["grad_norm"] = float(torch.stack(norms).mean())
+        finite = [norm for norm in torch.stack(norms).tolist() if math.isfinite(norm)]  # fp16 skips steps that overflow
+        metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
+        metrics.setdefault("kl", None)  # not measured where it has no weight: that would be a forward for nothing
         return metrics
 
     def _seconds(self, started: float) -> dict[str, float]:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from diffrl.advantages import Std
 from diffrl.forward import Prediction, expand
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Decay, Rows, RunningMeans
+from diffrl.trainers.algorithm import Decay, Rows, RunningMeans, Scored, summed_advantages
 
 
 def contrastive_losses(x_t: Tensor, t: Tensor, x0: Tensor, v: Tensor, v_old: Tensor, b: float) -> Tensor:
@@ -48,7 +49,9 @@ class NFT:
     name = "nft"
     samples_from = "old"
     snapshots: tuple[str, ...] = ("old",)
+    reference: str | None = None
     keep_trajectory = False
+    whole_groups = False
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class NFT:
         b: float = 1.0,
         adv_clip: float = 5.0,
         timesteps: int | None = None,
+        advantage_std: Std = "batch",
         timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = "schedule",
         old: Decay | None = None,
     ) -> None:
@@ -64,7 +68,11 @@ class NFT:
         self.timesteps, self.timestep_sampling = timesteps, timestep_sampling
         self.old = old or Decay(slope=0.001, cap=0.5)
         self.old_is_theta = True  # both LoRAs start equal; then no second forward is needed
+        self.advantage_std: Std = advantage_std
         self._means = RunningMeans()
+
+    def advantages(self, scored: Scored) -> Tensor:
+        return summed_advantages(scored, self.advantage_std)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.timesteps or len(rollout.schedule) - 1
@@ -118,7 +126,7 @@ class NFT:
         """`beta * mean (v_theta - v_ref)^2`, the reference being the pretrained model."""
         if self.beta == 0:
             return None
-        kl = velocity_kl(rows.prediction, reference_prediction(policy, rows))
+        kl = velocity_kl(rows.prediction, reference_prediction(policy, rows, self.reference))
         self._means.add("kl", kl)
         return self.beta * kl
 
@@ -140,9 +148,9 @@ class NFT:
         self.old_is_theta = bool(state["old_is_theta"])
 
 
-def reference_prediction(policy: Policy, rows: Rows) -> Prediction:
-    """The pretrained model's prediction for the rows, without gradient."""
-    with torch.no_grad(), policy.using(None):
+def reference_prediction(policy: Policy, rows: Rows, name: str | None) -> Prediction:
+    """The prediction of the reference snapshot `name` for the rows, without gradient; None is the pretrained model."""
+    with torch.no_grad(), policy.using(name):
         return policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def build_objective(config: Config, spec: SamplerSpec) -> Objective:
     """The objective that the config names; its section's keys are the constructor's arguments."""
-    arguments = getattr(config, config.objective).model_dump(exclude={"advantage_std"})
+    arguments = getattr(config, config.objective).model_dump()
     if config.objective == "grpo":
         return GRPO(spec, **arguments)
     arguments["old"] = Decay(**arguments["old"])

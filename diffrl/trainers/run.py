@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 from PIL import Image
 from rich.console import Console
 
@@ -20,11 +24,11 @@ from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.progress import ProgressTable, summary
-from diffrl.prompts import PromptStream, load_prompts
+from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.report import write_report
 from diffrl.report.data import lower_is_better
 from diffrl.rewards.registry import load_reward, takes
-from diffrl.rewards.scoring import Scorer
+from diffrl.rewards.scoring import Scorer, applies
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.tracking import Tracker, read_metrics, record_environment, save_samples
 from diffrl.trainers.loop import Clock, Loop, LoopSettings
@@ -36,7 +40,9 @@ class Run:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.accelerator = Accelerator()
+        # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
+        waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
+        self.accelerator = Accelerator(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
         self.folder = Path(config.run_dir)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
@@ -49,15 +55,25 @@ class Run:
             resolution=config.rollout.resolution,
             seed=config.seed,
         )
+        if config.optimise.gradient_checkpointing:
+            self.policy.enable_gradient_checkpointing()
         self.spec = sampler_spec(config)
-        self.scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda")
-        self.judges = Scorer({**self.scorer.rewards, **_rewards(config.watch, device)})
+        entries = {**config.rewards, **config.watch}
+        limits: dict[str, Any] = {
+            "retries": {name: entry.retries for name, entry in entries.items()},
+            "timeout": {name: entry.timeout for name, entry in entries.items()},
+        }
+        self.scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda", **limits)
+        self.judges = Scorer({**self.scorer.rewards, **_rewards(config.watch, device)}, **limits)
         self.objective = build_objective(config, self.spec)
         for name in self.objective.snapshots:
             self.policy.add_snapshot(name)
         if config.optimise.ema:
             self.policy.add_snapshot("ema")
         train_prompts = load_prompts(config.prompts.train)
+        # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
+        self.prompts_digest = hashlib.sha256("\n".join(p.text for p in train_prompts).encode()).hexdigest()
+        self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.features = load_features(features_name(config), device)
         weights = torch.tensor([config.rewards[name].weight for name in self.scorer.names])
@@ -85,6 +101,19 @@ class Run:
             _time_calls(self.policy, self.loop.clock)
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         self.epoch = 0
+
+    def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""
+        config, world = self.config, self.accelerator.num_processes
+        for name, reward in self.scorer.rewards.items():
+            if not any(applies(reward, p.text, p.metadata) for p in prompts):
+                source = config.prompts.train
+                raise UserError(f'rewards.{name}: applies to none of the prompts of prompts.train ("{source}")')
+        if self.scorer.groupwise and config.rollout.groups % world:
+            raise UserError(
+                f"rollout.groups: {config.rollout.groups} prompts over {world} processes would split groups, but the "
+                f'reward "{self.scorer.groupwise[0]}" has to see them whole'
+            )
 
     def evaluate(self) -> dict[str, Any]:
         """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds."""
@@ -136,6 +165,7 @@ class Run:
             tensors["optimiser"], optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
             tensors["rng"], rng = checkpoint.rng_state()
             state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
+            state["prompts"] = self.prompts_digest
             checkpoint.save(self.folder, self.loop.step, tensors, state, keep=self.config.checkpoint.keep)
             self.policy.save_lora(self.folder / "lora", self.judged)
         self.accelerator.wait_for_everyone()
@@ -146,6 +176,10 @@ class Run:
         if path is None:
             return
         tensors, state = checkpoint.load(path)
+        if state["prompts"] != self.prompts_digest:
+            raise UserError(
+                f"prompts.train: {self.config.prompts.train} has changed since {path}; a resume needs the same prompts"
+            )
         self.policy.load_state("default", tensors["lora"])
         for name in self.snapshots:
             self.policy.load_state(name, tensors[name])
@@ -153,6 +187,19 @@ class Run:
         self.loop.load_state_dict(state["loop"])
         checkpoint.set_rng_state(tensors["rng"], state["rng"])
         self.epoch = int(state["epoch"])
+        if self.main:  # killed between checkpoint and LoRA, the folder would hold the LoRA of the save before
+            self.policy.save_lora(self.folder / "lora", self.judged)
+
+    def check_agreement(self) -> None:
+        """Every process must have found the same checkpoint, or they would wait for each other forever."""
+        steps = self.accelerator.gather(torch.tensor([self.loop.step], device=self.accelerator.device))
+        if steps.min() != steps.max():
+            raise UserError("--resume: the processes see different checkpoints; RUN_DIR must be on a shared disk")
+
+    def close(self) -> None:
+        """Drop what waits to be scored."""
+        self.scorer.close()
+        self.judges.close()
 
 
 def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -163,7 +210,8 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> 
         RewardError, TrainingError: when the run cannot go on; the last checkpoint is intact.
     """
     folder = Path(config.run_dir) if resume is None else resume
-    if resume is None and not dry_run and (folder / "metrics.jsonl").exists():
+    # Only the first process looks: it may have begun to write while the others still start.
+    if resume is None and not dry_run and os.environ.get("RANK", "0") == "0" and _holds_a_run(folder):
         raise UserError(f"run_dir: {folder} already holds a run; continue it with --resume {folder} or choose another")
     run = Run(config)
     run.folder = folder
@@ -172,25 +220,39 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> 
         if run.main:
             console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
         return
-    _lead(run, console) if run.main else _follow(run)
+    try:
+        if run.main:
+            _lead(run, console, resume is not None)
+        else:
+            if resume is not None:
+                run.restore()
+            run.check_agreement()
+            _epochs(run, None, None)
+    finally:
+        run.close()
 
 
-def _lead(run: Run, console: Console) -> None:
+def _holds_a_run(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("*step-*"))
+
+
+def _lead(run: Run, console: Console, resumed: bool) -> None:
     config = run.config
     run.folder.mkdir(parents=True, exist_ok=True)
-    if not (run.folder / "config.yaml").exists():
-        configs.dump(config, run.folder / "config.yaml")
+    configs.dump(config, run.folder / "config.yaml")  # on a resume too: it may have more epochs
     record_environment(run.folder, device=str(run.policy.device), processes=run.accelerator.num_processes)
-    run.restore()
+    if resumed:
+        run.restore()
+    run.check_agreement()
     tracking = config.tracking
     tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved())
     names = list(run.scorer.names)
+    lower = lower_is_better(config.resolved())
     try:
         console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
-        history = read_metrics(run.folder)
-        lower = lower_is_better(config.resolved())
+        past = read_metrics(run.folder)
         title = str(run.folder)
-        with ProgressTable(config.epochs, names, title=title, console=console, history=history, lower=lower) as table:
+        with ProgressTable(config.epochs, names, title=title, console=console, history=past, lower=lower) as table:
             run.loop.status = table.status
             _epochs(run, tracker, table)
     finally:
@@ -200,13 +262,8 @@ def _lead(run: Run, console: Console) -> None:
             write_report(run.folder)
     judged = [metrics for metrics in history if "eval/diversity" in metrics]
     report = (run.folder / "report.html").resolve()
-    console.print(summary(judged[0], judged[-1], report=report, trained=names, lower=lower))
-
-
-def _follow(run: Run) -> None:
-    """What the other processes do: the same epochs, without writing."""
-    run.restore()
-    _epochs(run, None, None)
+    if judged:
+        console.print(summary(judged[0], judged[-1], report=report, trained=names, lower=lower))
 
 
 def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> None:
@@ -309,7 +366,6 @@ def loop_settings(config: Config) -> LoopSettings:
         inner_epochs=optimise.inner_epochs,
         max_grad_norm=optimise.max_grad_norm,
         ema=optimise.ema,
-        advantage_std=getattr(config, config.objective).advantage_std,
     )
 
 
