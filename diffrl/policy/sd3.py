@@ -49,7 +49,9 @@ class SD3:
             step = pipe.vae_scale_factor * config.patch_size
             if resolution <= 0 or resolution % step:
                 near = max(round(resolution / step), 1) * step
-                raise UserError(f"resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
+                raise UserError(
+                    f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})"
+                )
             side = resolution // pipe.vae_scale_factor
         self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
         length = MAX_SEQUENCE_LENGTH if max_sequence_length is None else max_sequence_length
