@@ -239,7 +239,6 @@ class Loop:
         metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
         finite = [norm for norm in torch.stack(norms).tolist() if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
-        metrics.setdefault("kl", None)  # not measured where it has no weight: that would be a forward for nothing
         return metrics
 
     def _seconds(self, started: float) -> dict[str, float]:
