@@ -44,7 +44,7 @@ class Plan:
     images: int = 49_152
     vae: tuple[int, int, float] = (2_300, 32, 2e-3)
     clip: tuple[int, int, float] = (450, 256, 1e-3)
-    generator: tuple[int, int, float] = (10_800, 128, 1e-3)
+    generator: tuple[int, int, float] = (9_600, 128, 1e-3)
     aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
 
 

@@ -66,6 +66,20 @@ def test_optimiser_steps_do_not_depend_on_the_number_of_processes(world: int) ->
     assert not torch.equal(whole[0], optimiser_steps(total, batch, 0, total, key=6)[0])
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_whole_groups_stay_in_one_optimiser_step(world: int) -> None:
+    total, batch, group = 96, 24, 6
+    count = total // world
+    for rank in range(world):
+        for step in optimiser_steps(total, batch, rank * count, count, key=5, unit=group):
+            ids = (step + rank * count) // group
+            assert torch.unique(ids, return_counts=True)[1].tolist() == [group] * (batch // world // group)
+    whole = optimiser_steps(total, batch, 0, total, key=5, unit=group)
+    halves = [optimiser_steps(total, batch, r * 48, 48, key=5, unit=group) for r in range(2)]
+    for step in range(total // batch):
+        assert torch.equal(torch.cat([halves[0][step], halves[1][step] + 48]), whole[step])
+
+
 def test_pairs_cover_every_row_once() -> None:
     pairs = sample_pairs(torch.tensor([4, 1]), 3)
     assert sorted(map(tuple, pairs.tolist())) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (4, 2)]
