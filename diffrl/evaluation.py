@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,99 +77,82 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
     return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
 
 
-def prepare(
-    model: str,
-    lora: str | None,
-    steps: int | None,
-    sampler: str | None = None,
-    guidance_scale: float = 1.0,
-    resolution: int | None = None,
-) -> tuple[Policy, SamplerSpec]:
-    """A model, with a LoRA if one is given, and the sampler to draw with.
+@dataclass(frozen=True)
+class Drawing:
+    """What `diffrl sample` and `diffrl evaluate` draw: the model, with a LoRA if one is given, and how.
 
-    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM).
+    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM);
+    the model's own resolution.
     """
-    device = Accelerator().device
-    spec = read_lora(lora)[1] if lora is not None else None
-    precision = "fp32" if device.type == "cpu" else "bf16"
-    policy = load_policy(model, lora=spec, precision=precision, device=device, resolution=resolution)
-    if lora is not None:
-        policy.load_lora(lora)
-    name = sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
-    return policy, SamplerSpec(name=name, steps=steps or 10, guidance=guidance_scale, eta=0.0)
+
+    model: str
+    prompts: str = ""
+    lora: str | None = None
+    seed: int = 0
+    per_prompt: int = 1
+    steps: int | None = None
+    limit: int | None = None
+    sampler: str | None = None
+    guidance_scale: float = 1.0
+    resolution: int | None = None
+    batch_size: int = 32
+
+    def policy(self) -> Policy:
+        """The model on this process's device; bf16 on an accelerator."""
+        device = Accelerator().device
+        spec = read_lora(self.lora)[1] if self.lora is not None else None
+        precision = "fp32" if device.type == "cpu" else "bf16"
+        policy = load_policy(self.model, lora=spec, precision=precision, device=device, resolution=self.resolution)
+        if self.lora is not None:
+            policy.load_lora(self.lora)
+        return policy
+
+    def spec(self, policy: Policy) -> SamplerSpec:
+        name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
+        return SamplerSpec(name=name, steps=self.steps or 10, guidance=self.guidance_scale, eta=0.0)
+
+    def amount(self) -> dict[str, Any]:
+        return {"seed": self.seed, "per_prompt": self.per_prompt, "batch_size": self.batch_size}
+
+    def chosen(self) -> Sequence[Prompt]:
+        return load_prompts(self.prompts)[: self.limit]
 
 
-def sample(
-    *,
-    model: str,
-    prompts: str,
-    lora: str | None = None,
-    seed: int = 0,
-    per_prompt: int = 1,
-    steps: int | None = None,
-    limit: int | None = None,
-    sampler: str | None = None,
-    guidance_scale: float = 1.0,
-    resolution: int | None = None,
-    out: Path,
-    batch_size: int = 32,
-) -> None:
-    """Write `per_prompt` images of each prompt as PNG (prompt and seed in the file) and `images.jsonl` to `out`."""
-    chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps, sampler, guidance_scale, resolution)
+def sample(*, out: Path, **drawing: Any) -> None:
+    """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`."""
+    job = Drawing(**drawing)
+    chosen, policy = job.chosen(), job.policy()
     out.mkdir(parents=True, exist_ok=True)
     lines = []
-    batches = generate(policy, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size)
-    for index, images in batches:
+    for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
         for i, image in zip(index.tolist(), images, strict=True):
-            prompt, member = chosen[i // per_prompt], i % per_prompt
-            name = f"{i // per_prompt:05d}-{member:02d}.png"
-            save_image(image, out / name, {"prompt": prompt.text, "seed": str(seed), "member": str(member)})
-            lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": seed}))
+            prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
+            name = f"{i // job.per_prompt:05d}-{member:02d}.png"
+            save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
+            lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
     (out / "images.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def evaluate(
-    *,
-    model: str,
-    rewards: Sequence[str],
-    prompts: str,
-    lora: str | None = None,
-    seed: int = 0,
-    per_prompt: int = 1,
-    steps: int | None = None,
-    limit: int | None = None,
-    sampler: str | None = None,
-    guidance_scale: float = 1.0,
-    resolution: int | None = None,
-    out: Path,
-    batch_size: int = 32,
-) -> dict[str, Any]:
-    """Score a model on prompts; writes and returns means, standard errors, diversity and every image's scores."""
+def evaluate(*, rewards: Sequence[str], out: Path, **drawing: Any) -> dict[str, Any]:
+    """Score a `Drawing`; writes and returns means, standard errors, diversity and every image's scores."""
     started = time.perf_counter()
+    job = Drawing(**drawing)
     scorer = Scorer({name: load_reward(name) for name in rewards})
-    chosen = load_prompts(prompts)[:limit]
-    policy, spec = prepare(model, lora, steps, sampler, guidance_scale, resolution)
-    features = load_features("clip" if model == "playground" else "pixels", policy.device)
-    scores, diversity = score_policy(
-        policy, scorer, features, chosen, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size
-    )
+    chosen, policy = job.chosen(), job.policy()
+    spec = job.spec(policy)
+    features = load_features("clip" if job.model == "playground" else "pixels", policy.device)
+    scores, diversity = score_policy(policy, scorer, features, chosen, spec, **job.amount())
     # Images of one prompt are not independent: the error is over prompts.
-    by_prompt = scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
+    by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)
     known = (~by_prompt.isnan()).sum(0)
     spread = (by_prompt - by_prompt.nanmean(0)).square().nansum(0) / (known - 1).clamp_min(1)
     error = (spread / known.clamp_min(1)).sqrt().tolist()
     result = {
         "diffrl_version": __version__,
-        "model": model,
-        "lora": lora,
-        "prompts": prompts,
+        **asdict(job),
         "prompts_count": len(chosen),
-        "per_prompt": per_prompt,
-        "seed": seed,
         "sampler": spec.name,
         "steps": spec.steps,
-        "guidance_scale": guidance_scale,
         "seconds": round(time.perf_counter() - started, 2),
         "mean": summarise(scorer.names, scores),
         "standard_error": dict(zip(scorer.names, error, strict=True)),

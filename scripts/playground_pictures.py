@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from diffrl.evaluation import prepare
+from diffrl.evaluation import Drawing
 from diffrl.playground.grammar import parse
 from diffrl.playground.renderer import render
 from diffrl.prompts import Prompt
@@ -45,9 +45,10 @@ def main() -> None:
     for lora, title in ((None, "generator"), (args.lora, "after RL")):
         if lora is None and title == "after RL":
             continue
-        policy, spec = prepare("playground", lora, steps=None)
+        drawing = Drawing("playground", lora=lora)
+        policy = drawing.policy()
         prompts = [Prompt(text) for text in args.prompts]
-        drawn = generate(policy, prompts, spec, seed=0, per_prompt=SEEDS, batch_size=64)
+        drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=SEEDS, batch_size=64)
         images = torch.cat([batch for _, batch in drawn])
         pixels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
         rows += [(f"{title}, seed {seed}", list(pixels[seed::SEEDS])) for seed in range(SEEDS)]

@@ -58,13 +58,7 @@ class Run:
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
         self.spec = sampler_spec(config)
-        entries = {**config.rewards, **config.watch}
-        limits: dict[str, Any] = {
-            "retries": {name: entry.retries for name, entry in entries.items()},
-            "timeout": {name: entry.timeout for name, entry in entries.items()},
-        }
-        self.scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda", **limits)
-        self.judges = Scorer({**self.scorer.rewards, **_rewards(config.watch, device)}, **limits)
+        self.scorer, self.judges = build_scorers(config, device)
         self.objective = build_objective(config, self.spec)
         for name in self.objective.snapshots:
             self.policy.add_snapshot(name)
@@ -320,6 +314,17 @@ def _time_calls(policy: Policy, clock: Clock) -> None:
 
     policy.predict = timed(policy.predict, "forward")  # type: ignore[method-assign]
     policy.decode = timed(policy.decode, "decode")  # type: ignore[method-assign]
+
+
+def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
+    """What scores training images, and what judges held-out ones: the same rewards and those that are only watched."""
+    entries = {**config.rewards, **config.watch}
+    limits: dict[str, Any] = {
+        "retries": {name: entry.retries for name, entry in entries.items()},
+        "timeout": {name: entry.timeout for name, entry in entries.items()},
+    }
+    scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda", **limits)
+    return scorer, Scorer({**scorer.rewards, **_rewards(config.watch, device)}, **limits)
 
 
 def _rewards(table: Any, device: torch.device) -> dict[str, Any]:

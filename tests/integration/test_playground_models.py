@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.evaluation import prepare, sample, score_policy
+from diffrl.evaluation import Drawing, sample, score_policy
 from diffrl.playground import grammar
 from diffrl.playground.renderer import render
 from diffrl.playground.taste import taste
@@ -42,7 +42,9 @@ def test_weights_are_within_thirty_megabytes_and_without_pickle() -> None:
 
 def test_generator_is_imperfect_as_meant() -> None:
     """Verifier 0.35 to 0.65 on test prompts: something to learn, something to break."""
-    policy, spec = prepare("playground", None, None)
+    drawing = Drawing("playground")
+    policy = drawing.policy()
+    spec = drawing.spec(policy)
     scorer = Scorer({"strict": load_reward("playground", mode="strict")})
     prompts = load_prompts("playground/compositional/test")[:96]
     scores, _ = score_policy(
