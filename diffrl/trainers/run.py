@@ -257,7 +257,10 @@ def _lead(run: Run, console: Console, resumed: bool) -> None:
     judged = [metrics for metrics in history if "eval/diversity" in metrics]
     report = (run.folder / "report.html").resolve()
     if judged:
-        console.print(summary(judged[0], judged[-1], report=report, trained=names, lower=lower))
+        console.print(summary(judged[0], judged[-1], trained=names, lower=lower))
+        console.print(
+            f"Open {report}", soft_wrap=True, highlight=False, markup=False
+        )  # a path broken in two is no path
 
 
 def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> None:
