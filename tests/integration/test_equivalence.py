@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,9 @@ def test_one_process_equals_two(config_file, tmp_path: Path, objective: str) -> 
         sections |= {"rollout": {"sampler": "flow_sde"}, "grpo": {"beta": 0.04, "clip": 0.2}}
     alone, shared = (config_file(name, **sections) for name in ("alone", "shared"))
     train(load_config(alone))
+    with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     command = [
         sys.executable,
@@ -61,7 +65,18 @@ def test_one_process_equals_two(config_file, tmp_path: Path, objective: str) -> 
         "--num_machines",
         "1",
     ]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "diffrl", "train", str(shared)]
+    command += [
+        "--main_process_port",
+        str(port),
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "-m",
+        "diffrl",
+        "train",
+        str(shared),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
