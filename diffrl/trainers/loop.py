@@ -97,10 +97,10 @@ class Loop:
         groups = torch.arange(rollout.total) // self.settings.group_size
         advantages = self.objective.advantages(Scored(scores, self.weights, groups, features))
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
-        losses, norms, steps = self._optimise(rollout, local, epoch)
+        losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)
-        metrics = self._metrics(epoch, scores, losses, norms, steps)
+        metrics = self._metrics(epoch, scores, losses, norms)
         metrics["diversity"] = float(group_diversity(features, groups))
         metrics["samples"] = (epoch + 1) * rollout.total
         metrics |= self._seconds(started)
@@ -157,7 +157,7 @@ class Loop:
         self.clock.add("reward", mark)
         return rollout, scores, torch.cat(features)
 
-    def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor], int]:
+    def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective
         per_sample = objective.rows_per_sample(rollout)
         rows_of_step = settings.batch_size * per_sample
@@ -180,7 +180,7 @@ class Loop:
                     self.clock.add("backward", mark + self.clock.seconds.get("forward", 0.0) - forward)
                 norms.append(self._step())
                 losses.append(loss_of_step)
-        return losses, norms, len(norms)
+        return losses, norms
 
     def _step(self) -> Tensor:
         """Reduce the gradients over processes, clip, step, and let the average follow; returns the gradient norm."""
@@ -219,9 +219,7 @@ class Loop:
             return values.cpu()
         return self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
 
-    def _metrics(
-        self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor], steps: int
-    ) -> dict[str, Any]:
+    def _metrics(self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor]) -> dict[str, Any]:
         metrics: dict[str, Any] = {"epoch": epoch, "step": self.step}
         for index, name in enumerate(self.scorer.names):
             column = scores[:, index]
@@ -229,13 +227,13 @@ class Loop:
             metrics[f"reward/{name}"] = float(known.mean()) if len(known) else None
             metrics[f"reward/{name}/std"] = float(known.std(correction=0)) if len(known) else None
         sums = {
-            "loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(steps)])
+            "loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(len(losses))])
         } | self.objective.metrics()
         if self.accelerator.num_processes > 1:
             packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed, strict=True))
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
-        sums["loss"][1] = steps
+        sums["loss"][1] = len(losses)
         metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
         finite = [norm for norm in torch.stack(norms).tolist() if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None

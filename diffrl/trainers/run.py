@@ -60,10 +60,9 @@ class Run:
         self.spec = sampler_spec(config)
         self.scorer, self.judges = build_scorers(config, device)
         self.objective = build_objective(config, self.spec)
-        for name in self.objective.snapshots:
+        self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
+        for name in self.snapshots:
             self.policy.add_snapshot(name)
-        if config.optimise.ema:
-            self.policy.add_snapshot("ema")
         train_prompts = load_prompts(config.prompts.train)
         # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
         self.prompts_digest = hashlib.sha256("\n".join(p.text for p in train_prompts).encode()).hexdigest()
@@ -93,7 +92,6 @@ class Run:
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
         if device.type == "cpu":
             _time_calls(self.policy, self.loop.clock)
-        self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         self.epoch = 0
 
     def _check_rewards(self, prompts: Sequence[Prompt]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from pathlib import Path
@@ -17,21 +16,6 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy, base, load_policy
 from diffrl.samplers import euler_step
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> str:
-    return str(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def loaded(model: str) -> Policy:
-    return load_policy(model, lora=SPEC)
-
-
-@pytest.fixture
-def policy(loaded: Policy) -> Policy:
-    return copy.deepcopy(loaded)
 
 
 def plain_pipeline(model: str) -> StableDiffusion3Pipeline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,6 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy, read_lora
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> str:
-    return str(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def loaded(model: str) -> Policy:
-    return load_policy(model, lora=SPEC)
-
-
-@pytest.fixture
-def policy(loaded: Policy) -> Policy:
-    return copy.deepcopy(loaded)
 
 
 def test_a_step_moves_every_trained_matrix_and_nothing_else(policy: Policy) -> None:
