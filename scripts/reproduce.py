@@ -26,7 +26,8 @@ from diffrl.config import load_config
 from diffrl.evaluation import score_policy, summarise
 from diffrl.prompts import load_prompts
 from diffrl.tracking import read_metrics
-from diffrl.trainers.run import Run, evaluation_spec, train
+from diffrl.trainers.parts import evaluation_spec
+from diffrl.trainers.run import Run, train
 
 
 def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:

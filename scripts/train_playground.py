@@ -1,9 +1,14 @@
-"""Train the playground's models from scratch: autoencoder, CLIP, generator, aesthetic head; then export them.
+"""Train the playground's models from scratch: autoencoder, generator, CLIP, aesthetic head; then export them.
 
 One command, resumable: every stage saves its state every minute under --work and continues where it stopped.
 
     python scripts/train_playground.py                      # everything, hours on 2 CPU cores, minutes on a GPU
-    python scripts/train_playground.py --stage generator    # one stage
+    python scripts/train_playground.py --stage generator    # up to one stage
+    python scripts/train_playground.py --stage captions --from-shipped    # without the stages before it
+
+The generator learns in two stages. The first sees true captions. The second, "captions", goes on with captions that
+tell each fact wrongly with probability 0.25, as captions from the web are often wrong. So the shipped model knows how
+to draw more than its samples show, which is the state that large pretrained models are in, and what RL can mend.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,7 +40,10 @@ from diffrl.playground.tokenizer import write_tokenizer
 SEED = 0
 # Letters are learned last: from this step on, this share of a batch is drawn from the prompts with words alone.
 WORDS_FROM, WORDS_MORE = 3_700, 0.3
-STAGES = ("data", "vae", "generator", "clip", "aesthetic")
+STAGES = ("data", "vae", "generator", "captions", "clip", "aesthetic")
+# The stage "captions": how often a fact is told wrongly, captions for each image, and the share of each kind of scene.
+WRONG, VARIANTS = 0.25, 6
+CAPTION_KINDS = {"objects": 0.13, "counts": 0.17, "pairs": 0.18, "relations": 0.22, "words": 0.2, "heads": 0.1}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Plan:
     vae: tuple[int, int, float] = (2_300, 32, 2e-3)
     clip: tuple[int, int, float] = (450, 256, 1e-3)
     generator: tuple[int, int, float] = (9_600, 128, 1e-3)
+    captions: tuple[int, int, float] = (9_000, 128, 8e-4)
     aesthetic: tuple[int, int, float] = (3_000, 512, 2e-3)
 
 
@@ -186,17 +196,65 @@ def train_generator(
         if stage.step >= WORDS_FROM:
             more = words[torch.randint(len(words), (batch,), generator=generator)]
             index = torch.where(torch.rand(batch, generator=generator) < WORDS_MORE, more, index)
-        x0 = latents[index]
-        t = torch.sigmoid(torch.randn(batch, generator=generator))  # logit-normal, as SD3
-        eps = torch.randn(x0.shape, generator=generator)
-        # A tenth of the prompts is emptied, so that classifier-free guidance has an unconditional model.
-        drop = torch.rand(batch, 1, generator=generator) < 0.1
-        text = torch.where(drop, empty, tokens[index]).to(device)
-        level = t[:, None, None, None]
-        x_t, v = ((1 - level) * x0 + level * eps).to(device), (eps - x0).to(device)
-        return F.mse_loss(model(x_t, t.to(device), text), v), {}
+        return flow_matching_loss(model, latents[index], tokens[index], empty, generator, device), {}
 
     return stage.run(loss_of)
+
+
+def flow_matching_loss(
+    model: nn.Module, x0: Tensor, tokens: Tensor, empty: Tensor, generator: torch.Generator, device: torch.device
+) -> Tensor:
+    """Mean squared error of the velocity at logit-normal noise levels, as SD3; x0 (B, C, h, w), tokens (B, T)."""
+    t = torch.sigmoid(torch.randn(len(x0), generator=generator))
+    eps = torch.randn(x0.shape, generator=generator)
+    # A tenth of the prompts is emptied, so that classifier-free guidance has an unconditional model.
+    drop = torch.rand(len(x0), 1, generator=generator) < 0.1
+    text = torch.where(drop, empty, tokens).to(device)
+    level = t[:, None, None, None]
+    x_t, v = ((1 - level) * x0 + level * eps).to(device), (eps - x0).to(device)
+    return F.mse_loss(model(x_t, t.to(device), text), v)
+
+
+def wrong_captions(work: Path, world: World, tokenizer: CLIPTokenizer) -> Tensor:
+    """Token ids (N, VARIANTS, T) of captions that tell each fact wrongly with probability WRONG; made once."""
+    path = work / "told.pt"
+    if not path.exists():
+        rng = np.random.default_rng(SEED + 1)
+        scenes = [grammar.parse(prompt) for prompt in world.prompts]
+        texts = [grammar.misdescribe(scene, rng, WRONG).text() for scene in scenes for _ in range(VARIANTS)]
+        torch.save(models.tokenize(tokenizer, texts).view(len(scenes), VARIANTS, -1).to(torch.int16), path)
+    return torch.load(path, weights_only=True).long()
+
+
+def train_captions(
+    work: Path, plan: Plan, world: World, vae: Any, tokenizer: CLIPTokenizer, model: Any, device: torch.device
+) -> Any:
+    """Go on with `model` on wrong captions, with more scenes of several things than the world has on average."""
+    latents = encode_pool(work, vae, world, device)
+    tokens = wrong_captions(work, world, tokenizer)
+    empty = models.tokenize(tokenizer, [""])
+    kinds = [grammar.parse(prompt).kind for prompt in world.prompts]
+    share = torch.tensor([CAPTION_KINDS[kind] / kinds.count(kind) for kind in grammar.KINDS])
+    weights = share[torch.tensor([list(grammar.KINDS).index(kind) for kind in kinds])]
+    stage = Stage("captions", work, model.to(device), plan.captions)
+
+    def loss_of(generator: torch.Generator, batch: int) -> tuple[Tensor, dict[str, float]]:
+        index = torch.multinomial(weights, batch, replacement=True, generator=generator)
+        told = tokens[index, torch.randint(VARIANTS, (batch,), generator=generator)]
+        return flow_matching_loss(model, latents[index], told, empty, generator, device), {}
+
+    return stage.run(loss_of)
+
+
+def shipped(out: Path, tokenizer: CLIPTokenizer) -> tuple[Any, Any]:
+    """The autoencoder and the generator in `out`, to go on from."""
+    pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
+        out / "pipeline", text_encoder_3=None, tokenizer_3=None, image_encoder=None, feature_extractor=None
+    )
+    model = models.Generator(tokenizer)
+    for part in ("transformer", "text_encoder", "text_encoder_2"):
+        getattr(model, part).load_state_dict(getattr(pipeline, part).state_dict())
+    return pipeline.vae, model
 
 
 def train_clip(work: Path, plan: Plan, world: World, tokenizer: CLIPTokenizer, device: torch.device) -> nn.Module:
@@ -247,7 +305,7 @@ def machine() -> str:
 
 
 def seconds_of(work: Path) -> Iterator[tuple[str, float, int]]:
-    for name in ("vae", "clip", "generator", "aesthetic"):
+    for name in STAGES[1:]:
         if (work / f"{name}.pt").exists():
             state = torch.load(work / f"{name}.pt", weights_only=True)
             yield name, round(state["seconds"], 1), state["step"]
@@ -265,30 +323,43 @@ def main() -> None:
         "--generator-steps", type=int, default=Plan.generator[0], help="optimiser steps of the generator"
     )
     parser.add_argument("--vae-steps", type=int, default=Plan.vae[0], help="optimiser steps of the autoencoder")
+    parser.add_argument("--captions-steps", type=int, default=Plan.captions[0], help="steps of the stage captions")
+    parser.add_argument(
+        "--from-shipped", action="store_true", help="take autoencoder and generator from --out; train from captions on"
+    )
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    plan = Plan(vae=(args.vae_steps, *Plan.vae[1:]), generator=(args.generator_steps, *Plan.generator[1:]))
+    plan = Plan(
+        vae=(args.vae_steps, *Plan.vae[1:]),
+        generator=(args.generator_steps, *Plan.generator[1:]),
+        captions=(args.captions_steps, *Plan.captions[1:]),
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     last = STAGES.index(args.stage) if args.stage else len(STAGES) - 1
     args.work.mkdir(parents=True, exist_ok=True)
 
-    train(args.work, args.out, plan, last, device)
+    train(args.work, args.out, plan, last, device, args.from_shipped)
 
 
-def train(work: Path, out: Path, plan: Plan, last: int, device: torch.device) -> None:
+def train(work: Path, out: Path, plan: Plan, last: int, device: torch.device, from_shipped: bool) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     world = make_data(work, plan)
     tokenizer_dir = work / "tokenizer"
     write_tokenizer(tokenizer_dir, grammar.vocabulary(), grammar.LETTERS)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizer_dir)
     out.mkdir(parents=True, exist_ok=True)
-    if last >= STAGES.index("vae"):
+    if from_shipped:
+        vae, generator = shipped(out, tokenizer)
+    elif last >= STAGES.index("vae"):
         vae = train_vae(work, plan, world, device)
+        if last >= STAGES.index("generator"):
+            generator = train_generator(work, plan, world, vae, tokenizer, device)
+    if last >= STAGES.index("captions"):
+        generator = train_captions(work, plan, world, vae, tokenizer, generator, device)
     if last >= STAGES.index("generator"):
-        generator = train_generator(work, plan, world, vae, tokenizer, device).cpu().float()
         vae = vae.cpu().float().to(memory_format=torch.contiguous_format)
-        models.save_pipeline(generator, vae, tokenizer, out / "pipeline")
+        models.save_pipeline(generator.cpu().float(), vae, tokenizer, out / "pipeline")
     if last >= STAGES.index("clip"):
         clip = train_clip(work, plan, world, tokenizer, device)
         save_clip(clip.float(), clip_config(len(tokenizer)), tokenizer_dir, out / "clip")

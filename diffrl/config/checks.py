@@ -7,7 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from diffrl.config.schema import OBJECTIVES, Config, Problem, Reward
+from diffrl.config.base import Problem
+from diffrl.config.schema import OBJECTIVES, Config, Reward
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import check_source
 

@@ -12,8 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from diffrl import __version__
+from diffrl.config.base import Problem
 from diffrl.config.checks import check
-from diffrl.config.schema import TABLES, Config, Problem, walk
+from diffrl.config.schema import TABLES, Config, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped

@@ -311,6 +311,42 @@ def sample_scene(rng: np.random.Generator, split: str, subset: str = "all") -> S
     return scene
 
 
+def misdescribe(scene: Scene, rng: np.random.Generator, share: float) -> Scene:
+    """What a careless caption says of `scene`: every stated fact but a quoted word is wrong with probability `share`.
+
+    The other facts stay, so does the split: a caption that would be of another split is drawn again.
+    """
+    while True:
+        told = _misdescribed(scene, rng, share)
+        if told.split() == scene.split():
+            return told
+
+
+def _misdescribed(scene: Scene, rng: np.random.Generator, share: float) -> Scene:
+    def told(true: str, options: Sequence[str]) -> str:
+        return _pick(rng, [other for other in options if other != true]) if rng.random() < share else true
+
+    things: list[Thing] = []
+    for thing in scene.things:
+        taken = [other.color for other in (*things, *scene.things) if other is not thing]
+        color = told(thing.color, [color for color in COLORS if color not in taken])
+        things.append(Thing(thing.shape if scene.word else told(thing.shape, SHAPES), color))
+    head = scene.head
+    if head is not None:
+        glasses, hat = (yes != (rng.random() < share) for yes in (head.glasses, head.hat))
+        head = Head(told(head.skin, SKINS), told(head.hair, HAIRS), told(head.mood, MOODS), glasses, hat)
+    return replace(
+        scene,
+        things=tuple(things),
+        background=told(scene.background, BACKGROUNDS),
+        count=int(told(str(scene.count), [str(value) for value in NUMBERS.values()])) if scene.count > 1 else 1,
+        relation=told(scene.relation, RELATIONS) if scene.relation else "",
+        head=head,
+        style=told(scene.style, STYLES[1:]) if scene.style != "filled" else scene.style,
+        tone=told(scene.tone, TONES[1:]) if scene.tone != "normal" else scene.tone,
+    )
+
+
 @functools.cache
 def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
     seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")

@@ -7,7 +7,7 @@ m scalars per row; latents (b, C, h, w).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,20 @@ class Rows:
     log_prob: Tensor | None = None  # (b,) of the stored step when it was sampled
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for `penalty`
     mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
-    std: Tensor | None = None  # broadcastable to `mean`
+    std: Tensor | None = None  # (b, 1, 1, 1)
+
+    def select(self, index: Tensor) -> Rows:
+        """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value[index.to(value.device)]
+            elif isinstance(value, Conditioning):
+                values[name] = value.select(index)
+            elif isinstance(value, Prediction):
+                on = index.to(value.v.device)
+                values[name] = Prediction(value.x0[on], value.eps[on], value.v[on])
+        return Rows(**values)
 
 
 @dataclass(frozen=True)
@@ -49,12 +62,43 @@ class Scored:
     weights: Tensor  # (K,) of the config
     groups: Tensor  # (N,) int64
     features: Tensor  # (N, F) of the diversity measure
+    auxiliary: Tensor  # (N, A) of rewards that are read and never optimised (GARDO); A may be 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step's share of this process, before its first backward pass.
+
+    `parts` are the micro-batches, pairs (b, 2) of (local sample, row number); `objective.rows(rollout, advantages,
+    part, key)` makes the rows of one. `reduce` sums a tensor over processes: every process must call it equally often.
+    """
+
+    rollout: Rollout
+    advantages: Tensor  # (n, K)
+    parts: Sequence[Tensor]
+    key: tuple[int | str, ...]
+    reduce: Callable[[Tensor], Tensor]
+
+
+class AdvantageRule:
+    """From scores to advantages. A method that wraps an objective may change `std` (GARDO) and `each` (MARBLE)."""
+
+    def __init__(self, std: Std) -> None:
+        self.std: Std = std
+        self.each = False  # True: one column for each reward, to be balanced; False: one, of the weighted sum
+
+    def __call__(self, scored: Scored) -> Tensor:
+        """(N, K) or (N, 1)."""
+        scores = scored.scores if self.each else weighted_sum(scored.scores, scored.weights)
+        return group_advantages(scores, scored.groups, self.std)
 
 
 class Objective(Protocol):
     """What turns a rollout into a loss. State that shapes the future is in `state_dict`."""
 
     name: str
+    rule: AdvantageRule
+    beta: float  # weight of the penalty; 0: no reference forward
     snapshots: tuple[str, ...]  # LoRA snapshots it keeps
     samples_from: str  # the snapshot that rollouts are drawn with
     reference: str | None  # the snapshot that the penalty refers to; None is the pretrained model
@@ -62,7 +106,7 @@ class Objective(Protocol):
     whole_groups: bool  # True: the members of a prompt group stay together in an optimiser step
 
     def advantages(self, scored: Scored) -> Tensor:
-        """(N, K): one column for each reward that is balanced on its own; one in all for a weighted sum."""
+        """(N, K): what `rule` says, unless a wrapper shapes it."""
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T: training rows for each sample."""
@@ -73,11 +117,20 @@ class Objective(Protocol):
         `advantages` (n, K) are those of the local samples; `key` seeds what is random in a row.
         """
 
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""
+
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, m): differentiable per-row scalars of the trained LoRA."""
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """(K,) losses, summed over the rows: a cheap function of `phi` and `rows.advantages`."""
+
+    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
+        """What the penalty holds the rows to, without gradient: a forward of the reference."""
+
+    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
+        """(b,) unweighted distance of the rows' predictions, which `scalars` left there, from `reference`."""
 
     def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
         """(b,) weighted regulariser, or None when it has no weight (then nothing is computed)."""
@@ -102,8 +155,18 @@ class Gradients(Protocol):
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
         """Backward of one micro-batch as its share of the step's mean over rows; returns that share, detached."""
 
-    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor]) -> None:
-        """Leave the step's gradient over all processes in `parameters`; `reduce` sums a tensor over processes."""
+    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
+        """Leave the step's gradient over all processes in `parameters`.
+
+        `reduce` sums a tensor over processes; it is None if there is only one.
+        """
+
+    def metrics(self) -> dict[str, Any]:
+        """Numbers for the epoch's line of metrics.jsonl since the last call; the same on every process."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class SumOfLosses:
@@ -119,17 +182,23 @@ class SumOfLosses:
         scaler.scale(total).backward()
         return total.detach()
 
-    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor]) -> None:
+    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
         """One all-reduce of all LoRA gradients; losses are already divided by the rows of all processes."""
+        if reduce is None:
+            return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         total = reduce(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
+    def metrics(self) -> dict[str, Any]:
+        return {}
 
-def summed_advantages(scored: Scored, std: Std) -> Tensor:
-    """(N, 1): the group-wise advantage of the weighted sum of the rewards that apply."""
-    return group_advantages(weighted_sum(scored.scores, scored.weights), scored.groups, std)
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A plain sum remembers nothing."""
 
 
 class RunningMeans:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
+from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Rows, RunningMeans, Scored, summed_advantages
+from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
 from diffrl.trainers.nft import reference_prediction
 
 
@@ -52,11 +53,11 @@ class GRPO:
     ) -> None:
         self.spec, self.clip, self.adv_clip, self.beta, self.timesteps = spec, clip, adv_clip, beta, timesteps
         self.moved = False  # has the LoRA moved since the rollout was drawn?
-        self.advantage_std: Std = advantage_std
+        self.rule = AdvantageRule(advantage_std)
         self._means = RunningMeans()
 
     def advantages(self, scored: Scored) -> Tensor:
-        return summed_advantages(scored, self.advantage_std)
+        return self.rule(scored)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "GRPO needs the trajectory"
@@ -92,6 +93,9 @@ class GRPO:
         assert rows.t_next is not None, "GRPO rows carry the step's end"
         return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, spec.strength, rows.t_second, process)
 
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """Every micro-batch is complete in itself."""
+
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.x_next is not None, "GRPO rows carry the stored next state"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
@@ -114,11 +118,17 @@ class GRPO:
         """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions."""
         if self.beta == 0:
             return None
-        assert rows.mean is not None and rows.std is not None, "scalars() runs before penalty()"
-        reference, _ = self._step(rows, reference_prediction(policy, rows, self.reference), policy.process)
-        kl = ((rows.mean - reference).square() / (2 * rows.std.square())).flatten(1).mean(1)
+        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
         self._means.add("kl", kl)
         return self.beta * kl
+
+    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
+        return reference_prediction(policy, rows, self.reference)
+
+    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
+        assert rows.mean is not None and rows.std is not None, "scalars() runs before divergence()"
+        mean, _ = self._step(rows, reference, policy.process)
+        return ((rows.mean - mean).square() / (2 * rows.std.square())).flatten(1).mean(1)
 
     def after_step(self, policy: Policy, step: int) -> None:
         self.moved = True

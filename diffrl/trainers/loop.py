@@ -21,7 +21,7 @@ from diffrl.prompts import PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.seeds import seed_of
-from diffrl.trainers.algorithm import Gradients, Objective, Scored, SumOfLosses, optimiser_steps, sample_pairs
+from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
 
 
 class TrainingError(RuntimeError):
@@ -95,7 +95,9 @@ class Loop:
         everything = self._gather(torch.cat([scores, features], dim=1))
         scores, features = everything[:, : scores.shape[1]], everything[:, scores.shape[1] :]
         groups = torch.arange(rollout.total) // self.settings.group_size
-        advantages = self.objective.advantages(Scored(scores, self.weights, groups, features))
+        rewards = len(self.weights)  # what the scorer has behind them is read and not optimised
+        scored = Scored(scores[:, :rewards], self.weights, groups, features, scores[:, rewards:])
+        advantages = self.objective.advantages(scored)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
         losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
@@ -170,9 +172,10 @@ class Loop:
             for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit):
                 self.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
-                pairs = sample_pairs(samples, per_sample)
-                for part in pairs.tensor_split(settings.accumulation):
-                    key = (settings.seed, epoch, inner)
+                parts = sample_pairs(samples, per_sample).tensor_split(settings.accumulation)
+                key = (settings.seed, epoch, inner)
+                objective.before_step(self.policy, Step(rollout, advantages, parts, key, self._sum))
+                for part in parts:
                     rows = objective.rows(rollout, advantages, part, key)
                     mark, forward = time.perf_counter(), self.clock.seconds.get("forward", 0.0)
                     loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
@@ -184,9 +187,8 @@ class Loop:
 
     def _step(self) -> Tensor:
         """Reduce the gradients over processes, clip, step, and let the average follow; returns the gradient norm."""
-        if self.accelerator.num_processes > 1:
-            # Before unscaling: that looks for infinities, and every process must find the same ones.
-            self.gradients.finish(self.parameters, self._sum)
+        # Before unscaling: that looks for infinities, and every process must find the same ones.
+        self.gradients.finish(self.parameters, self._sum if self.accelerator.num_processes > 1 else None)
         self.scaler.unscale_(self.optimiser)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         fp16 = self.scaler.is_enabled()
@@ -211,6 +213,8 @@ class Loop:
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over processes."""
+        if self.accelerator.num_processes == 1:
+            return values
         return self.accelerator.reduce(values, reduction="sum")
 
     def _gather(self, values: Tensor) -> Tensor:
@@ -224,8 +228,9 @@ class Loop:
         for index, name in enumerate(self.scorer.names):
             column = scores[:, index]
             known = column[~column.isnan()]
-            metrics[f"reward/{name}"] = float(known.mean()) if len(known) else None
-            metrics[f"reward/{name}/std"] = float(known.std(correction=0)) if len(known) else None
+            kind = "reward" if index < len(self.weights) else "watch"
+            metrics[f"{kind}/{name}"] = float(known.mean()) if len(known) else None
+            metrics[f"{kind}/{name}/std"] = float(known.std(correction=0)) if len(known) else None
         sums = {
             "loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(len(losses))])
         } | self.objective.metrics()
@@ -237,7 +242,7 @@ class Loop:
         metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
         finite = [norm for norm in torch.stack(norms).tolist() if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
-        return metrics
+        return metrics | self.gradients.metrics()
 
     def _seconds(self, started: float) -> dict[str, float]:
         seconds = self.clock.take()
@@ -253,10 +258,16 @@ class Loop:
         return {name: round(value, 4) for name, value in named.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "objective": self.objective.state_dict(), "scaler": self.scaler.state_dict()}
+        return {
+            "step": self.step,
+            "objective": self.objective.state_dict(),
+            "gradients": self.gradients.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
         self.objective.load_state_dict(state["objective"])
+        self.gradients.load_state_dict(state["gradients"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

@@ -21,7 +21,7 @@ from diffrl.forward import Prediction, expand
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Decay, Rows, RunningMeans, Scored, summed_advantages
+from diffrl.trainers.algorithm import AdvantageRule, Decay, Rows, RunningMeans, Scored, Step
 
 
 def contrastive_losses(x_t: Tensor, t: Tensor, x0: Tensor, v: Tensor, v_old: Tensor, b: float) -> Tensor:
@@ -68,11 +68,11 @@ class NFT:
         self.timesteps, self.timestep_sampling = timesteps, timestep_sampling
         self.old = old or Decay(slope=0.001, cap=0.5)
         self.old_is_theta = True  # both LoRAs start equal; then no second forward is needed
-        self.advantage_std: Std = advantage_std
+        self.rule = AdvantageRule(advantage_std)
         self._means = RunningMeans()
 
     def advantages(self, scored: Scored) -> Tensor:
-        return summed_advantages(scored, self.advantage_std)
+        return self.rule(scored)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.timesteps or len(rollout.schedule) - 1
@@ -107,6 +107,9 @@ class NFT:
             return normal.sigmoid()
         return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
 
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """Every micro-batch is complete in itself."""
+
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond)
         v = rows.prediction.v
@@ -126,9 +129,15 @@ class NFT:
         """`beta * mean (v_theta - v_ref)^2`, the reference being the pretrained model."""
         if self.beta == 0:
             return None
-        kl = velocity_kl(rows.prediction, reference_prediction(policy, rows, self.reference))
+        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
         self._means.add("kl", kl)
         return self.beta * kl
+
+    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
+        return reference_prediction(policy, rows, self.reference)
+
+    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
+        return velocity_kl(rows.prediction, reference)
 
     def after_step(self, policy: Policy, step: int) -> None:
         self.old_is_theta = False

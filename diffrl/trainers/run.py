@@ -27,12 +27,19 @@ from diffrl.progress import ProgressTable, summary
 from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.report import write_report
 from diffrl.report.data import lower_is_better
-from diffrl.rewards.registry import load_reward, takes
-from diffrl.rewards.scoring import Scorer, applies
-from diffrl.rollout import SamplerSpec, generate
+from diffrl.rewards.scoring import applies
+from diffrl.rollout import generate
 from diffrl.tracking import Tracker, read_metrics, record_environment, save_samples
-from diffrl.trainers.loop import Clock, Loop, LoopSettings
-from diffrl.trainers.objectives import build_objective
+from diffrl.trainers.loop import Clock, Loop
+from diffrl.trainers.parts import (
+    build_gradients,
+    build_objective,
+    build_scorers,
+    evaluation_spec,
+    features_name,
+    loop_settings,
+    sampler_spec,
+)
 
 
 class Run:
@@ -69,7 +76,7 @@ class Run:
         self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.features = load_features(features_name(config), device)
-        weights = torch.tensor([config.rewards[name].weight for name in self.scorer.names])
+        weights = torch.tensor([config.rewards[name].weight for name in config.rewards])
         self.optimiser = torch.optim.AdamW(
             [parameter for _, parameter in self.policy.trainable],
             lr=config.optimise.learning_rate,
@@ -87,6 +94,7 @@ class Run:
             self.optimiser,
             self.accelerator,
             self.features,
+            gradients=build_gradients(config),
             fp16=config.optimise.precision == "fp16",
         )
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
@@ -238,7 +246,7 @@ def _lead(run: Run, console: Console, resumed: bool) -> None:
     run.check_agreement()
     tracking = config.tracking
     tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved())
-    names = list(run.scorer.names)
+    names = list(config.rewards)
     lower = lower_is_better(config.resolved())
     try:
         console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
@@ -317,78 +325,12 @@ def _time_calls(policy: Policy, clock: Clock) -> None:
     policy.decode = timed(policy.decode, "decode")  # type: ignore[method-assign]
 
 
-def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
-    """What scores training images, and what judges held-out ones: the same rewards and those that are only watched."""
-    entries = {**config.rewards, **config.watch}
-    limits: dict[str, Any] = {
-        "retries": {name: entry.retries for name, entry in entries.items()},
-        "timeout": {name: entry.timeout for name, entry in entries.items()},
-    }
-    scorer = Scorer(_rewards(config.rewards, device), overlap=device.type == "cuda", **limits)
-    return scorer, Scorer({**scorer.rewards, **_rewards(config.watch, device)}, **limits)
-
-
-def _rewards(table: Any, device: torch.device) -> dict[str, Any]:
-    """The rewards of a config section; those that run on a device get the run's unless the config names one."""
-    rewards = {}
-    for name, entry in table.items():
-        plugin, arguments = entry.plugin or name, entry.arguments
-        if "device" not in arguments and takes(plugin, "device"):
-            arguments["device"] = str(device)
-        rewards[name] = load_reward(plugin, **arguments)
-    return rewards
-
-
-def sampler_spec(config: Config) -> SamplerSpec:
-    rollout = config.rollout
-    return SamplerSpec(
-        name=rollout.sampler,
-        steps=rollout.steps,
-        guidance=rollout.guidance_scale,
-        level=rollout.noise_level,
-        eta=rollout.noise_level,
-        window=rollout.window,
-        window_range=rollout.window_range,
-        same_noise=rollout.same_noise,
-    )
-
-
-def evaluation_spec(config: Config) -> SamplerSpec:
-    """Evaluation is deterministic: DPM-Solver++ for flow models, DDIM without noise for DDPM-type ones."""
-    rollout = config.rollout
-    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
-    steps = config.evaluate.steps or rollout.steps
-    return SamplerSpec(name=name, steps=steps, guidance=rollout.guidance_scale, eta=0.0)
-
-
-def loop_settings(config: Config) -> LoopSettings:
-    optimise = config.optimise
-    return LoopSettings(
-        seed=config.seed,
-        group_size=config.rollout.group_size,
-        rollout_batch=config.rollout.batch_size,
-        batch_size=optimise.batch_size,
-        accumulation=optimise.accumulation,
-        inner_epochs=optimise.inner_epochs,
-        max_grad_norm=optimise.max_grad_norm,
-        ema=optimise.ema,
-    )
-
-
-def features_name(config: Config) -> str:
-    """The feature space of the diversity measure: "auto" is the playground's CLIP there, else a grid of colours."""
-    name = config.evaluate.features
-    if name != "auto":
-        return name
-    return "clip" if config.model == "playground" else "pixels"
-
-
 def describe(run: Run) -> str:
     """One paragraph that says what is about to happen."""
     config, policy = run.config, run.policy
     parameters = sum(p.numel() for _, p in policy.trainable)
     images = config.rollout.groups * config.rollout.group_size
-    rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in run.scorer.names)
+    rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "

@@ -377,7 +377,7 @@ def test_samplers_agree_with_the_code():
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_sections_fit_the_objectives(objective):
     from diffrl.samplers import SamplerSpec
-    from diffrl.trainers.objectives import build_objective
+    from diffrl.trainers.parts import build_objective
 
     config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}"])
     assert build_objective(config, SamplerSpec("flow_sde")).name == objective
