@@ -247,14 +247,16 @@ def train_captions(
 
 
 def shipped(out: Path, tokenizer: CLIPTokenizer) -> tuple[Any, Any]:
-    """The autoencoder and the generator in `out`, to go on from."""
+    """The autoencoder and the generator in `out`, to go on from; `encode_pool` sets the autoencoder's scale anew."""
     pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
         out / "pipeline", text_encoder_3=None, tokenizer_3=None, image_encoder=None, feature_extractor=None
     )
     model = models.Generator(tokenizer)
     for part in ("transformer", "text_encoder", "text_encoder_2"):
         getattr(model, part).load_state_dict(getattr(pipeline, part).state_dict())
-    return pipeline.vae, model
+    vae: Any = models.build_vae()
+    vae.load_state_dict(pipeline.vae.state_dict())
+    return vae, model
 
 
 def train_clip(work: Path, plan: Plan, world: World, tokenizer: CLIPTokenizer, device: torch.device) -> nn.Module:
@@ -328,6 +330,8 @@ def main() -> None:
         "--from-shipped", action="store_true", help="take autoencoder and generator from --out; train from captions on"
     )
     args = parser.parse_args()
+    if args.from_shipped and args.stage in STAGES[: STAGES.index("captions")]:
+        parser.error(f"--from-shipped starts behind the stage {args.stage}")
     if args.threads:
         torch.set_num_threads(args.threads)
     plan = Plan(
@@ -369,8 +373,11 @@ def train(work: Path, out: Path, plan: Plan, last: int, device: torch.device, fr
         tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
         save_file(tensors, out / "aesthetic.safetensors", metadata={"activation": "relu"})
     stages = {name: {"seconds": seconds, "steps": steps} for name, seconds, steps in seconds_of(work)}
+    path = out / "training.json"
+    if from_shipped and path.exists():  # what was trained before still is in what is exported
+        stages = json.loads(path.read_text())["stages"] | stages
     record = {"command": "python scripts/train_playground.py", "machine": machine(), "seed": SEED, "stages": stages}
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    path.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 
 

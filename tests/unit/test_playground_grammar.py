@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diffrl.playground import grammar
-from diffrl.playground.grammar import Head, Scene, Thing, facts, parse, prompt_set, sample_scene
+from diffrl.playground.grammar import Head, Scene, Thing, facts, misdescribe, parse, prompt_set, sample_scene
 from diffrl.playground.tokenizer import clashes
 
 
@@ -181,3 +181,23 @@ def test_vocabulary_covers_every_prompt_and_words_stay_spelled() -> None:
 def test_things_of_a_pair_never_share_a_colour() -> None:
     for subset in ("pairs", "relations"):
         assert all(scene.things[0].color != scene.things[1].color for scene in scenes(500, subset=subset))
+
+
+def test_a_careless_caption_is_wrong_as_often_as_asked_and_stays_in_the_world() -> None:
+    rng = np.random.default_rng(0)
+    wrong = stated = 0
+    for scene in scenes(2000):
+        told = misdescribe(scene, rng, 0.25)
+        assert parse(told.text()) == told and told.split() == scene.split()
+        assert told.kind == scene.kind and told.word == scene.word
+        pairs = list(zip(facts(scene), facts(told), strict=True))  # the same claims, some of them false
+        assert all(true.name == claim.name for true, claim in pairs)
+        wrong += sum(true.wanted != claim.wanted for true, claim in pairs)
+        stated += len(pairs)
+    # Captions of other splits are drawn again, and those are wrong more often than the rest.
+    assert 0.2 < wrong / stated < 0.26
+
+
+def test_a_careful_caption_is_the_prompt() -> None:
+    rng = np.random.default_rng(0)
+    assert all(misdescribe(scene, rng, 0.0) == scene for scene in scenes(200))
