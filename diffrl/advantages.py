@@ -54,6 +54,16 @@ def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: 
     return (centred / scale).nan_to_num(0.0).to(scores.dtype)
 
 
+def decoupled_advantages(scores: Tensor, weights: Tensor, groups: Tensor, std: Std = "group") -> Tensor:
+    """(N, 1) weighted sum of each reward's own advantages, by GDPO (arXiv 2601.05242): scores (N, K), weights (K,).
+
+    Rewards are normalised before they are summed, so that none drowns another by its scale. The sum is divided by its
+    own std over the epoch's batch (unless `std` is "none"), so that its size does not grow with K.
+    """
+    total = (group_advantages(scores, groups, std) * weights).sum(1, keepdim=True)
+    return total if std == "none" else total / (total.std(correction=0) + 1e-4)
+
+
 def weighted_sum(scores: Tensor, weights: Tensor) -> Tensor:
     """One score per sample, (N, K) and (K,) to (N, 1): the weighted sum of those rewards that apply; NaN if none does.
 

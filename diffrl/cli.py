@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from diffrl import __version__
+from diffrl.d2_cli import add_d2align
 from diffrl.errors import UserError, nearest
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -126,6 +127,7 @@ def _parsers() -> tuple[_Parser, list[str]]:
     compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
     compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
     _add_rewards(add)
+    add_d2align(add)
     add("doctor", _doctor, "check this installation: versions, devices, weights, rewards", "diffrl doctor")
     add("version", _version, "print the version", "diffrl version")
     return parser, list(commands.choices)

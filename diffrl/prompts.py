@@ -1,4 +1,7 @@
-"""Prompts: where they come from, and which of them an epoch uses."""
+"""Prompts: where they come from, and which of them an epoch uses.
+
+A *source* is a set or a file, or a table {set or file: share} of several with the parts that they have in every epoch.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ SUBSETS = ("all", "compositional", "objects", "counts", "pairs", "relations", "w
 SPLITS = ("train", "validation", "test")
 FORMS = "a set playground/SUBSET/SPLIT or a .txt or .jsonl file"
 
+Source = str | Mapping[str, float]
+
 log = logging.getLogger("diffrl")
 
 
@@ -32,15 +37,18 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-def load_prompts(source: str) -> list[Prompt]:
-    """The prompts of a set or a file, in their order, each text once.
+def load_prompts(source: Source) -> list[Prompt]:
+    """The prompts of a set or a file, in their order, each text once; of several in a table, mixed by their shares, so
+    that every beginning of the list has about these shares, while all of them last.
 
     `playground/SUBSET/SPLIT`: a set of the playground. `FILE.txt`: one prompt per line, without blank lines and lines
     that start with `#`. `FILE.jsonl`: one object per line, its "prompt" is the text and the rest the metadata. A file
     `assets/...` that does not exist here is looked for among the shipped ones.
 
-    Raises UserError, with the file and the line where there is one.
+    Raises UserError, with the file and the line where there is one, and for a prompt that is in two sources of a table.
     """
+    if not isinstance(source, str):
+        return _mixed(source)
     names = playground_set(source)
     if names is None:
         prompts, repeats = _read(*_version(find_file(source)))
@@ -51,6 +59,38 @@ def load_prompts(source: str) -> list[Prompt]:
     from diffrl.playground.grammar import prompt_set
 
     return [Prompt(text) for text in prompt_set(*names)]
+
+
+def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
+    places: list[tuple[float, Prompt]] = []
+    origin: dict[str, str] = {}
+    for source, share in sources.items():
+        for position, prompt in enumerate(load_prompts(source)):
+            other = origin.setdefault(prompt.text, source)
+            if other != source:
+                raise UserError(
+                    f'"{prompt.text}" is in {other} and in {source}; sources that are mixed may not share a prompt'
+                )
+            places.append(((position + 0.5) / share, prompt))
+    return [prompt for _, prompt in sorted(places, key=lambda place: place[0])]  # stable: ties in the table's order
+
+
+def split_groups(source: Source, groups: int) -> dict[str, int]:
+    """How many of an epoch's `groups` prompts each set or file gives; UserError unless the shares divide them exactly.
+
+    Shares are relative: {a: 1, b: 2} gives a third and two thirds.
+    """
+    if isinstance(source, str):
+        return {source: groups}
+    total = sum(source.values())
+    counts = {name: groups * share / total for name, share in source.items()}
+    for name, count in counts.items():
+        if abs(count - round(count)) > 1e-6 * groups or round(count) < 1:
+            raise UserError(
+                f"its share gives {name} {count:g} of the {groups} prompts of an epoch (rollout.groups): choose shares "
+                "that give every source a whole number of them"
+            )
+    return {name: round(count) for name, count in counts.items()}
 
 
 def check_source(source: str) -> int | None:
@@ -206,3 +246,40 @@ class PromptStream:
             free = head + np.flatnonzero(~taken[head:])[: len(clash)]
             permutation[clash], permutation[free] = permutation[free], permutation[clash]
         return permutation
+
+
+class MixedStream:
+    """Several streams side by side: in every epoch each source gives its share of the prompts, exactly.
+
+    A source's prompts stand together in a batch. So an optimiser step gets a part of each one of them (see
+    `optimiser_steps`), and every batch carries every reward.
+    """
+
+    def __init__(self, sources: Mapping[str, float], groups: int, seed: int) -> None:
+        """`groups`: prompts per epoch, divided by `split_groups`; no source may give more than it has (UserError)."""
+        self.groups = groups
+        self.prompts: list[Prompt] = []
+        self._streams: list[tuple[int, PromptStream]] = []  # with the place of its first prompt in `prompts`
+        for source, count in split_groups(sources, groups).items():
+            prompts = load_prompts(source)
+            check_count(source, count, len(prompts))
+            stream = PromptStream(prompts, count, seed_of(seed, "source", source))
+            self._streams.append((len(self.prompts), stream))
+            self.prompts += prompts
+
+    def batch(self, epoch: int) -> list[int]:
+        """Indices of the `groups` prompts of this epoch (from 0) in `prompts`, a pure function of seed and epoch."""
+        return [first + index for first, stream in self._streams for index in stream.batch(epoch)]
+
+
+def check_count(source: str, groups: int, count: int) -> None:
+    """Raise UserError if a source has fewer prompts than an epoch takes from it."""
+    if groups > count:
+        raise UserError(f"rollout.groups takes {groups} different prompts an epoch from {source}, which has {count}")
+
+
+def stream_of(source: Source, groups: int, seed: int) -> PromptStream | MixedStream:
+    """The stream of a set, a file, or a table of several."""
+    if isinstance(source, str):
+        return PromptStream(load_prompts(source), groups, seed)
+    return MixedStream(source, groups, seed)

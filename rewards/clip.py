@@ -20,7 +20,54 @@ from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RESIZE_MODES = ("shortest", "squash", "longest")
 _CACHE_TEXTS = 16_384
+
+
+def fit(
+    images: Tensor, size: tuple[int, int], mode: str, interpolation: str = "bicubic", middle: Callable = round
+) -> Tensor:
+    """(B, 3, H, W) in [0, 1] to (B, 3, *size), as Pillow resizes a picture (antialiased), but differentiable.
+
+    `mode`: "shortest" fits the shorter side and crops the longer one; "squash" changes the shape; "longest" fits the
+    longer side and pads with black. `middle` rounds half pixels where it crops: torchvision's `round`, or `int`.
+    """
+    (height, width), (h, w) = size, images.shape[-2:]
+    if mode == "squash":
+        target = (height, width)
+    elif mode == "longest":
+        ratio = min(height / h, width / w)
+        target = (round(h * ratio), round(w * ratio))
+    else:
+        ratio = max(height / h, width / w)
+        # torchvision, which open_clip uses for square inputs, cuts the longer side to whole pixels.
+        whole = int if height == width else round
+        target = (max(whole(h * ratio), height), max(whole(w * ratio), width))
+    if target != (h, w):
+        images = F.interpolate(images, target, mode=interpolation, align_corners=False, antialias=True)
+        images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
+    if mode == "longest":
+        down, right = height - target[0], width - target[1]
+        return F.pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))
+    top, left = middle((target[0] - height) / 2), middle((target[1] - width) / 2)
+    return images[..., top : top + height, left : left + width]
+
+
+class TextCache:
+    """Text embeddings, each distinct text computed once; `encode` maps texts to (B, D)."""
+
+    def __init__(self, encode: Callable[[list[str]], Tensor]) -> None:
+        self.encode = encode
+        self._known: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        if new := sorted(set(texts) - self._known.keys()):
+            if len(self._known) > _CACHE_TEXTS:
+                self._known.clear()
+                new = sorted(set(texts))
+            self._known.update(zip(new, self.encode(new), strict=True))
+        return torch.stack([self._known[text] for text in texts])
 
 
 class ClipModel:
@@ -28,9 +75,12 @@ class ClipModel:
 
     `model`: "playground" (the shipped one), a folder in `open_clip`'s format, a name of `open_clip` such as
     "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME". `precision`: fp32, bf16 or fp16.
+    `resize_mode`: one of `fit`'s; None: the model's own.
     """
 
-    def __init__(self, model: str, pretrained: str | None, device: torch.device, precision: str) -> None:
+    def __init__(
+        self, model: str, pretrained: str | None, device: torch.device, precision: str, resize_mode: str | None = None
+    ) -> None:
         import open_clip
 
         if precision not in PRECISIONS:
@@ -50,59 +100,44 @@ class ClipModel:
         preprocess = self.model.visual.preprocess_cfg
         size = preprocess["size"]
         self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.interpolation, self.resize_mode = preprocess["interpolation"], preprocess["resize_mode"]
-        if self.resize_mode not in ("shortest", "squash") or self.interpolation not in ("bicubic", "bilinear"):
+        self.interpolation, self.resize_mode = preprocess["interpolation"], resize_mode or preprocess["resize_mode"]
+        if self.resize_mode not in RESIZE_MODES or self.interpolation not in ("bicubic", "bilinear"):
             raise UserError(
                 f'clip: "{model}" resizes by {self.resize_mode}, {self.interpolation}, which is not supported'
             )
         self.mean, self.std = (torch.tensor(preprocess[k], device=device).view(3, 1, 1) for k in ("mean", "std"))
-        self._texts: dict[str, Tensor] = {}
+        self._texts = TextCache(self._encode)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to the model's input, as its own transform does to a picture, but differentiable."""
-        images = images.to(self.device, torch.float32)
-        (height, width), (h, w) = self.size, images.shape[-2:]
-        if self.resize_mode == "squash":
-            target = (height, width)
-        else:
-            ratio = max(height / h, width / w)
-            # torchvision, which open_clip uses for square inputs, cuts the longer side to whole pixels.
-            whole = int if height == width else round
-            target = (max(whole(h * ratio), height), max(whole(w * ratio), width))
-        if target != (h, w):
-            images = F.interpolate(images, target, mode=self.interpolation, align_corners=False, antialias=True)
-            images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
-        top, left = round((target[0] - height) / 2), round((target[1] - width) / 2)
-        images = images[..., top : top + height, left : left + width]
+        images = fit(images.to(self.device, torch.float32), self.size, self.resize_mode, self.interpolation)
         return (images - self.mean) / self.std
 
     def embed_image(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
         return F.normalize(self.model.encode_image(self.preprocess(images).to(self.dtype)).float(), dim=-1)
 
-    @torch.no_grad()
     def embed_text(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
-        if new := sorted(set(prompts) - self._texts.keys()):
-            if len(self._texts) > _CACHE_TEXTS:
-                self._texts.clear()
-                new = sorted(set(prompts))
-            vectors = F.normalize(self.model.encode_text(self.tokenize(new).to(self.device)).float(), dim=-1)
-            self._texts.update(zip(new, vectors, strict=True))
-        return torch.stack([self._texts[prompt] for prompt in prompts])
+        return self._texts(prompts)
+
+    def _encode(self, texts: list[str]) -> Tensor:
+        return F.normalize(self.model.encode_text(self.tokenize(texts).to(self.device)).float(), dim=-1)
 
 
-_models: dict[tuple[str, str | None, str, str], ClipModel] = {}
+_models: dict[tuple[str | None, ...], ClipModel] = {}
 _lock = threading.Lock()
 
 
-def shared_clip(model: str, pretrained: str | None, device: str | None, precision: str) -> ClipModel:
+def shared_clip(
+    model: str, pretrained: str | None, device: str | None, precision: str, resize_mode: str | None = None
+) -> ClipModel:
     """The `ClipModel` of these weights on this device, loaded once for all rewards. `device`: see `pick_device`."""
     place = pick_device(device)
-    key = (model, pretrained, str(place), precision)
+    key = (model, pretrained, str(place), precision, resize_mode)
     with _lock:
         if key not in _models:
-            _models[key] = ClipModel(model, pretrained, place, precision)
+            _models[key] = ClipModel(model, pretrained, place, precision, resize_mode)
         return _models[key]
 
 
@@ -165,12 +200,13 @@ class Clip:
         batch_size: int = 64,
         precision: str = "fp32",
         scale: bool = False,
+        resize_mode: str | None = None,
     ) -> None:
-        self.clip = shared_clip(model, pretrained, device, precision)
+        self.clip = shared_clip(model, pretrained, device, precision, resize_mode)
         self.device = self.clip.device
         self.batch_size = batch_size
         self.factor = 100.0 if scale else 1.0
-        self.card = replace(Clip.card, range=(-self.factor, self.factor))
+        self.card = replace(type(self).card, range=(-self.factor, self.factor))
 
     def embed_image(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from diffrl.errors import UserError
 
@@ -13,6 +15,20 @@ if TYPE_CHECKING:
     from diffrl.config.schema import Config
 
 PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+
+
+def _prompt_source(value: Any) -> str | dict[str, float]:
+    """A name, or {name: share}."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    numbers = value.values() if isinstance(value, dict) else []
+    if not numbers or not all(type(n) in (int, float) and 0 < n < math.inf for n in numbers):
+        text = "a set, a file, or a table {set or file: share} with shares above 0"
+        raise PydanticCustomError("prompt_source", text)  # type: ignore[arg-type]
+    return {os.path.expanduser(str(name)): float(share) for name, share in value.items()}
+
+
+PromptSource = Annotated[str | dict[str, float], PlainValidator(_prompt_source)]
 Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict
 QUIET_STEPS = {"flow_sde": 0, "dance": 0, "cps": 1, "ddim": 1}  # stochastic samplers: how many last steps draw no noise

@@ -10,7 +10,7 @@ from pathlib import Path
 from diffrl.config.base import Problem
 from diffrl.config.schema import OBJECTIVES, Config, Reward
 from diffrl.errors import UserError, nearest
-from diffrl.prompts import check_source
+from diffrl.prompts import check_source, split_groups
 
 
 def check(config: Config, world: int | None = None) -> None:
@@ -76,11 +76,13 @@ def check_prompts(config: Config) -> None:
     for name, other in (("train", "test"), ("test", "train")):
         if other in given and name not in given:
             raise Problem(f"prompts.{name}", f"not given, but prompts.{other} is; give both")
-    count = _at("prompts.train", check_source, prompts.train)
-    _at("prompts.test", check_source, prompts.test)
-    groups = config.rollout.groups
-    if count is not None and groups > count:
-        raise Problem("rollout.groups", f"{groups} different prompts an epoch, but prompts.train has only {count}")
+    for source in [prompts.test] if isinstance(prompts.test, str) else prompts.test:
+        _at("prompts.test", check_source, source)
+    for source, groups in _at("prompts.train", split_groups, prompts.train, config.rollout.groups).items():
+        count = _at("prompts.train", check_source, source)
+        if count is not None and groups > count:
+            owner = "prompts.train" if source == prompts.train else source
+            raise Problem("rollout.groups", f"{groups} different prompts an epoch, but {owner} has only {count}")
 
 
 def check_rewards(config: Config) -> None:
@@ -100,9 +102,12 @@ def check_rewards(config: Config) -> None:
 
 
 def _check_reward(key: str, name: str, reward: Reward) -> None:
+    from diffrl.rewards.registry import check_wrapped
+
     if not re.fullmatch(r"[\w-]+", name):
         raise Problem(key, f'a reward\'s name has letters, digits, "_" and "-" only, got "{name}"')
     _at(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
+    _at(key, check_wrapped, reward.plugin or name, reward.arguments)
     both = sorted(set(reward.params) & set(reward.model_extra or {}))
     if both:
         raise Problem(f"{key}.{both[0]}", f"given beside params and in params; {both[0]} may be given once")
@@ -110,6 +115,13 @@ def _check_reward(key: str, name: str, reward: Reward) -> None:
 
 def check_plugin(plugin: str) -> None:
     """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
+    from diffrl.rewards.registry import available, split_name
+
+    outer, inner = split_name(plugin)
+    if inner is not None:  # d2:clip
+        check_plugin(outer)
+        check_plugin(inner)
+        return
     if ".py" in plugin or "/" in plugin:
         path, _, name = plugin.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
@@ -119,8 +131,6 @@ def check_plugin(plugin: str) -> None:
             files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
         return
-    from diffrl.rewards.registry import available
-
     names = available()
     if plugin not in names:
         raise UserError(f'unknown reward "{plugin}"{nearest(plugin, names)}')
@@ -144,3 +154,21 @@ def check_geometry(config: Config, world: int) -> None:
         rows = f"{share * timesteps} rows of an optimiser step ({share} images x {timesteps} timesteps"
         each = f", on each of {world} processes)" if world > 1 else ")"
         raise Problem("optimise.accumulation", f"{optimise.accumulation} micro-batches do not divide the {rows}{each}")
+    if getattr(config.objective_section, "whole_groups", False):
+        check_whole_groups(config, world)
+
+
+def check_whole_groups(config: Config, world: int) -> None:
+    """An optimiser step holds whole groups; with several steps an epoch, each process has as many of each step."""
+    rollout, batch, group = config.rollout, config.optimise.batch_size, config.rollout.group_size
+    steps = rollout.images // batch
+    if batch % group:
+        sizes = [n * group for n in range(1, rollout.groups + 1) if rollout.groups % n == 0]
+        near = min(sizes, key=lambda size: abs(size - batch))
+        text = f'{batch} images per optimiser step split groups of {group} (rollout.group_size), which "'
+        raise Problem("optimise.batch_size", f'{text}{config.objective}" keeps whole (nearest: {near})')
+    if steps > 1 and rollout.groups % (steps * world):
+        share = f"{rollout.groups} groups do not divide over {world} processes and {steps} optimiser steps an epoch"
+        text = f'{share}, and "{config.objective}" keeps groups whole'
+        hint = f"a multiple of {steps * world}, or one step an epoch (optimise.batch_size={rollout.images})"
+        raise Problem("rollout.groups", f"{text}: use {hint}")

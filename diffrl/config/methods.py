@@ -7,11 +7,14 @@ None (off) unless it is given. What a section needs of the rest of the config, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import QUIET_STEPS, Problem, Section, Share, key, section
+from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Section, Share, key, section
+from diffrl.errors import nearest
 
 if TYPE_CHECKING:
     from diffrl.config.schema import Config, Rollout
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 AdvantageStd = Literal["group", "batch", "none"]
 ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
 ADV_CLIP = "advantages are clipped to plus or minus this"
+TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
 
 
 class Objective(Protocol):
@@ -37,12 +41,31 @@ class Decay(Section):
     cap: Share = key(0.5, "largest decay")
 
 
+def noisiest(rollout: Rollout, fraction: float) -> int:
+    """How many of the schedule's timesteps a fraction of it is, at least one."""
+    return max(math.ceil(rollout.steps * fraction - 1e-9), 1)
+
+
+def check_timesteps(name: str, section: NFT | CRD, rollout: Rollout) -> None:
+    """The section `name` trains no more timesteps without repeats than there are, and says what a fraction is of."""
+    if section.timestep_sampling == "schedule":
+        levels = noisiest(rollout, section.timestep_fraction)
+        if (section.timesteps or 0) > levels:
+            fraction = f" x {name}.timestep_fraction" if section.timestep_fraction < 1 else ""
+            text = f"{section.timesteps} timesteps, but the schedule has only {levels} (rollout.steps{fraction})"
+            raise Problem(f"{name}.timesteps", text)
+    elif section.timestep_fraction < 1:
+        text = f'is a share of the schedule\'s timesteps, but {name}.timestep_sampling is "{section.timestep_sampling}"'
+        raise Problem(f"{name}.timestep_fraction", text)
+
+
 class NFT(Section):
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
+    timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
     timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
         "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
     )
@@ -51,14 +74,14 @@ class NFT(Section):
     )
 
     def trained_steps(self, rollout: Rollout) -> int:
-        return self.timesteps or rollout.steps
+        return self.timesteps or self.levels(rollout)
+
+    def levels(self, rollout: Rollout) -> int:
+        """How many of the schedule's timesteps, from the noisiest on, are trained."""
+        return noisiest(rollout, self.timestep_fraction)
 
     def check(self, config: Config) -> None:
-        steps = config.rollout.steps
-        if self.timestep_sampling == "schedule" and (self.timesteps or 0) > steps:
-            raise Problem(
-                "nft.timesteps", f"{self.timesteps} timesteps, but the schedule has only {steps} (rollout.steps)"
-            )
+        check_timesteps("nft", self, config.rollout)
 
 
 class GRPO(Section):
@@ -85,3 +108,222 @@ class GRPO(Section):
             source = "rollout.window" if rollout.window else "rollout.steps"
             text = f"{self.timesteps} steps, but only {rollout.stochastic_steps} are stochastic ({source})"
             raise Problem("grpo.timesteps", text)
+
+
+class CRDOld(Decay):
+    value: Share = key(0.25, "decay at start; 0 copies the trained weights")
+    slope: FiniteFloat = key(0.005, "growth of the decay", "per optimiser step", ge=0)
+    cap: Share = key(0.999, "largest decay")
+
+
+class CRDSampling(Decay):
+    start: int = key(75, "the decay is 0 before this optimiser step", "optimiser steps", ge=0)
+    slope: FiniteFloat = key(0.0075, "growth of the decay", "per optimiser step", ge=0)
+    cap: Share = key(0.999, "largest decay")
+
+
+class CRD(Section):
+    whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
+    beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)
+    anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
+    adaptive: bool = key(True, "beta by reward, from 1e-4 for the lowest to beta for the highest; false: beta for all")
+    b: FiniteFloat = key(1.0, "scale of the implicit reward against the external one", gt=0)
+    loss: Literal["squared", "bce"] = key("squared", "how centred implicit rewards are fitted to centred external ones")
+    tau: FiniteFloat | None = key(
+        None,
+        "temperature of reward-weighted centring, in units of q in [0, 1]; 0: positive and negative pool; null: plain "
+        "mean",
+        ge=0,
+    )
+    weighted: bool = key(True, "each velocity error over its own mean absolute error")
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
+    timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
+    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
+        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1); the same for a group"
+    )
+    same_noise: bool = key(
+        True, "the images of a group share a row's noise, too: a less noisy gradient; false: each its own, as published"
+    )
+    old: CRDOld = section(CRDOld, "how the snapshot behind the implicit reward follows the trained weights each epoch")
+    sampling: CRDSampling = section(CRDSampling, "how the snapshot that draws the images follows each epoch")
+
+    def trained_steps(self, rollout: Rollout) -> int:
+        return self.timesteps or self.levels(rollout)
+
+    def levels(self, rollout: Rollout) -> int:
+        """How many of the schedule's timesteps, from the noisiest on, are trained."""
+        return noisiest(rollout, self.timestep_fraction)
+
+    def check(self, config: Config) -> None:
+        check_timesteps("crd", self, config.rollout)
+
+
+class Reset(Section):
+    kl: FiniteFloat | None = key(
+        1e-4, "theta becomes the reference after a step whose penalised rows lie farther from it; null: never", gt=0
+    )
+    steps: int | None = key(100, "and so many steps after it last did; null: never", "optimiser steps", ge=1)
+
+
+class GARDO(Section):
+    auxiliary: list[str] = key(
+        [], "names under watch that the optimised score is compared with, scored on training images, too; not optimised"
+    )
+    beta: FiniteFloat | None = key(
+        0.04, "weight of the penalised rows' KL, in place of the objective's own beta; null: the objective's", ge=0
+    )
+    normalise: Literal["rows", "gated"] = key(
+        "rows", "the KL is averaged over all rows of a step (paper) or over its penalised ones (authors' code)"
+    )
+    advantage_std: AdvantageStd | None = key("none", f"{ADVANTAGE_STD}; null: as the objective does")
+    diversity: Literal["off", "raw", "group_mean"] = key(
+        "group_mean",
+        "positive advantages times the distance to the nearest image of the group (evaluate.features): as it is "
+        "(paper), or over its group mean (authors' code)",
+    )
+    gate: Literal["batch", "group", "all"] = key(
+        "batch",
+        "who is penalised: the share with the highest U of the epoch's samples with U >= 0 (authors' code), of each "
+        "group (paper), or all: no gate",
+    )
+    share: FiniteFloat = key(0.1, "share of samples that is penalised at first", gt=0, le=1)
+    share_range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key((0.02, 0.2), "limits of the share")
+    change: Share = key(0.1, "the share grows or shrinks by this when the mean U leaves the window's range")
+    window: int = key(20, "mean U of so many epochs are kept", "epochs", ge=1)
+    reset: Reset = section(Reset, "when the trained weights become the reference")
+    measure_every: int | None = key(
+        None, "measure the KL of all rows, too, in every so many-th step (it costs forwards)", "optimiser steps", ge=1
+    )
+
+    def check(self, config: Config) -> None:
+        objective = config.objective
+        base: Any = config.objective_section
+        own = getattr(base, "beta", None)
+        if own is None:
+            raise Problem("gardo", f'objective "{objective}" has no KL penalty that could be gated')
+        default = type(base).model_fields["beta"].default
+        if self.beta is not None and own not in (0, default, self.beta):
+            text = f"{own:g}, but gardo.beta {self.beta:g} takes its place; set gardo.beta (null: {objective}.beta)"
+            raise Problem(f"{objective}.beta", text)
+        if self.gate != "all" and not self.auxiliary:
+            known = ", ".join(config.watch) or "nothing yet"
+            raise Problem("gardo.auxiliary", f"empty; name at least one reward that is under watch (there is: {known})")
+        for name in self.auxiliary:
+            self._check_auxiliary(name, config)
+        low, high = self.share_range
+        if not 0 < low <= high <= 1:
+            raise Problem("gardo.share_range", f"[{low:g}, {high:g}]: expected 0 < first <= last <= 1")
+        if not low <= self.share <= high:
+            raise Problem("gardo.share", f"{self.share:g} is not within [{low:g}, {high:g}] (gardo.share_range)")
+
+    def _check_auxiliary(self, name: str, config: Config) -> None:
+        where = "gardo.auxiliary"
+        if self.auxiliary.count(name) > 1:
+            raise Problem(where, f'"{name}" is named twice')
+        if name in config.rewards:
+            text = f'"{name}" is in rewards; what is optimised cannot judge itself: name a reward that is under watch'
+            raise Problem(where, text)
+        if name not in config.watch:
+            raise Problem(where, f'"{name}" is not under watch{nearest(name, config.watch)}')
+        entry = config.watch[name]
+        for other, reward in config.rewards.items():
+            if (reward.plugin or other, reward.arguments) == (entry.plugin or name, entry.arguments):
+                raise Problem(where, f'"{name}" is the optimised reward "{other}" by another name')
+
+
+class Direct(Section):
+    beta: FiniteFloat = key(0.0, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
+    timesteps: int = key(1, "trained timesteps per image, drawn from the sampling schedule", "timesteps", ge=1)
+    guidance_scale: FiniteFloat = key(1.0, "guidance of the trained prediction; 1 is none", ge=1)
+    decode_chunk: int | None = key(
+        None, "images decoded and judged at a time; null: a micro-batch at once", "images", ge=1
+    )
+    checkpoint_decoder: bool = key(
+        False, "recompute the decoder's activations, chunk by chunk, in the backward pass: less memory, more time"
+    )
+
+    def trained_steps(self, rollout: Rollout) -> int:
+        return self.timesteps
+
+    def check(self, config: Config) -> None:
+        from diffrl.rewards.registry import declares
+
+        steps, needs = config.rollout.steps, 'objective "direct" back-propagates through every image\'s reward alone'
+        if self.timesteps > steps:
+            text = f"{self.timesteps} timesteps, but the schedule has only {steps} (rollout.steps)"
+            raise Problem("direct.timesteps", text)
+        for name, entry in config.rewards.items():
+            plugin = entry.plugin or name
+            if declares(plugin, "differentiable") is False:
+                raise Problem(f"rewards.{name}", f'"{plugin}" is not differentiable, and {needs}')
+            if declares(plugin, "groupwise"):
+                raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
+        if config.gardo is not None and config.gardo.diversity != "off":
+            text = f'{config.gardo.diversity} shapes advantages, which objective "direct" does not use; set it to off'
+            raise Problem("gardo.diversity", text)
+
+
+class D2Align(Section):
+    reward: str | None = key(None, "which one of `rewards` is corrected; it must embed prompts; null: the only one")
+    direction: PathText | None = key(
+        None, "a file that `diffrl d2align learn` wrote; null: learned before the training, in RUN_DIR/d2align"
+    )
+    omega: FiniteFloat = key(1.5, "weight of e+ against e- in the guided embedding; 0.5 is their middle")
+    steps: int = key(3000, "steps in which the direction is learned", "optimiser steps", ge=1)
+    learning_rate: FiniteFloat = key(1e-3, "Adam's step size for the direction", gt=0)
+    batch_size: int = key(64, "images per step", "images", ge=1)
+    pool: int = key(
+        2048, "images of the frozen model, drawn and embedded once, that the steps draw from", "images", ge=1
+    )
+
+    def corrected(self, config: Config) -> str:
+        """Name of the reward that is corrected."""
+        return self.reward or next(iter(config.rewards))
+
+    def check(self, config: Config) -> None:
+        from diffrl.rewards.registry import declares
+
+        names = list(config.rewards)
+        if self.reward is None and len(names) > 1:
+            raise Problem("d2align.reward", f"null, but there are {len(names)} rewards; name one of {', '.join(names)}")
+        name = self.corrected(config)
+        if name not in names:
+            raise Problem("d2align.reward", f'"{name}" is not in rewards{nearest(name, names)}')
+        plugin = config.rewards[name].plugin or name
+        if declares(plugin, "embeds") is False:
+            text = f'"{plugin}" does not embed its prompts (`embeds`), so d2align cannot correct it'
+            raise Problem("d2align.reward" if self.reward else f"rewards.{name}", f"{text}; clip, pickscore, hpsv2 do")
+        if plugin.split(":")[0] == "d2":
+            raise Problem(f"rewards.{name}", f'"{plugin}" is corrected already; leave out the section d2align')
+        if self.direction is not None and not Path(self.direction).is_file():
+            raise Problem("d2align.direction", f'no file "{self.direction}"; null learns one')
+
+
+class Marble(Section):
+    mode: Literal["fresh", "full", "amortised", "uniform", "sequential", "advantages", "sum"] = key(
+        "fresh",
+        "fresh: coefficients are solved for in every step; full: the same from one backward pass for each reward; "
+        "amortised: every N steps (the paper); uniform: 1 / K of each normalised gradient; sequential: one reward "
+        "after the other; advantages: the weighted sum of advantages; sum: of rewards, as without marble but measured",
+    )
+    smoothing: Share = key(0.7, "rho of abar <- rho abar + (1 - rho) alpha*, per solve; 0: no memory")
+    every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)
+    stage: int = key(10, "mode sequential: how long each reward is trained before the next", "epochs", ge=1)
+    uniform_after: int | None = key(
+        None, "after so many epochs the coefficients are uniform (the paper's last stage); null: never", "epochs", ge=0
+    )
+    measure: bool = key(
+        True, "modes sequential, advantages, sum: log each reward's gradient and its cosine to the step (more time)"
+    )
+
+    def check(self, config: Config) -> None:
+        if self.uniform_after is not None and self.mode not in ("fresh", "full", "amortised"):
+            text = f'{self.uniform_after}, but mode "{self.mode}" solves for no coefficients that could become uniform'
+            raise Problem("marble.uniform_after", text)
+        if len(config.rewards) < 2:
+            only = ", ".join(config.rewards)
+            raise Problem("marble", f"there is one reward ({only}), so nothing to balance; leave marble out")
+        if config.objective == "direct" and self.mode in ("sum", "advantages"):
+            raise Problem("marble.mode", f'"{self.mode}" sums scores or advantages, and objective "direct" has none')

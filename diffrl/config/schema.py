@@ -14,17 +14,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 from pydantic.fields import FieldInfo
 
-from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Section, Share, key, section
-from diffrl.config.methods import GRPO, NFT, Objective
+from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, PromptSource, Section, Share, key, section
+from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
 
 UP_TO_ONE = ("cps", "ddim")  # whose noise level is a share
 
 
 class Prompts(Section):
-    train: PathText = key(
-        "playground/compositional/train", "prompts to train on: playground/SUBSET/SPLIT, FILE.txt or FILE.jsonl"
+    train: PromptSource = key(
+        "playground/compositional/train",
+        "prompts to train on: playground/SUBSET/SPLIT, FILE.txt or FILE.jsonl; or several as {SOURCE: share, ...}, "
+        "which divide the prompts of every epoch by their shares",
     )
-    test: PathText = key(
+    test: PromptSource = key(
         "playground/compositional/test", "held-out prompts to evaluate on; needed where train is given"
     )
 
@@ -169,6 +171,13 @@ class Config(Section):
     objective: str = key("nft", "how scores become a loss; its section below has its keys")
     nft: NFT = section(NFT, "DiffusionNFT (arXiv 2509.16117)")
     grpo: GRPO = section(GRPO, "Flow-GRPO (arXiv 2505.05470)")
+    crd: CRD = section(CRD, "centered reward distillation (arXiv 2603.14128)")
+    gardo: GARDO | None = key(None, "GARDO around the objective (arXiv 2512.24138); present = on")
+    direct: Direct = section(Direct, "back-propagation of a differentiable reward (D2-Align, arXiv 2512.24146)")
+    d2align: D2Align | None = key(
+        None, "D2-Align: correct a reward by a direction in its text space (arXiv 2512.24146); present = on"
+    )
+    marble: Marble | None = key(None, "MARBLE, rewards balanced by their gradients (arXiv 2605.06507); present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
     checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")

@@ -268,8 +268,8 @@ class Policy:
         """destination <- source."""
         self.lora.copy(source, destination)
 
-    def follow(self, name: str, decay: float) -> None:
-        """name <- decay * name + (1 - decay) * default."""
+    def follow(self, name: str, decay: float | Tensor) -> None:
+        """name <- decay * name + (1 - decay) * default; decay may be a tensor () on the device."""
         self.lora.follow(name, decay)
 
     def state(self, name: str = TRAINED) -> dict[str, Tensor]:

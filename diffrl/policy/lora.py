@@ -134,9 +134,14 @@ class Adapters:
         torch._foreach_copy_(self._known(destination), self._known(source))
 
     @torch.no_grad()
-    def follow(self, name: str, decay: float) -> None:
-        """name <- decay * name + (1 - decay) * default, in place; decay in [0, 1], 0 copies."""
-        torch._foreach_lerp_(self._known(name), self._known(TRAINED), 1 - decay)
+    def follow(self, name: str, decay: float | Tensor) -> None:
+        """name <- decay * name + (1 - decay) * default, in place; decay in [0, 1], 0 copies and 1 keeps, both exactly.
+
+        A decay that was computed on the device, a tensor (), is used there: nobody waits for it.
+        """
+        snapshot, weight = self._known(name), 1 - decay
+        weights = [weight] * len(snapshot) if isinstance(weight, Tensor) else weight
+        torch._foreach_lerp_(snapshot, self._known(TRAINED), weights)
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Copies of A and B on the CPU, fp32, keyed by layer; the snapshot's name is in no key."""

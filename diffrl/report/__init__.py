@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diffrl.report.compare import write_comparison
+from diffrl.report.d2align import direction
 from diffrl.report.data import RunData, lower_is_better, read_run, warnings_of
+from diffrl.report.gardo import gardo
+from diffrl.report.marble import balance
 from diffrl.report.page import page
 from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
@@ -20,7 +23,7 @@ __all__ = ["RunData", "lower_is_better", "read_run", "sections", "warnings_of", 
 
 Section = Callable[[RunData], str]
 
-sections: list[Section] = [headline, curves, samples, optimisation]
+sections: list[Section] = [headline, curves, samples, gardo, balance, direction, optimisation]
 _LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
 
 

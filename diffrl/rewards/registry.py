@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -30,10 +31,14 @@ def available() -> dict[str, EntryPoint]:
 def load_reward(name_or_path: str, **params: Any) -> Reward:
     """Builds the reward `name_or_path`: a name of `available()`, or `path/to/file.py:Class`, with its parameters.
 
+    `d2:clip` is the reward `d2` with the parameter `reward: clip` (see `split_name`).
+
     Raises `UserError` for an unknown name or parameter (with the nearest valid one), a missing file, class or
     parameter, a class that does not fit the protocol (saying what is missing), and a constructor that fails.
     """
     reward_class = load_class(name_or_path)
+    if (inner := split_name(name_or_path)[1]) is not None:
+        params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
     try:
         reward = reward_class(**params)
@@ -46,6 +51,31 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     return cast(Reward, reward)
 
 
+def split_name(name: str) -> tuple[str, str | None]:
+    """(plugin, reward that it wraps or None): ("d2", "clip") of `d2:clip`, while `file.py:Class` has a class there."""
+    outer, colon, inner = name.partition(":")
+    return (outer, inner) if colon and re.fullmatch(r"[\w-]{2,}", outer) else (name, None)
+
+
+def declares(name_or_path: str, ability: str) -> bool | None:
+    """Whether the reward's class declares an ability such as `embeds`; None if it cannot be imported to be asked."""
+    try:
+        return getattr(load_class(name_or_path), ability, False) is True
+    except Exception:  # what is wrong with it is said when it is built
+        return None
+
+
+def check_wrapped(name_or_path: str, params: Mapping[str, Any]) -> None:
+    """UserError if a reward that wraps another one (its parameter `reward`) needs an ability that that one lacks."""
+    outer, inner = split_name(name_or_path)
+    inner = inner or params.get("reward")
+    if not isinstance(inner, str):
+        return
+    need = getattr(load_class(outer), "needs", None)
+    if need is not None and declares(inner, need) is False:
+        raise UserError(f'"{outer}" corrects rewards that declare `{need}`, and "{inner}" does not')
+
+
 def takes(name_or_path: str, parameter: str) -> bool:
     """Whether the reward's constructor has this parameter by name; see `load_reward` for the errors."""
     return parameter in inspect.signature(load_class(name_or_path)).parameters
@@ -53,6 +83,7 @@ def takes(name_or_path: str, parameter: str) -> bool:
 
 def load_class(name_or_path: str) -> type:
     """The class of a reward, imported but not built; see `load_reward` for the errors."""
+    name_or_path = split_name(name_or_path)[0]
     path, colon, class_name = name_or_path.rpartition(":")
     if colon and path.endswith(".py"):
         found = _class_in_file(Path(path), class_name)
@@ -70,13 +101,12 @@ def load_class(name_or_path: str) -> type:
 def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:
     """Raises `UserError` for a parameter that the constructor does not have, and for a required one that is missing."""
     accepted = {k: p for k, p in inspect.signature(reward_class).parameters.items() if p.kind is not p.VAR_POSITIONAL}
-    if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-        return
+    others = {k for k, p in accepted.items() if p.kind is p.VAR_KEYWORD}  # **arguments: any parameter is fine
     for key in params:
-        if key not in accepted:
+        if key not in accepted and not others:
             hint = nearest(key, accepted) if accepted else " (it has no parameters)"
             raise UserError(f'reward "{name}": unknown parameter "{key}"{hint}')
-    if needed := [k for k, p in accepted.items() if p.default is p.empty and k not in params]:
+    if needed := [k for k, p in accepted.items() if p.default is p.empty and k not in {*params, *others}]:
         raise UserError(f'reward "{name}": the parameter "{needed[0]}" is required')
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from diffrl.advantages import Std, group_advantages, weighted_sum
+from diffrl.advantages import Std, decoupled_advantages, group_advantages, weighted_sum
 from diffrl.forward import Prediction
 from diffrl.policy import Conditioning, Policy
+from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
 
 
@@ -39,6 +40,10 @@ class Rows:
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for `penalty`
     mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
     std: Tensor | None = None  # (b, 1, 1, 1)
+    prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
+    pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
+    eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
+    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's place among a step's saved references, -1: none
 
     def select(self, index: Tensor) -> Rows:
         """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
@@ -81,16 +86,33 @@ class Step:
 
 
 class AdvantageRule:
-    """From scores to advantages. A method that wraps an objective may change `std` (GARDO) and `each` (MARBLE)."""
+    """From scores to advantages. A method that wraps an objective may change `std` (GARDO), `each`, `total` (MARBLE).
+
+    `each`: one column for each reward. `total`: a column (the last) of all rewards together, which is the advantage of
+    the weighted sum of scores ("rewards") or the weighted sum of advantages ("advantages"); None: no such column.
+    """
 
     def __init__(self, std: Std) -> None:
         self.std: Std = std
-        self.each = False  # True: one column for each reward, to be balanced; False: one, of the weighted sum
+        self.each = False
+        self.total: Literal["rewards", "advantages"] | None = "rewards"
 
     def __call__(self, scored: Scored) -> Tensor:
-        """(N, K) or (N, 1)."""
-        scores = scored.scores if self.each else weighted_sum(scored.scores, scored.weights)
-        return group_advantages(scores, scored.groups, self.std)
+        """(N, columns)."""
+        groups, columns = scored.groups, []
+        if self.each:  # the sizes of weights matter little to separate columns, their signs do
+            columns.append(group_advantages(scored.scores * scored.weights, groups, self.std))
+        if self.total == "advantages":
+            columns.append(decoupled_advantages(scored.scores, scored.weights, groups, self.std))
+        elif self.total == "rewards":
+            columns.append(group_advantages(weighted_sum(scored.scores, scored.weights), groups, self.std))
+        return torch.cat(columns, dim=1)
+
+    def known(self, scored: Scored) -> Tensor:
+        """(N, columns) bool: where a reward, or any of those of the total, applies."""
+        known = ~scored.scores.isnan()
+        total = [known.any(dim=1, keepdim=True)] if self.total is not None else []
+        return torch.cat([known, *total] if self.each else total, dim=1)
 
 
 class Objective(Protocol):
@@ -172,9 +194,12 @@ class Gradients(Protocol):
 class SumOfLosses:
     """The plain way: one backward of the summed losses and the penalty."""
 
+    weights: Tensor | None = None  # (K,) factors of the losses, on the device; None: 1
+
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
         phi = objective.scalars(policy, rows)
-        total = objective.loss(phi, rows).sum()
+        losses = objective.loss(phi, rows)
+        total = losses.sum() if self.weights is None else losses @ self.weights
         penalty = objective.penalty(policy, rows)
         if penalty is not None:
             total = total + penalty.sum()
@@ -244,7 +269,7 @@ def optimiser_steps(total: int, batch: int, first: int, count: int, key: int, un
         total: samples of the epoch over all processes.
         batch: samples of one optimiser step over all processes; divides `total`.
         first: global index of this process's first sample.
-        count: number of this process's samples; a multiple of `unit * total // batch`.
+        count: number of this process's samples; a multiple of `unit * total // batch`, unless `batch` is `total`.
         key: seed of the assignment.
         unit: so many consecutive samples stay together (the group size, for objectives that need whole groups).
 
@@ -253,6 +278,8 @@ def optimiser_steps(total: int, batch: int, first: int, count: int, key: int, un
         units gives one unit to each step, so steps are balanced over prompts and over any number of processes, and the
         assignment does not depend on the number of processes.
     """
+    if batch == total:  # then a unit may also be split over processes
+        return [torch.arange(count)]
     steps, blocks = total // batch, batch // unit
     generator = torch.Generator().manual_seed(key)
     order = torch.rand(blocks, steps, generator=generator).argsort(dim=1)  # (blocks, steps)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffrl.divgen.diversity import Features, group_diversity
 from diffrl.policy import Policy
-from diffrl.prompts import PromptStream
+from diffrl.prompts import MixedStream, PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.seeds import seed_of
@@ -53,6 +53,9 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - since
         return now
 
+    def spent(self, *names: str) -> float:
+        return sum(self.seconds.get(name, 0.0) for name in names)
+
     def take(self) -> dict[str, float]:
         seconds, self.seconds = self.seconds, {}
         return seconds
@@ -67,7 +70,7 @@ class Loop:
         objective: Objective,
         scorer: Scorer,
         weights: Tensor,
-        stream: PromptStream,
+        stream: PromptStream | MixedStream,
         spec: SamplerSpec,
         settings: LoopSettings,
         optimiser: torch.optim.Optimizer,
@@ -86,6 +89,7 @@ class Loop:
         self.step = 0
         self.clock = Clock()
         self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
+        self.inspect: Callable[[int, Rollout], None] = lambda epoch, rollout: None  # sees what an epoch is trained on
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
@@ -98,6 +102,7 @@ class Loop:
         rewards = len(self.weights)  # what the scorer has behind them is read and not optimised
         scored = Scored(scores[:, :rewards], self.weights, groups, features, scores[:, rewards:])
         advantages = self.objective.advantages(scored)
+        self.inspect(epoch, rollout)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
         losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
@@ -177,10 +182,10 @@ class Loop:
                 objective.before_step(self.policy, Step(rollout, advantages, parts, key, self._sum))
                 for part in parts:
                     rows = objective.rows(rollout, advantages, part, key)
-                    mark, forward = time.perf_counter(), self.clock.seconds.get("forward", 0.0)
+                    mark, forward = time.perf_counter(), self.clock.spent("forward", "decode")
                     loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
-                    # What is not a forward in there is the loss and its backward.
-                    self.clock.add("backward", mark + self.clock.seconds.get("forward", 0.0) - forward)
+                    # What is neither a forward nor a decoding in there is the loss and its backward.
+                    self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
                 norms.append(self._step())
                 losses.append(loss_of_step)
         return losses, norms

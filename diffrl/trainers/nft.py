@@ -23,6 +23,9 @@ from diffrl.rollout import Rollout
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import AdvantageRule, Decay, Rows, RunningMeans, Scored, Step
 
+TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
+Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed by
+
 
 def contrastive_losses(x_t: Tensor, t: Tensor, x0: Tensor, v: Tensor, v_old: Tensor, b: float) -> Tensor:
     """phi = (L+, L-), (B, 2), of methods section 2: x0 losses of the implicit positive and negative policies."""
@@ -47,6 +50,9 @@ class NFT:
     """The objective of DiffusionNFT on the loop's seams."""
 
     name = "nft"
+    # Directions of phi for whoever wants each reward's gradient: L+ + L- weighs the same for all rewards (r and 1 - r
+    # sum to 1), and does not change with theta while old is theta; L+ - L- carries the advantages.
+    basis = ((1.0, 1.0), (1.0, -1.0))
     samples_from = "old"
     snapshots: tuple[str, ...] = ("old",)
     reference: str | None = None
@@ -61,11 +67,12 @@ class NFT:
         adv_clip: float = 5.0,
         timesteps: int | None = None,
         advantage_std: Std = "batch",
-        timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = "schedule",
+        timestep_sampling: TimestepSampling = "schedule",
+        levels: int | None = None,
         old: Decay | None = None,
     ) -> None:
         self.beta, self.b, self.adv_clip = beta, b, adv_clip
-        self.timesteps, self.timestep_sampling = timesteps, timestep_sampling
+        self.timesteps, self.timestep_sampling, self.levels = timesteps, timestep_sampling, levels
         self.old = old or Decay(slope=0.001, cap=0.5)
         self.old_is_theta = True  # both LoRAs start equal; then no second forward is needed
         self.rule = AdvantageRule(advantage_std)
@@ -75,37 +82,13 @@ class NFT:
         return self.rule(scored)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.timesteps or len(rollout.schedule) - 1
+        return self.timesteps or self.levels or len(rollout.schedule) - 1
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        sample, number = pairs[:, 0], pairs[:, 1]
-        x0 = rollout.latents[sample.to(rollout.latents.device)]
-        names = [(*key, *rollout.identity(int(i))) for i in sample]
-        t = self._levels(rollout, names, number).to(x0.device)
-        keys = [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)]
-        eps = noise(tuple(x0.shape[1:]), keys).to(x0.device)
-        return Rows(
-            x0=x0,
-            x_t=rollout.process.add_noise(x0, eps, t),
-            t=t,
-            cond=rollout.cond.select(rollout.prompt_index[sample]),
-            advantages=advantages[sample].to(x0.device),
-            groups=rollout.prompt_index[sample],
-            on_policy=self.old_is_theta,
-        )
-
-    def _levels(self, rollout: Rollout, names: list[tuple[int | str, ...]], number: Tensor) -> Tensor:
-        """Noise levels (b,): a shuffled part of the sampling schedule's own, or random ones."""
-        if self.timestep_sampling == "schedule":
-            usable = rollout.schedule[:-1]  # the last entry is 0, a clean image
-            if self.rows_per_sample(rollout) == len(usable):
-                return usable[number]
-            ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)
-            return usable[ranks.gather(1, number[:, None]).squeeze(1)]
-        normal = noise((), [(*name, "level", int(j)) for name, j in zip(names, number, strict=True)])
-        if self.timestep_sampling == "logit_normal":
-            return normal.sigmoid()
-        return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
+        names: Names = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
+        count = self.rows_per_sample(rollout)
+        t = noise_levels(rollout, names, pairs[:, 1], count, self.timestep_sampling, self.levels)
+        return noised_rows(rollout, advantages, pairs, t, names, self.old_is_theta)
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """Every micro-batch is complete in itself."""
@@ -155,6 +138,49 @@ class NFT:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.old_is_theta = bool(state["old_is_theta"])
+
+
+def noise_levels(
+    rollout: Rollout,
+    names: Names,
+    number: Tensor,
+    count: int,
+    sampling: TimestepSampling,
+    levels: int | None = None,
+) -> Tensor:
+    """Noise levels (b,) on the CPU of the rows `number` (b,) of `count`: a shuffled part of the sampling schedule's own
+    ("schedule", only the `levels` noisiest if given), or random ones; keyed by `names`, so rows with one name and
+    number share their level."""
+    if sampling == "schedule":
+        usable = rollout.schedule[:-1][:levels]  # the last entry is 0, a clean image
+        if count == len(usable):
+            return usable[number]
+        ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)
+        return usable[ranks.gather(1, number[:, None]).squeeze(1)]
+    normal = noise((), [(*name, "level", int(j)) for name, j in zip(names, number, strict=True)])
+    if sampling == "logit_normal":
+        return normal.sigmoid()
+    return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
+
+
+def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, names: Names, on_policy: bool) -> Rows:
+    """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number."""
+    sample, number = pairs[:, 0], pairs[:, 1]
+    x0 = rollout.latents[sample.to(rollout.latents.device)]
+    t = t.to(x0.device)
+    eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
+    eps = eps.to(x0.device)
+    return Rows(
+        x0=x0,
+        x_t=rollout.process.add_noise(x0, eps, t),
+        t=t,
+        cond=rollout.cond.select(rollout.prompt_index[sample]),
+        advantages=advantages[sample].to(x0.device),
+        groups=rollout.prompt_index[sample],
+        on_policy=on_policy,
+        pairs=pairs.to(x0.device),
+        eps=eps,
+    )
 
 
 def reference_prediction(policy: Policy, rows: Rows, name: str | None) -> Prediction:

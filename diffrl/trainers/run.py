@@ -24,12 +24,15 @@ from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.progress import ProgressTable, summary
-from diffrl.prompts import Prompt, PromptStream, load_prompts
+from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.report import write_report
 from diffrl.report.data import lower_is_better
+from diffrl.report.gardo import save_uncertain
 from diffrl.rewards.scoring import applies
-from diffrl.rollout import generate
+from diffrl.rollout import Rollout, generate
 from diffrl.tracking import Tracker, read_metrics, record_environment, save_samples
+from diffrl.trainers.d2align import direction_metrics, prepare_direction
+from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.loop import Clock, Loop
 from diffrl.trainers.parts import (
     build_gradients,
@@ -66,7 +69,7 @@ class Run:
             self.policy.enable_gradient_checkpointing()
         self.spec = sampler_spec(config)
         self.scorer, self.judges = build_scorers(config, device)
-        self.objective = build_objective(config, self.spec)
+        self.objective = build_objective(config, self.spec, self.scorer.rewards)
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
             self.policy.add_snapshot(name)
@@ -88,7 +91,7 @@ class Run:
             self.objective,
             self.scorer,
             weights,
-            PromptStream(train_prompts, config.rollout.groups, config.seed),
+            stream_of(config.prompts.train, config.rollout.groups, config.seed),
             self.spec,
             loop_settings(config),
             self.optimiser,
@@ -97,6 +100,8 @@ class Run:
             gradients=build_gradients(config),
             fp16=config.optimise.precision == "fp16",
         )
+        if isinstance(self.objective, Gardo) and self.objective.auxiliary:
+            self.loop.inspect = self.keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
         if device.type == "cpu":
             _time_calls(self.policy, self.loop.clock)
@@ -107,8 +112,8 @@ class Run:
         config, world = self.config, self.accelerator.num_processes
         for name, reward in self.scorer.rewards.items():
             if not any(applies(reward, p.text, p.metadata) for p in prompts):
-                source = config.prompts.train
-                raise UserError(f'rewards.{name}: applies to none of the prompts of prompts.train ("{source}")')
+                source, table = config.prompts.train, "rewards" if name in config.rewards else "watch"
+                raise UserError(f'{table}.{name}: applies to none of the prompts of prompts.train ("{source}")')
         if self.scorer.groupwise and config.rollout.groups % world:
             raise UserError(
                 f"rollout.groups: {config.rollout.groups} prompts over {world} processes would split groups, but the "
@@ -156,6 +161,16 @@ class Run:
         texts = [prompt.text for prompt in prompts]
         paths = save_samples(self.folder, epoch, images, texts, [self.config.seed] * count)
         tracker.images(epoch, [Image.open(path) for path in paths], texts)
+
+    def keep_uncertain(self, epoch: int, rollout: Rollout) -> None:
+        """In epochs that are evaluated: the images that GARDO's gate trusts least, for the report."""
+        number, config = epoch + 1, self.config
+        if number % config.evaluate.every and number != config.epochs:
+            return
+        assert isinstance(self.objective, Gardo)
+        images, rows = self.objective.exhibit(self.policy, rollout, self.loop._sum)
+        if self.main:
+            save_uncertain(self.folder, number, images, rows)
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
@@ -221,6 +236,7 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False) -> 
             console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
         return
     try:
+        prepare_direction(config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
         if run.main:
             _lead(run, console, resume is not None)
         else:
@@ -275,7 +291,7 @@ def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> N
         _baseline(run, tracker, table)
     while run.epoch < config.epochs:
         epoch = run.epoch + 1  # epochs are counted from 1; line 0 is the model before training
-        metrics = run.loop.run_epoch(run.epoch)
+        metrics = run.loop.run_epoch(run.epoch) | direction_metrics(run.scorer.rewards)
         metrics["epoch"] = epoch
         run.epoch = epoch
         last = epoch == config.epochs

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from diffrl.trainers.algorithm import Decay
 from diffrl.trainers.grpo import grpo_loss
-from diffrl.trainers.nft import contrastive_losses, nft_loss
+from diffrl.trainers.nft import contrastive_losses, nft_loss, noise_levels
 
 B, SHAPE = 6, (3, 4, 4)
 
@@ -102,3 +104,16 @@ def test_published_decay_schedules() -> None:
     assert [third(s) for s in (0, 74, 75, 95, 1000)] == pytest.approx([0.0, 0.0, 0.0, 0.15, 0.999])
     crd = Decay(value=0.25, slope=0.005, cap=0.999)
     assert [crd(s) for s in (0, 50, 1000)] == pytest.approx([0.25, 0.5, 0.999])
+
+
+@pytest.mark.parametrize(("levels", "count"), [(None, 5), (None, 3), (2, 2), (3, 2)])
+def test_trained_timesteps_are_the_noisiest_of_the_schedule_without_repeats(levels: int | None, count: int) -> None:
+    schedule = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
+    rollout: Any = SimpleNamespace(schedule=schedule)
+    images = 64
+    names: list[tuple[int | str, ...]] = [(0, f"prompt {i}") for i in range(images) for _ in range(count)]
+    number = torch.arange(count).repeat(images)
+    t = noise_levels(rollout, names, number, count, "schedule", levels).view(images, count)
+    allowed = schedule[: levels or 5]
+    assert set(t.flatten().tolist()) == set(allowed.tolist())  # all of them are used, and no other
+    assert all(len(set(row)) == count for row in t.tolist())

@@ -5,8 +5,9 @@ import logging
 
 import pytest
 
+from diffrl.config import dump, load_config
 from diffrl.errors import UserError
-from diffrl.prompts import Prompt, PromptStream, check_source, load_prompts
+from diffrl.prompts import Prompt, PromptStream, check_source, load_prompts, stream_of
 
 P = [Prompt(f"prompt {i}") for i in range(200)]
 
@@ -141,3 +142,84 @@ def test_metadata_survive_as_json(tmp_path):
     file.write_text(json.dumps({"prompt": " a ", "deep": {"list": [1, None, True]}}) + "\n")
     (prompt,) = load_prompts(str(file))
     assert prompt.text == "a" and prompt.metadata == {"deep": {"list": [1, None, True]}}
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    """Sources of 12 and 5 prompts."""
+    names = []
+    for name, count in (("a", 12), ("b", 5)):
+        file = tmp_path / f"{name}.txt"
+        file.write_text("".join(f"{name}{i}\n" for i in range(count)))
+        names.append(str(file))
+    return names
+
+
+def test_every_epoch_is_divided_by_the_shares_exactly(two_files):
+    a, b = two_files
+    stream = stream_of({a: 0.75, b: 0.25}, 8, seed=1)
+    seen = {"a": [], "b": []}
+    for epoch in range(20):
+        texts = [stream.prompts[i].text for i in stream.batch(epoch)]
+        assert [text[0] for text in texts] == ["a"] * 6 + ["b"] * 2
+        assert len(set(texts)) == 8
+        for text in texts:
+            seen[text[0]].append(text)
+    for name, size in (("a", 12), ("b", 5)):  # each source goes on as a stream of its own: all before any again
+        for start in range(0, 40 - size + 1, size):
+            assert len(set(seen[name][start : start + size])) == size
+    again = stream_of({a: 3, b: 1}, 8, seed=1)  # shares are relative
+    assert [again.batch(epoch) for epoch in (7, 3)] == [stream.batch(epoch) for epoch in (7, 3)]
+    assert stream_of({a: 3, b: 1}, 8, seed=2).batch(0) != stream.batch(0)
+
+
+def test_one_source_is_the_plain_stream(two_files):
+    ours, plain = stream_of(two_files[0], 4, seed=3), PromptStream(load_prompts(two_files[0]), 4, seed=3)
+    assert [ours.batch(epoch) for epoch in range(5)] == [plain.batch(epoch) for epoch in range(5)]
+
+
+def test_a_mixed_list_begins_with_its_shares(two_files):
+    a, b = two_files
+    texts = [prompt.text for prompt in load_prompts({a: 3, b: 1})]
+    assert sorted(texts) == sorted([f"a{i}" for i in range(12)] + [f"b{i}" for i in range(5)])
+    assert [text[0] for text in texts[:8]].count("b") == 2 and texts[0] == "a0"
+    assert [text for text in texts if text[0] == "b"] == [f"b{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "groups", "message"),
+    [
+        ((1, 2), 8, "a.txt 2.66667 of the 8 prompts of an epoch"),
+        ((1, 1000), 8, "whole number"),
+        ((1, 1), 12, "takes 6 different prompts an epoch from .*b.txt, which has 5"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(two_files, shares, groups, message):
+    with pytest.raises(UserError, match=message):
+        stream_of(dict(zip(two_files, shares, strict=True)), groups, seed=0)
+
+
+def test_sources_that_are_mixed_may_not_share_a_prompt(two_files, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("new\na3\n")
+    with pytest.raises(UserError, match=r'"a3" is in .*a.txt and in .*other.txt'):
+        load_prompts({two_files[0]: 1, str(other): 1})
+
+
+def test_a_config_names_several_sources(two_files, config_file):
+    a, b = two_files
+    path = config_file(prompts={"train": {a: 3, b: 1}, "test": {a: 1, b: 1}})
+    config = load_config(path)
+    assert config.prompts.train == {a: 3.0, b: 1.0}
+    dump(config, path)
+    assert load_config(path) == config
+    assert load_config(path, [f"prompts.train={{{a}: 1, {b}: 1}}"]).prompts.train == {a: 1.0, b: 1.0}
+    for overrides, message in (
+        (["rollout.groups=6"], r"prompts.train: its share gives .*a.txt 4.5 of the 6 prompts"),
+        (["rollout.groups=32"], r"rollout.groups: 24 different prompts an epoch, but .*a.txt has only 12"),
+        ([f"prompts.train={{{a}: 1, {b}: 0}}"], "prompts.train: expected a set, a file, or a table"),
+        (["prompts.train=3"], "prompts.train: expected a set, a file, or a table .* got 3"),
+        ([f"prompts.test={{{a}: 1, {a}s: 1}}"], r"prompts.test: .*no such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_config(path, overrides)

@@ -50,7 +50,7 @@ def make_run(
                     "loss": 2.0,
                     "kl": 10.0 ** (epoch - 9),
                 }
-                row |= {"grad_norm": None if hack and epoch == 2 else 1.0, "gardo/gate": 0.1 * epoch}
+                row |= {"grad_norm": None if hack and epoch == 2 else 1.0, "mine/gate": 0.1 * epoch}
                 row["diversity"] = 0.4
             if epoch % 2 == 0:
                 row |= {"eval/clip": 0.2 + 0.01 * epoch, "eval/gold": 0.5 + sign * 0.01 * epoch}
@@ -145,9 +145,9 @@ def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     assert 'class="warning"' not in text
     assert checker.seen["img"] == 2 * 4
     assert "rollout 44% (0:30)" in text and "evaluate 12% (0:08)" in text and "other 9% (0:06)" in text
-    # 4 values with diversity, loss, kl, norm, spread, gardo/gate, seconds; and a spark line in each of 4 tiles
+    # 4 values with diversity, loss, kl, norm, spread, mine/gate, seconds; and a spark line in each of 4 tiles
     assert checker.seen["svg"] == 4 + 4 + 1 + 1 + 4
-    assert "gardo/gate" in text
+    assert "mine/gate" in text
 
 
 def test_warnings(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_lower_is_better_never_runs_a_file_of_the_config() -> None:
 
 
 def test_a_method_adds_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gardo(run: report.RunData) -> str:
-        return f"<section><h2>GARDO</h2>last gate {run.series('gardo/gate')[1][-1]:.1f}</section>"
+    def mine(run: report.RunData) -> str:
+        return f"<section><h2>Mine</h2>last gate {run.series('mine/gate')[1][-1]:.1f}</section>"
 
-    monkeypatch.setattr(report, "sections", [*report.sections, gardo])
+    monkeypatch.setattr(report, "sections", [*report.sections, mine])
     text, _ = check(report.write_report(make_run(tmp_path / "run")))
     assert "last gate 0.6" in text
     assert "Other metrics" not in text  # the method's own section has read the only one

@@ -1,0 +1,108 @@
+"""GARDO in the report: how the gate moved, and the images that it trusted least, with what the rewards said of them.
+
+`RUN_DIR/gardo/epoch-NNNN.json` holds the rows of one evaluated epoch, `epoch-NNNN-NN.png` the image of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import UserError
+from diffrl.progress import number
+from diffrl.report.data import RunData
+from diffrl.report.page import escape, figure, grid, picture, section, strip, table
+from diffrl.report.plots import Axis, Line, chart, spans_decades
+from diffrl.tracking import save_image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = "gardo"
+EARLIER = 3  # epochs before the last that are shown, as rows of images
+CHARTS = {
+    "gardo/gate": ("gate share", "share of samples"),
+    "gardo/penalised": ("penalised", "share of samples"),
+    "gardo/uncertainty": ("uncertainty", "mean U of U >= 0"),
+    "gardo/kl_gated": ("KL of the penalised rows", "KL divergence"),
+    "gardo/resets": ("resets of the reference", "resets so far"),
+    "gardo/forwards_saved": ("reference forwards saved", "share of rows"),
+    "gardo/nearest": ("nearest image of the group", "mean distance d"),
+}
+NOTE = (
+    "The penalty holds only those images back that the optimised score (proxy) ranks high and the auxiliary rewards "
+    "rank low. U = the proxy's win rate in the epoch's batch less the auxiliary rewards' mean win rate, in [-1, 1]. "
+    "The images below have the highest U of their epoch: this is what the gate caught."
+)
+
+
+def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write an epoch's most uncertain samples and return the JSON file, written last and at once.
+
+    Args:
+        images: (n, 3, H, W) in [0, 1].
+        rows: of each image: prompt, member, uncertainty, penalised, scores {name: score or None}.
+    """
+    folder = Path(run_dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for i, (image, row) in enumerate(zip(images, rows, strict=True)):
+        name = f"epoch-{epoch:04d}-{i:02d}.png"
+        save_image(image, folder / name, {"prompt": str(row["prompt"])})
+        entries.append({**row, "image": name})
+    path = folder / f"epoch-{epoch:04d}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(entries, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def gardo(run: RunData) -> str:
+    """The report's section; nothing for a run without GARDO."""
+    cards = []
+    for key, (title, label) in CHARTS.items():
+        xs, ys = run.series(key)
+        if len(xs) > 1:
+            axis = Axis(y=label, log=spans_decades(ys), description=f"{title} against images generated")
+            cards.append(figure(title, chart([Line(xs, ys, "c0")], axis)))
+    epochs = _read(run.folder / FOLDER)
+    body = grid(cards)
+    if epochs:
+        last = max(epochs)
+        body += f"<h3>Epoch {last}: the most uncertain images</h3>{_table(run.folder / FOLDER, epochs[last])}"
+        earlier = sorted(set(epochs) - {last}, reverse=True)[:EARLIER]
+        body += "".join(_strip(run.folder / FOLDER, epoch, epochs[epoch]) for epoch in earlier)
+    return section("GARDO: what the gate caught", body, NOTE if epochs else "")
+
+
+def _read(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Rows by epoch."""
+    epochs = {}
+    for path in sorted(folder.glob("epoch-*.json")):
+        try:
+            epochs[int(path.stem.removeprefix("epoch-"))] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+    return epochs
+
+
+def _table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(rows[0]["scores"]) if rows else []
+    lines = []
+    for row in rows:
+        held = "held back" if row["penalised"] else "not held back"
+        image = f'<img {picture(folder / row["image"])} alt="{escape(row["prompt"])}">'
+        scores = [number(row["scores"][name]) for name in names]
+        lines.append([image, escape(row["prompt"]), number(row["uncertainty"]), *scores, held])
+    return table(lines, ["image", "prompt", "U", *map(str, names), "penalty"])
+
+
+def _strip(folder: Path, epoch: int, rows: Sequence[Mapping[str, Any]]) -> str:
+    images = []
+    for row in rows:
+        scores = ", ".join(f"{name} {number(score)}" for name, score in row["scores"].items())
+        images.append((folder / row["image"], f"U {number(row['uncertainty'])}: {scores}"))
+    return strip(f"epoch {epoch}", images)

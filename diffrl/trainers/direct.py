@@ -1,0 +1,168 @@
+"""Direct alignment: back-propagation of a differentiable reward into the generator (D2-Align's stage 2, 2512.24146).
+
+symbol        name here     meaning
+x0, eps_gt    x0, eps       latent of a generated image, and the known noise that it is noised with
+t, t'         t, t_next     a level of the sampling schedule, drawn uniformly, and the next lower one
+x_{t-1}       x_next        the noised latent after one ODE step from t to t'
+x0^           one_step      (x_{t-1} - sigma_t' eps_gt) / alpha_t'
+R             phi           reward of the decoded x0^, in which the gradient flows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from diffrl.forward import Prediction, Process, expand
+from diffrl.policy import Policy
+from diffrl.prompts import Prompt
+from diffrl.rewards.protocol import Reward
+from diffrl.rewards.scoring import applies
+from diffrl.rollout import Rollout
+from diffrl.samplers import ode_step
+from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
+from diffrl.trainers.nft import noise_levels, noised_rows, reference_prediction, velocity_kl
+
+
+def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
+    """x0^ (B, C, h, w) of methods section 6: one ODE step of the prediction, then the known noise taken out.
+
+    With a perfect prediction it is x0. An error d of the velocity enters as `(t_next - t) / alpha(t_next) d`, so that
+    only the error of one step, not of the whole way to t = 0, moves the image.
+    """
+    x_next, _ = ode_step("ddim", x_t, prediction, t, t_next, None, process)  # deterministic: Euler's for flow matching
+    return (x_next - expand(process.sigma(t_next), x_t) * eps) / expand(process.alpha(t_next), x_t)
+
+
+class Direct:
+    """The objective on the loop's seams; phi is the reward itself, and the loss is -phi.
+
+    phi has one column, the weighted sum of the rewards, or one for each weighted reward if they are balanced (MARBLE).
+    Advantages are not used: the gradient comes from the reward, not from a comparison within the group.
+    """
+
+    name = "direct"
+    samples_from = "default"
+    snapshots: tuple[str, ...] = ()
+    reference: str | None = None
+    keep_trajectory = False
+    whole_groups = False
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward] | None = None,
+        weights: Sequence[float] = (),
+        *,
+        beta: float = 0.0,
+        timesteps: int = 1,
+        guidance_scale: float = 1.0,
+        decode_chunk: int | None = None,
+        checkpoint_decoder: bool = False,
+    ) -> None:
+        self.rewards, self.weights = dict(rewards or {}), list(weights)
+        self.beta, self.timesteps, self.guidance_scale = beta, timesteps, guidance_scale
+        self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
+        self.rule = AdvantageRule("group")  # of the scores that are logged; the loss does without
+        self._means = RunningMeans()
+
+    def advantages(self, scored: Scored) -> Tensor:
+        return self.rule(scored)
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        return self.timesteps
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        names: list[tuple[int | str, ...]] = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
+        t = noise_levels(rollout, names, pairs[:, 1], self.timesteps, "schedule")
+        rows = noised_rows(rollout, advantages, pairs, t, names, False)
+        step = (t[:, None] == rollout.schedule[:-1]).int().argmax(1)
+        rows.t_next = rollout.schedule[step + 1].to(rows.x0.device)
+        rows.guidance, rows.prompts = self.guidance_scale, rollout.prompts
+        return rows
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        if self.checkpoint_decoder and not policy.vae.is_gradient_checkpointing:
+            policy.vae.enable_gradient_checkpointing()
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        x0 = one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)
+        scores = self.scores(policy, x0, [rows.prompts[i] for i in rows.groups.tolist()])
+        columns = zip(self.weights, scores.unbind(1), strict=True)
+        weighted = torch.stack([weight * column for weight, column in columns], dim=1)
+        total = weighted.sum(1, keepdim=True)
+        self._means.add("direct/reward", total)
+        return weighted if self.rule.each else total
+
+    def scores(self, policy: Policy, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """(b, K) rewards of the decoded latents (b, C, h, w), 0 where a reward does not apply; with gradient."""
+
+        def judge(part: Tensor, texts: Sequence[Prompt]) -> Tensor:
+            images = policy.decode(part, chunk=len(part) if self.decode_chunk else None, grad=True)
+            return torch.stack([_column(reward, images, texts) for reward in self.rewards.values()], dim=1)
+
+        size = self.decode_chunk or len(latents)
+        if size >= len(latents):
+            return judge(latents, prompts)
+        parts = []
+        for start in range(0, len(latents), size):
+            part, texts = latents[start : start + size], prompts[start : start + size]
+            # Chunks alone save nothing: their activations would all wait for the backward pass.
+            if self.checkpoint_decoder:
+                parts.append(checkpoint(judge, part, texts, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(judge(part, texts))
+        return torch.cat(parts)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        return -phi.sum(0)
+
+    def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
+        """`beta * mean (v_theta - v_ref)^2`, as NFT's; the paper has none."""
+        if self.beta == 0:
+            return None
+        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
+        self._means.add("kl", kl)
+        return self.beta * kl
+
+    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
+        return reference_prediction(policy, rows, self.reference)
+
+    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
+        return velocity_kl(rows.prediction, reference)
+
+    def after_step(self, policy: Policy, step: int) -> None:
+        """No snapshot follows."""
+
+    def after_epoch(self, policy: Policy, step: int) -> None:
+        """No snapshot follows."""
+
+    def metrics(self) -> dict[str, Tensor]:
+        return self._means.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Direct alignment keeps nothing between steps."""
+
+
+def _column(reward: Reward, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    """(b,) scores of one reward, float32 on the images' device, 0 without gradient where it does not apply."""
+    rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+    if not rows:
+        return images.new_zeros(len(images))
+    part = images if len(rows) == len(images) else images[rows]
+    part = part.to(getattr(reward, "device", None) or part.device)
+    texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
+    size = getattr(reward, "batch_size", None) or len(rows)
+    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
+    column = torch.cat([reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]).to(images)
+    if len(rows) == len(images):
+        return column
+    return images.new_zeros(len(images)).index_copy(0, torch.tensor(rows, device=images.device), column)

@@ -1,0 +1,120 @@
+"""What GARDO computes from scores and features: uncertainty, gate, its share, diversity shaping (arXiv 2512.24138).
+
+N samples over all processes, K or A rewards; everything on the CPU. NaN: a reward that does not apply to a prompt.
+
+symbol      name here           meaning
+w(R)        win_rates           share of the other samples of the epoch's batch with a lower score, ties one half
+U           uncertainty         w(R_proxy) - mean over the auxiliary rewards of w(R_aux)
+k           GateShare.value     share of the samples that the gate lets the penalty act on
+d_i         nearest_distance    min over the other members of the group of 1 - cos(e_i, e_j)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffrl.advantages import group_mean
+
+Diversity = Literal["off", "raw", "group_mean"]
+
+
+def win_rates(scores: Tensor) -> Tensor:
+    """w(R): the share of the other samples with a lower score, a tie counting one half, in O(N log N).
+
+    Args:
+        scores: (N, K); NaN where a reward does not apply. Only their order counts.
+
+    Returns:
+        (N, K) float64 in [0, 1], mean 1/2 over the known scores of a column; NaN stays NaN; 1/2 for an only score.
+    """
+    rates = torch.full(scores.shape, torch.nan, dtype=torch.float64)
+    for column, rate in zip(scores.T, rates.T, strict=True):
+        known = ~column.isnan()
+        values = column[known].contiguous()
+        ordered = values.sort().values
+        lower = torch.searchsorted(ordered, values).double()
+        not_higher = torch.searchsorted(ordered, values, right=True).double()  # the sample itself among them
+        others = len(values) - 1
+        rate[known] = (lower + not_higher - 1) / (2 * others) if others > 0 else torch.full_like(lower, 0.5)
+    return rates
+
+
+def uncertainty(proxy: Tensor, auxiliary: Tensor) -> Tensor:
+    """U (N,) in [-1, 1] of the proxy's scores (N,) and the auxiliary rewards' (N, A); high: only the proxy likes it.
+
+    NaN where the proxy does not apply or no auxiliary reward does; those that do not are left out of the mean.
+    """
+    return win_rates(proxy[:, None])[:, 0] - win_rates(auxiliary).nanmean(dim=1)
+
+
+def gate_of(u: Tensor, share: float, groups: Tensor | None = None) -> Tensor:
+    """Who is penalised, (N,) bool: those above the 1 - share quantile of U.
+
+    Args:
+        u: (N,) uncertainties; NaN is never penalised.
+        share: k in (0, 1].
+        groups: (N,) integers for a quantile of each group's U (the paper); None for one of all U >= 0 (the authors'
+            code), so that nobody is penalised whom the auxiliary rewards like better than the proxy does.
+
+    The quantile interpolates linearly and is itself not above: of n different values the ceil(share (n - 1)) highest.
+    """
+    gate = torch.zeros(len(u), dtype=torch.bool)
+    pools = [u >= 0] if groups is None else [(groups == group) & ~u.isnan() for group in groups.unique()]
+    for pool in pools:
+        if pool.any():
+            values = u[pool].double()
+            gate[pool] = values > values.quantile(1 - share)
+    return gate
+
+
+def nearest_distance(features: Tensor, groups: Tensor) -> Tensor:
+    """d (N,) float64 in [0, 2]: cosine distance to the nearest other member of the group; inf in a group of one.
+
+    features (N, F), groups (N,) integers.
+    """
+    e = F.normalize(features.double(), dim=1)
+    distance = e.new_empty(len(e))
+    for group in groups.unique():
+        members = (groups == group).nonzero().flatten()
+        apart = (1 - e[members] @ e[members].T).clamp_min(0)
+        distance[members] = apart.fill_diagonal_(torch.inf).min(dim=1).values
+    return distance
+
+
+def shape_advantages(advantages: Tensor, distance: Tensor, groups: Tensor, diversity: Diversity) -> Tensor:
+    """`A d` where A > 0, else A: (N, K). With "group_mean" d is divided by its mean over the group.
+
+    A group of images that are all alike says nothing about who is different: "group_mean" leaves it as it is.
+    """
+    if diversity == "off":
+        return advantages
+    factor = distance[:, None]
+    if diversity == "group_mean":
+        mean = group_mean(factor, groups)
+        factor = torch.where(mean > 1e-12, factor / mean, 1.0)
+    return torch.where(advantages > 0, advantages * factor.to(advantages.dtype), advantages)
+
+
+@dataclass
+class GateShare:
+    """k, which follows the mean U of the last epochs: above all of them it grows, below all of them it shrinks."""
+
+    value: float = 0.1
+    limits: tuple[float, float] = (0.02, 0.2)
+    change: float = 0.1
+    window: int = 20  # epochs
+    means: list[float] = field(default_factory=list)  # oldest first
+
+    def follow(self, mean: float) -> None:
+        """Take in an epoch's mean U; `value` is then that epoch's k."""
+        if self.means and mean > max(self.means):
+            self.value *= 1 + self.change
+        elif self.means and mean < min(self.means):
+            self.value *= 1 - self.change
+        self.value = min(max(self.value, self.limits[0]), self.limits[1])
+        self.means = [*self.means, mean][-self.window :]

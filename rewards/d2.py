@@ -1,0 +1,38 @@
+"""D2-Align's corrected reward as a plugin: any embedding reward with a direction that `diffrl d2align learn` wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffrl.rewards.direction import Corrected, load_direction
+from diffrl.rewards.protocol import Card
+from diffrl.rewards.registry import load_reward, takes
+
+
+class D2(Corrected):
+    """The reward `reward` with its text embedding moved along a learned direction (`d2:clip` is short for it).
+
+    `reward`: a reward that embeds (clip, pickscore, hpsv2, or `path/to/file.py:Class`). `direction`: the file that
+    `diffrl d2align learn` wrote for it. `omega`: of the guided embedding; None: the one that it was learned with. All
+    other parameters are the reward's own.
+    """
+
+    name = "d2"
+    card = Card(
+        measures="an embedding reward, its text embedding corrected by a learned direction",
+        range=(float("-inf"), float("inf")),
+        citation="D2-Align (arXiv:2512.24146)",
+        weights="those of the reward, and the direction (some kB)",
+        licence="that of the reward",
+        cost="that of the reward",
+        exploits="those of the reward beside the direction; the correction is fixed while the generator moves",
+    )
+
+    def __init__(
+        self, reward: str, direction: str, omega: float | None = None, device: str | None = None, **arguments: Any
+    ) -> None:
+        learned = load_direction(direction)
+        if device is not None and takes(reward, "device"):
+            arguments["device"] = device
+        base = load_reward(reward, **arguments)
+        super().__init__(base, learned.identity.omega if omega is None else omega, learned, reward)

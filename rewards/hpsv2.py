@@ -1,0 +1,56 @@
+"""HPS-v2.1: human preference learned on CLIP ViT-H/14, cosine of image and prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diffrl.errors import UserError
+from diffrl.rewards.protocol import Card
+from diffrl_zoo.clip import Clip
+
+REPOSITORY, FILE = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
+
+
+class HPSv2(Clip):
+    """The cosine that HPS-v2.1's model gives image and prompt, about 0.2 to 0.4; times 100 with `scale`.
+
+    `weights`: a file of weights (HPS-v2.0's work too), None for v2.1's from the hub. `model`: the `open_clip`
+    architecture that they belong to. Pictures that are not square are padded with black, as HPS's own code does.
+    """
+
+    name = "hpsv2"
+    card = Card(
+        measures="human preference for the image given the prompt: cosine in HPS-v2.1's space",
+        range=(-1.0, 1.0),
+        citation="HPS v2 (Wu et al. 2023, arXiv:2306.09341)",
+        weights="xswu/HPSv2, HPS_v2.1_compressed.pt (2 GB)",
+        licence="Apache-2.0",
+        cost="a ViT-H/14: 2 GB in fp16",
+        exploits="one glossy, saturated style for every prompt, at the cost of diversity (arXiv:2512.24146)",
+    )
+
+    def __init__(
+        self,
+        weights: str | None = None,
+        model: str = "ViT-H-14",
+        device: str | None = None,
+        batch_size: int = 32,
+        precision: str = "fp32",
+        scale: bool = False,
+    ) -> None:
+        super().__init__(model, _weights(weights), device, batch_size, precision, scale, resize_mode="longest")
+
+
+def _weights(path: str | None) -> str:
+    """The file of weights, from the hub's cache or the hub if none is named."""
+    if path is not None:
+        if not Path(path).is_file():
+            raise UserError(f'hpsv2: no file of weights "{path}"')
+        return path
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return hf_hub_download(REPOSITORY, FILE)
+    except (OSError, ValueError) as error:  # no hub, and not in its cache
+        reason = " ".join(str(error).split())
+        raise UserError(f"hpsv2: {FILE} of {REPOSITORY} is not here; name a file as `weights` ({reason})") from error

@@ -1,0 +1,168 @@
+"""D2-Align as a user runs it: one command for both stages, killed and resumed, alone and on two processes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_equivalence import distance, lora_of
+from test_resume import final_tensors, run_and_die
+
+from diffrl.cli import main
+from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.rewards.direction import load_direction
+from diffrl.tracking import read_metrics
+from diffrl.trainers.d2align import prepare_direction
+from diffrl.trainers.run import Run, train
+
+PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
+TWO_STAGES: dict[str, Any] = {
+    "objective": "direct",
+    "rewards": {"redness": {"plugin": PLUGIN}},
+    "watch": {"plain": {"plugin": PLUGIN}},
+    "d2align": {"steps": 30, "learning_rate": 0.01, "batch_size": 4, "pool": 9},
+    "epochs": 2,
+}
+
+
+def direction_of(run_dir: str | Path) -> torch.Tensor:
+    return load_direction(Path(run_dir) / "d2align" / "direction.safetensors").vector
+
+
+def frozen(run: Run) -> dict[str, torch.Tensor]:
+    parts = {"network": run.policy.network, "vae": run.policy.vae}
+    named = [(f"{part}.{n}", p) for part, module in parts.items() for n, p in module.named_parameters()]
+    return {name: p.detach().clone() for name, p in named if "lora_" not in name}
+
+
+def test_stage_1_changes_only_the_direction_and_stage_2_only_the_lora(config_file: Any) -> None:
+    run = Run(load_config(config_file("stages", **TWO_STAGES)))
+    base, lora, reward = frozen(run), run.policy.state("default"), run.scorer.rewards["redness"]
+    assert reward.norm == 0.0 and reward is run.judges.rewards["redness"]  # type: ignore[attr-defined]
+    direction = prepare_direction(run.config, run.folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    assert direction is not None and reward.norm == pytest.approx(direction.norm) and direction.norm > 0.05  # type: ignore[attr-defined]
+    assert all(torch.equal(value, lora[key]) for key, value in run.policy.state("default").items())
+    assert all(torch.equal(value, base[key]) for key, value in frozen(run).items())
+    run.loop.run_epoch(0)
+    run.loop.run_epoch(1)
+    assert all(torch.equal(value, base[key]) for key, value in frozen(run).items())
+    assert not any(torch.equal(value, lora[key]) for key, value in run.policy.state("default").items())
+    assert torch.equal(direction_of(run.folder), direction.vector)
+
+
+def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys: pytest.CaptureFixture) -> None:
+    path = config_file("recipe", **TWO_STAGES)
+    config = load_config(path)
+    folder = Path(config.run_dir)
+    assert main(["train", str(path), "--dry-run"]) == 0 and not folder.exists()  # a dry run learns nothing
+    assert main(["train", str(path)]) == 0
+    vector = direction_of(folder)
+    lines = read_metrics(folder)
+    assert [line.get("d2align/norm") for line in lines[1:]] == [pytest.approx(float(vector.norm()))] * 2
+    assert lines[-1]["eval/redness"] != pytest.approx(lines[-1]["eval/plain"])  # corrected, and as it is
+    assert lines[-1]["direct/reward"] is not None and "reward/redness" in lines[-1]
+    page = (folder / "report.html").read_text()
+    assert "D2-Align&#x27;s direction" in page and "nearest to the direction" in page
+    assert not (folder / "d2align" / "checkpoints").exists()
+    capsys.readouterr()
+    # The direction alone, by its own command: the same.
+    alone = config_file("alone", **TWO_STAGES)
+    assert main(["d2align", "learn", str(alone)]) == 0
+    assert "nearest words" in capsys.readouterr().out
+    assert torch.equal(direction_of(load_config(alone).run_dir), vector)
+    assert (Path(load_config(alone).run_dir) / "d2align" / "report.html").is_file()
+
+
+def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) -> None:
+    learned = config_file("learned", **TWO_STAGES)
+    assert main(["d2align", "learn", str(learned)]) == 0
+    file = Path(load_config(learned).run_dir) / "d2align" / "direction.safetensors"
+    rewards = {"redness": {"plugin": f"d2:{PLUGIN}", "direction": str(file)}}
+    train(load_config(config_file("nft", rewards=rewards, epochs=1)))
+    assert read_metrics(load_config(config_file("nft")).run_dir)[1]["d2align/norm"] > 0
+    named = {**TWO_STAGES, "d2align": {"direction": str(file)}, "epochs": 1}
+    config = load_config(config_file("named", **named))
+    train(config)
+    assert not (Path(config.run_dir) / "d2align").exists()
+    # Another reward model, and other settings in the same folder, are refused.
+    other = {**named, "rewards": {"redness": {"plugin": PLUGIN, "seed": 1}}}
+    with pytest.raises(
+        UserError, match=r"learned for the reward model .*Embedder, which is not that of rewards\.redness"
+    ):
+        train(load_config(config_file("other", **other)))
+    with pytest.raises(UserError, match=r"was learned with omega 1\.5, and the config says 2\.0; remove the file"):
+        train(load_config(learned, ["d2align.omega=2.0"]))
+
+
+# Where the process kills itself: in both stages, and between them.
+KILLS = {
+    "diffrl.trainers.d2align:embed_images": 2,
+    "diffrl.checkpoint:_publish": 2,
+    "diffrl.trainers.d2align:_Stage1.keep": 2,
+    "diffrl.trainers.d2align:save_image": 2,
+    "diffrl.trainers.d2align:Corrected.use": 1,
+    "diffrl.trainers.loop:Loop._step": 2,
+}
+
+
+def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffrl.trainers.d2align.BLOCK", 4)
+    monkeypatch.setattr("diffrl.trainers.d2align.SAVE_EVERY", 10)
+    sections = {**TWO_STAGES, "epochs": 1, "evaluate": {"prompts": 1}, "tracking": {"samples": 0}}
+    whole = load_config(config_file("whole", **sections))
+    train(whole)
+    expected = final_tensors(Path(whole.run_dir))
+    for number, (target, call) in enumerate(KILLS.items()):
+        broken = config_file(f"broken{number}", **sections)
+        assert run_and_die(broken, target, call) == -signal.SIGKILL, target
+        folder = Path(load_config(broken).run_dir)
+        train(load_config(broken), resume=folder)
+        assert torch.equal(direction_of(folder), direction_of(whole.run_dir)), target
+        evidence = [(run / "d2align" / "evidence.json").read_text() for run in (folder, Path(whole.run_dir))]
+        assert evidence[0] == evidence[1], target
+        ours = final_tensors(folder)
+        for part in ("lora", "ema", "optimiser"):
+            same = all(torch.equal(ours[part][name], tensor) for name, tensor in expected[part].items())
+            assert same, f"{target}: {part} differs after a resume"
+
+
+def test_accumulation_does_not_change_direct_alignment(config_file: Any) -> None:
+    loras = []
+    for pieces in (1, 8):
+        optimise = {"batch_size": 8, "accumulation": pieces, "learning_rate": 1e-3}
+        sections = {
+            **TWO_STAGES,
+            "optimise": optimise,
+            "direct": {"checkpoint_decoder": pieces == 1, "decode_chunk": 3},
+        }
+        config = load_config(config_file(f"pieces{pieces}", **sections))
+        train(config)
+        loras.append(lora_of(config.run_dir))
+    assert distance(*loras) < 1e-5
+
+
+def test_the_recipe_on_two_processes_is_that_on_one(config_file: Any) -> None:
+    import os
+    import socket
+    import subprocess
+
+    alone, shared = (config_file(name, **TWO_STAGES) for name in ("one", "two"))
+    train(load_config(alone))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launch = (
+        "accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    )
+    command = [sys.executable, "-m", *launch.split(), "--main_process_port", port, "-m", "diffrl", "train", str(shared)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, two = (load_config(path).run_dir for path in (alone, shared))
+    torch.testing.assert_close(direction_of(two), direction_of(one), rtol=1e-4, atol=1e-6)
+    assert distance(lora_of(two), lora_of(one)) < 1e-4

@@ -1,0 +1,433 @@
+"""MARBLE's numbers: gradients of all rewards from m backward passes, the QP, and what they must not depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from tiny import scramble, tiny_sd3
+from torch import Tensor
+
+from diffrl.gradients import LoraGradients, gram_matrix
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.prompts import Prompt
+from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.simplex import min_norm_weights, residual
+from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
+from diffrl.trainers.crd import CRD
+from diffrl.trainers.grpo import GRPO
+from diffrl.trainers.marble import Marble, basis_of, loss_slopes, set_columns
+from diffrl.trainers.nft import NFT, nft_loss
+
+SCALER = torch.amp.GradScaler("cpu", enabled=False)
+GROUP, PROMPTS = 3, [Prompt("a red dog"), Prompt("two cats and a hat")]
+ONE = ["nft", "grpo", "crd"]
+CFG = SamplerSpec("flow_sde", 3, guidance=2.0, level=0.7)
+
+
+# ---- one optimiser step with K rewards, of any objective
+
+
+@dataclass
+class Case:
+    """An optimiser step: micro-batches of all (sample, timestep) rows, and K advantages of each sample."""
+
+    policy: Policy
+    objective: Objective
+    rollout: Rollout
+    advantages: Tensor  # (n, K)
+    parts: tuple[Tensor, ...]
+
+    @property
+    def rows_of_step(self) -> int:
+        return sum(map(len, self.parts))
+
+    def begin(self) -> None:
+        self.objective.before_step(self.policy, Step(self.rollout, self.advantages, self.parts, (0,), lambda x: x))
+
+    def rows(self, part: Tensor) -> Any:
+        return self.objective.rows(self.rollout, self.advantages, part, (0,))
+
+    def run(self, gradients: Any) -> Tensor:
+        """(size,) what the gradients leave in the LoRA."""
+        self.begin()
+        for part in self.parts:
+            gradients.add(self.objective, self.policy, self.rows(part), self.rows_of_step, SCALER)
+        parameters = [p for _, p in self.policy.trainable]
+        gradients.finish(parameters, None)
+        total = torch.cat([p.grad.flatten() for p in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+        return total
+
+
+def make_objective(name: str, beta: float) -> Objective:
+    if name == "grpo":
+        return GRPO(CFG, beta=beta, clip=0.02)
+    if name == "crd":
+        return CRD(beta=beta, anchor_guidance=2.0)
+    return NFT(beta=beta, b=0.5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_sd3(tmp_path_factory.mktemp("marble") / "sd3", dual_attention=True)
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> Policy:
+    """Loaded once; every case sets its LoRAs anew and takes off what captured gradients."""
+    policy = load_policy(str(model), lora=LoraSpec(rank=4, alpha=8))
+    for snapshot in ("old", "sampling"):
+        policy.add_snapshot(snapshot)
+    return policy
+
+
+def plain(policy: Policy) -> None:
+    """Take off what a case before has left on the LoRA's matrices."""
+    for layer in policy.lora.layers.values():
+        for matrix in (layer.lora_A, layer.lora_B):
+            vars(matrix["default"]).pop("forward", None)
+            matrix["default"].weight.grad = None
+
+
+@pytest.fixture
+def make(policy: Policy) -> Callable[..., Case]:
+    """A step with random scores, of which the last reward applies to the first prompt only. One case at a time."""
+
+    def case(name: str = "nft", rewards: int = 2, pieces: int = 1, beta: float = 0.0, on_policy: bool = False) -> Case:
+        plain(policy)
+        objective = make_objective(name, beta)
+        set_columns(objective.rule, "fresh", True)
+        scramble(policy, std=0.1)
+        for snapshot in ("old", "sampling"):
+            policy.copy("default", snapshot)
+        spec = CFG if name == "grpo" else SamplerSpec("dpm2", 3)
+        rollout = collect(
+            policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory=name == "grpo"
+        )
+        if not on_policy:
+            if objective.snapshots:
+                scramble(policy, "old", seed=2, std=0.1)
+            else:  # a step that stays near, so that some ratios are clipped and some are not
+                state = policy.state()
+                policy.load_state("default", {k: v + 0.01 * v.sign() for k, v in state.items()})
+            objective.after_step(policy, 1)
+        groups = torch.arange(2).repeat_interleave(GROUP)
+        scores = torch.rand(2 * GROUP, rewards, generator=torch.Generator().manual_seed(rewards))
+        if rewards > 1:
+            scores[GROUP:, -1] = torch.nan
+        empty = torch.zeros(2 * GROUP, 0)
+        advantages = objective.advantages(Scored(scores, torch.ones(rewards), groups, empty, empty))
+        parts = sample_pairs(torch.arange(2 * GROUP), objective.rows_per_sample(rollout)).tensor_split(pieces)
+        return Case(policy, objective, rollout, advantages, parts)
+
+    return case
+
+
+def by_definition(case: Case) -> tuple[Tensor, Tensor]:
+    """(K, size) gradients by one ordinary backward pass for each reward, and (size,) of the penalty."""
+    plain(case.policy)
+    case.begin()
+    parameters = [p for _, p in case.policy.trainable]
+    total, penalty = 0.0, 0.0
+    for part in case.parts:
+        rows = case.rows(part)
+        losses = case.objective.loss(case.objective.scalars(case.policy, rows), rows) / case.rows_of_step
+        extra = case.objective.penalty(case.policy, rows)
+        total = total + torch.stack([flat(loss, parameters) for loss in losses])
+        penalty = penalty + (0.0 if extra is None else flat(extra.sum() / case.rows_of_step, parameters))
+    return total, penalty  # type: ignore[return-value]
+
+
+def flat(value: Tensor, parameters: list[Tensor]) -> Tensor:
+    grads = torch.autograd.grad(value, parameters, retain_graph=True)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def bank_of(case: Case, marble: Marble | None = None) -> Tensor:
+    """(K, size) gradients by the constant-cost path."""
+    marble = marble or Marble([str(k) for k in range(case.advantages.shape[1])])
+    case.begin()
+    for part in case.parts:
+        marble.add(case.objective, case.policy, case.rows(part), case.rows_of_step, SCALER)
+    assert marble._bank is not None
+    rewards = case.advantages.shape[1]
+    shared = marble._bank[rewards] if len(marble._bank) > rewards else 0.0
+    return marble._bank[:rewards] + shared
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("rewards", [1, 2, 5, 50])
+@pytest.mark.parametrize("name", ONE)
+def test_gradients_of_k_rewards_equal_k_backward_passes(make, name: str, rewards: int) -> None:
+    expected, penalty = by_definition(make(name, rewards, beta=0.1))
+    for pieces in (1, 3) if rewards == 5 else (1,):
+        case = make(name, rewards, pieces, beta=0.1)
+        ours = bank_of(case)
+        for k in range(rewards):
+            assert distance(ours[k], expected[k]) < 1e-5
+        own = torch.cat([p.grad.flatten() for _, p in case.policy.trainable])
+        assert distance(own, penalty) < 1e-5, "the penalty stays outside"
+
+
+def test_the_shared_pass_is_left_out_only_while_it_is_zero(make, monkeypatch) -> None:
+    """While old is theta NFT's L+ + L- pulls nowhere: one pass serves all rewards; afterwards it takes two."""
+    passes = []
+    into = LoraGradients.into
+    monkeypatch.setattr(LoraGradients, "into", lambda self, *args: (passes.append(args), into(self, *args))[1])
+    for on_policy, count in ((True, 1), (False, 2)):
+        expected, _ = by_definition(make("nft", 5, on_policy=on_policy))
+        passes.clear()
+        assert max(map(distance, bank_of(make("nft", 5, on_policy=on_policy)), expected)) < 1e-5
+        assert len(passes) == count
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_reward_steps_as_the_objective_alone_does(make, name: str) -> None:
+    plain = make(name, 1, beta=0.1).run(SumOfLosses())
+    for mode in ("fresh", "full", "amortised"):
+        assert distance(make(name, 1, beta=0.1).run(Marble(["a"], mode=mode)), plain) < 1e-5
+
+
+def test_a_step_is_the_papers_direction_in_float64(make) -> None:
+    """d = (sum alpha_k g_k / ||g_k||) mean ||g_k|| with alpha from a general solver, and the penalty added."""
+    gradients, penalty = (g.double().numpy() for g in by_definition(make("nft", 4, beta=0.1)))
+    norms = np.linalg.norm(gradients, axis=1)
+    unit = gradients / norms[:, None]
+    alpha = solve_by_scipy(unit @ unit.T)
+    marble = Marble(list("abcd"), smoothing=0.0)
+    step = make("nft", 4, beta=0.1).run(marble)
+    assert np.allclose(marble.ema, alpha, atol=1e-5)
+    assert distance(step.double(), torch.from_numpy((alpha @ unit) * norms.mean() + penalty)) < 1e-4
+    metrics = marble.metrics()
+    cosines = unit @ (alpha @ unit) / np.linalg.norm(alpha @ unit)
+    assert metrics["marble/cos_min"] == pytest.approx(cosines.min(), abs=1e-4) and cosines.min() > 0
+    assert metrics["marble/cos_mean"] == pytest.approx(cosines.mean(), abs=1e-4)
+    assert metrics["marble/cos_var"] == pytest.approx(cosines.var(), abs=1e-4)
+    assert [metrics[f"marble/norm/{k}"] for k in "abcd"] == pytest.approx(list(norms), rel=1e-5)
+    assert metrics["marble/conflict"] == 0.0
+
+
+def test_k_passes_and_constant_cost_take_the_same_step(make) -> None:
+    steps = [make("grpo", 4, pieces=2).run(Marble(list("abcd"), mode=mode)) for mode in ("full", "fresh")]
+    assert distance(*steps) < 1e-5
+
+
+def test_permuted_rewards_get_permuted_coefficients(make) -> None:
+    order = [2, 0, 3, 1]
+    one, other = make("nft", 4), make("nft", 4)
+    other.advantages = other.advantages[:, order]
+    first, second = (Marble(list("abcd"), smoothing=0.0) for _ in range(2))
+    assert distance(other.run(second), one.run(first)) < 1e-5
+    assert np.allclose(second.ema, first.ema[order], atol=1e-6)
+    assert first.ema.std() > 0.01  # they differ, or permuting would say nothing
+
+
+def test_a_reward_times_a_thousand_changes_nothing(make) -> None:
+    case = make("nft", 3)
+    groups = torch.arange(2).repeat_interleave(GROUP)
+    scores, empty = torch.rand(2 * GROUP, 3, dtype=torch.float64), torch.zeros(2 * GROUP, 0)
+    steps, marbles = [], []
+    for factor in (1.0, 1000.0):
+        scaled = (scores * torch.tensor([factor, 1.0, 1.0])) * 1e4  # far above the 1e-4 that guards a std of zero
+        case.advantages = case.objective.advantages(Scored(scaled, torch.ones(3), groups, empty, empty)).float()
+        marbles.append(Marble(list("abc"), smoothing=0.0))
+        steps.append(case.run(marbles[-1]))
+    assert distance(*steps) < 1e-5
+    assert np.allclose(marbles[0].ema, marbles[1].ema, atol=1e-5)
+
+
+def test_between_two_solves_one_pass_mixes_the_losses_by_the_smoothed_coefficients(make) -> None:
+    marble = Marble(list("abc"), mode="amortised", every=3, smoothing=0.5)
+    case = make("nft", 3, beta=0.1)
+    expected, penalty = by_definition(case)
+    case.run(marble)
+    assert not np.allclose(marble.ema, 1 / 3)
+    kept = marble.ema.copy()
+    for _ in range(2):
+        assert distance(case.run(marble), torch.from_numpy(kept).float() @ expected + penalty) < 1e-5
+    assert np.array_equal(marble.ema, kept)
+    case.run(marble)  # the fourth step solves again
+    assert not np.array_equal(marble.ema, kept)
+
+
+def test_the_loss_at_mixed_advantages_is_the_mix_of_losses() -> None:
+    """Proposition 1, float64: sum_k alpha_k grad l(A_k) = grad l(sum_k alpha_k A_k) while nothing is clipped."""
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(6, 2, 7, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    alpha = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+    def gradient(a: Tensor) -> Tensor:
+        phi = (features @ theta).square()
+        return torch.stack(
+            [torch.autograd.grad(v, theta, retain_graph=True)[0] for v in nft_loss(phi, a, 5, 0.1).sum(0)]
+        )
+
+    mixed = advantages @ alpha
+    assert torch.allclose(alpha @ gradient(advantages), gradient(mixed[:, None])[0], rtol=1e-12)
+    clipped = 10 * advantages
+    assert not torch.allclose(alpha @ gradient(clipped), gradient(10 * mixed[:, None])[0], rtol=1e-3)
+
+
+def test_a_reward_without_signal_is_left_out_and_keeps_its_coefficient(make) -> None:
+    case = make("nft", 3)
+    gradients, _ = by_definition(replace(case, advantages=case.advantages[:, [0, 2]]))
+    marble = Marble(list("abc"), smoothing=0.5)
+    case.run(marble)
+    before = marble.ema.copy()
+    case.advantages = case.advantages.clone()
+    case.advantages[:, 1] = 0.0
+    norms = gradients.norm(dim=1).double()
+    step = case.run(marble)
+    assert marble.ema[1] == before[1] and marble.ema[0] != before[0]
+    assert marble.ema.sum() == pytest.approx(1.0)
+    used = torch.from_numpy(marble.ema[[0, 2]] / marble.ema[[0, 2]].sum())
+    assert distance(step.double(), (used / norms) @ gradients.double() * norms.mean()) < 1e-4
+    first, none, last = json.loads(marble.metrics()["marble/steps"])[-1]["cos"]
+    cosines = torch.cosine_similarity(step[None], gradients)
+    assert (first, last) == (pytest.approx(float(cosines[0]), abs=1e-3), pytest.approx(float(cosines[1]), abs=1e-3))
+    assert none is None
+
+    case.advantages = torch.zeros_like(case.advantages)  # nobody has a signal: the objective's own step
+    kept = marble.ema.copy()
+    assert distance(case.run(marble), by_definition(case)[0][0]) < 1e-5
+    assert np.array_equal(marble.ema, kept)
+
+
+def test_the_weighted_sum_is_measured_without_being_changed(make) -> None:
+    case = make("grpo", 3)
+    total = case.advantages.sum(1, keepdim=True)
+    expected = replace(case, advantages=total).run(SumOfLosses())
+    each, _ = by_definition(case)
+    case.advantages = torch.cat([case.advantages, total], dim=1)
+    marble = Marble(list("abc"), mode="sum")
+    assert distance(case.run(marble), expected) < 1e-5
+    cosines = torch.cosine_similarity(each, expected[None])
+    metrics = marble.metrics()
+    assert metrics["marble/cos_min"] == pytest.approx(float(cosines.min()), abs=1e-4)
+    assert metrics["marble/conflict"] == float(cosines.min() < 0)
+    assert "marble/alpha/a" not in metrics
+
+
+def test_sequential_stages_and_a_uniform_end(make) -> None:
+    case = make("nft", 2)
+    each, _ = by_definition(case)
+    for measure in (True, False):
+        marble = Marble(["a", "b"], mode="sequential", stage=2, steps_per_epoch=2, measure=measure)
+        for k in (0, 0, 0, 0, 1, 1, 1, 1, 0):
+            assert distance(case.run(marble), each[k]) < 1e-5
+        assert (marble.metrics()["marble/cos_min"] is not None) == measure
+    norms = each.norm(dim=1)
+    balanced = (each / norms[:, None]).mean(0) * norms.mean()
+    assert distance(case.run(Marble(["a", "b"], mode="uniform")), balanced) < 1e-5
+    fresh = Marble(["a", "b"], uniform_after=1)
+    case.run(fresh)
+    kept = fresh.ema.copy()
+    assert distance(case.run(fresh), balanced) < 1e-5 and np.array_equal(fresh.ema, kept)
+    amortised = Marble(["a", "b"], mode="amortised", uniform_after=0)
+    assert distance(case.run(amortised), each.mean(0)) < 1e-5
+
+
+def test_slopes_are_the_derivatives_of_each_loss(make) -> None:
+    """W by its definition in float64, and the basis of NFT: the first direction weighs the same for every reward."""
+    case = make("nft", 3)
+    rows = case.rows(case.parts[0])
+    phi = torch.rand(len(case.parts[0]), 2)
+    losses, slopes = loss_slopes(case.objective, phi, rows)
+    a, b = rows.advantages.double(), 0.5
+    r = a.clamp(-5, 5) / 10 + 0.5
+    plus, minus = 5 / b * r, 5 / b * (1 - r)
+    assert torch.allclose(slopes.double(), torch.stack([plus.T, minus.T], dim=2), rtol=1e-6)
+    assert torch.allclose(losses.double(), (phi.double() @ slopes.double().transpose(1, 2)).diagonal(0, 1, 2).sum(1))
+    basis = torch.tensor(basis_of(case.objective))
+    along = slopes @ torch.linalg.inv(basis)
+    assert torch.allclose(along @ basis, slopes, atol=1e-6)
+    assert float(along[:, :, 0].std(0).max()) < 1e-6 < float(along[:, :, 1].std(0).max())
+
+
+def test_the_gram_matrix_is_summed_in_float64(monkeypatch) -> None:
+    monkeypatch.setattr("diffrl.gradients._GRAM_CHUNK", 7)
+    rows = torch.randn(3, 40)
+    rows[1] = rows[0] * (1 + 1e-7)
+    assert np.allclose(gram_matrix(rows), rows.double() @ rows.double().T, rtol=1e-14)
+
+
+# ---- the QP
+
+
+def solve_by_scipy(gram: np.ndarray) -> np.ndarray:
+    k = len(gram)
+    found = minimize(
+        lambda a: a @ gram @ a,
+        np.full(k, 1 / k),
+        jac=lambda a: 2 * gram @ a,
+        bounds=[(0, 1)] * k,
+        constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return found.x
+
+
+def random_points(random: np.random.Generator, trial: int) -> np.ndarray:
+    """(K, dim) unit vectors: independent, dependent, duplicated, opposed, nearly equal, or all on one side."""
+    k = int(random.integers(2, 65)) if trial % 50 == 0 else int(random.integers(1, 9))
+    points = random.normal(size=(k, int(random.integers(1, 2 * k + 2))))
+    if trial % 3 == 0:
+        points += 2 * random.normal(size=points.shape[1])
+    if trial % 4 == 0:
+        points[random.integers(k)] = points[random.integers(k)]
+    if trial % 5 == 0:
+        points[random.integers(k)] = -points[random.integers(k)]
+    if trial % 7 == 0:
+        points = points[:1] + 1e-6 * points
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def test_the_qp_is_optimal_on_thousands_of_gram_matrices() -> None:
+    random = np.random.default_rng(0)
+    for trial in range(3000):
+        points = random_points(random, trial)
+        gram = points @ points.T
+        weights = min_norm_weights(gram)
+        assert (weights >= 0).all() and weights.sum() == pytest.approx(1.0, abs=1e-12)
+        assert residual(gram, weights) < 1e-8
+        order = random.permutation(len(gram))
+        assert np.allclose(min_norm_weights(gram[np.ix_(order, order)]), weights[order], atol=1e-6)
+        if trial % 10 == 0 and len(gram) < 9:
+            other = solve_by_scipy(gram)
+            assert weights @ gram @ weights <= other @ gram @ other + 1e-8
+            if np.linalg.eigvalsh(gram)[0] > 1e-3:  # otherwise many coefficients give the same point
+                assert np.allclose(weights, other, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([[1, 0], [0, 1]], [0.5, 0.5]),
+        ([[1, 0], [-1, 0]], [0.5, 0.5]),
+        ([[2, 0], [0, 1]], [0.2, 0.8]),
+        ([[1, 0], [2, 0]], [1, 0]),
+        ([[0, 0], [1, 0]], [1, 0]),
+        ([[0, 0], [0, 0]], [0.5, 0.5]),
+        ([[1, 0], [1, 0], [0, 1]], [0.25, 0.25, 0.5]),  # of all solutions for a duplicate the one of least norm
+        ([[1, 1], [1, 1], [1, 1]], [1 / 3, 1 / 3, 1 / 3]),
+        ([[3, 4]], [1]),
+    ],
+)
+def test_the_qp_on_points_whose_answer_is_known(points, expected) -> None:
+    array = np.array(points, dtype=float)
+    assert np.allclose(min_norm_weights(array @ array.T), expected, atol=1e-6)
