@@ -4,16 +4,19 @@
 
 Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
 LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
+The base model is judged once for all seeds, and for all variants that share `--runs`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,23 @@ def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tupl
     return means, scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
 
 
+def judge_base(run: Run, args: argparse.Namespace) -> tuple[dict[str, Any], torch.Tensor]:
+    """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
+    config = run.config.resolved()
+    depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
+    depends += [asdict(evaluation_spec(run.config)), args.prompts, args.per_prompt, __version__]
+    name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+    kept = args.runs / f"base-{name}.json"
+    if kept.is_file():
+        found = json.loads(kept.read_text())
+        return found["means"], torch.tensor(found["by_prompt"])
+    means, by_prompt = judge(run, None, args.prompts, args.per_prompt)
+    temporary = kept.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"means": means, "by_prompt": by_prompt.tolist()}))
+    temporary.replace(kept)
+    return means, by_prompt
+
+
 def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.Namespace) -> dict[str, Any]:
     folder = args.runs / f"{Path(config_path).stem}{args.tag}-{seed}"
     config = load_config(config_path, [*overrides, f"seed={seed}", f"run_dir={folder}"])
@@ -57,7 +77,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     history = read_metrics(folder)
     run = Run(config)
     run.folder = folder
-    before, base = judge(run, None, args.prompts, args.per_prompt)
+    before, base = judge_base(run, args)
     run.restore()
     after, tuned = judge(run, run.judged, args.prompts, args.per_prompt)
     tests = {}
