@@ -6,10 +6,22 @@ import json
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from torch import Tensor, nn
 from transformers import (
     CLIPTextConfig,
+    CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     T5Config,
@@ -37,7 +49,7 @@ def clip_tokenizer(directory: Path) -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(directory)
 
 
-def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+def _clip(tokenizer: CLIPTokenizer, kind: type = CLIPTextModelWithProjection) -> nn.Module:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
@@ -50,7 +62,7 @@ def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return CLIPTextModelWithProjection(config)
+    return kind(config)
 
 
 def _t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
@@ -60,6 +72,21 @@ def _t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
         vocab_size=len(tokenizer), d_model=2 * WIDTH, d_kv=8, d_ff=32, num_layers=1, num_heads=2, pad_token_id=0
     )
     return T5EncoderModel(config), tokenizer
+
+
+def _vae(**more: object) -> AutoencoderKL:
+    """16 x 16 pixels, latents (4, 8, 8)."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=16,
+        scaling_factor=1.5,
+        **more,
+    )
 
 
 def _spread(model: nn.Module) -> None:
@@ -107,20 +134,7 @@ def tiny_sd3(
             dual_attention_layers=(0,) if dual_attention else (),
             qk_norm="rms_norm" if dual_attention else None,
         )
-        vae = AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            latent_channels=4,
-            norm_num_groups=4,
-            sample_size=16,
-            scaling_factor=1.5,
-            shift_factor=0.06,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            force_upcast=force_upcast,
-        )
+        vae = _vae(shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False, force_upcast=force_upcast)
         encoders = [_clip(tokenizer), _clip(tokenizer)]
         encoder_3, tokenizer_3 = _t5() if t5 else (None, None)
         for model in (transformer, *encoders):
@@ -139,6 +153,89 @@ def tiny_sd3(
     pipe.save_pretrained(directory)
     if max_sequence_length is not None:
         (directory / "diffrl.json").write_text(json.dumps({"max_sequence_length": max_sequence_length}))
+    return directory
+
+
+def tiny_flux(directory: str | Path, *, dev: bool = True, seed: int = 0) -> Path:
+    """Make and save a random FluxPipeline, 16 x 16 pixels: dev takes guidance as an input and shifts its schedule."""
+    directory = Path(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = clip_tokenizer(directory / "tokenizer")
+        transformer = FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=2 * WIDTH,
+            pooled_projection_dim=WIDTH,
+            guidance_embeds=dev,
+            axes_dims_rope=(4, 6, 6),
+        )
+        clip, (t5, tokenizer_2), vae = _clip(tokenizer, CLIPTextModel), _t5(), _vae(shift_factor=0.06)
+        for model in (transformer, clip):
+            _spread(model)
+    pipe = FluxPipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if dev else 1.0, use_dynamic_shifting=dev),
+        vae=vae,
+        text_encoder=clip,
+        tokenizer=tokenizer,
+        text_encoder_2=t5,
+        tokenizer_2=tokenizer_2,
+    )
+    pipe.save_pretrained(directory)
+    (directory / "diffrl.json").write_text(json.dumps({"max_sequence_length": 24}))
+    return directory
+
+
+def tiny_sd(directory: str | Path, *, xl: bool = False, prediction_type: str = "epsilon", seed: int = 0) -> Path:
+    """Make and save a random Stable Diffusion 1 or XL pipeline: 16 x 16 pixels, latents (4, 8, 8)."""
+    directory = Path(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = clip_tokenizer(directory / "tokenizer")
+        added = {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 6 * 8 + WIDTH,
+        }
+        unet = UNet2DConditionModel(
+            sample_size=8,
+            in_channels=4,
+            out_channels=4,
+            block_out_channels=(16, 32),
+            layers_per_block=1,
+            norm_num_groups=8,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            cross_attention_dim=2 * WIDTH if xl else WIDTH,
+            attention_head_dim=8,
+            use_linear_projection=xl,
+            **(added if xl else {}),
+        )
+        encoders = [_clip(tokenizer, CLIPTextModel), _clip(tokenizer)]
+        vae = _vae()
+        for model in (unet, *encoders):
+            _spread(model)
+    scheduler = DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        steps_offset=1,
+        prediction_type=prediction_type,
+    )
+    parts = {"unet": unet, "scheduler": scheduler, "vae": vae, "text_encoder": encoders[0], "tokenizer": tokenizer}
+    if xl:
+        pipe = StableDiffusionXLPipeline(**parts, text_encoder_2=encoders[1], tokenizer_2=tokenizer)
+    else:
+        pipe = StableDiffusionPipeline(
+            **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+        )
+    pipe.save_pretrained(directory)
     return directory
 
 

@@ -12,14 +12,21 @@ from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
 from diffrl.policy.base import Backbone, Conditioning, Policy
+from diffrl.policy.flux import Flux
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.sd3 import SD3
+from diffrl.policy.unet import StableDiffusion, StableDiffusionXL
 from diffrl.resources import shipped
 
 __all__ = ["FAMILIES", "PRECISIONS", "Backbone", "Conditioning", "LoraSpec", "Policy", "load_policy", "read_lora"]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FAMILIES: dict[str, Any] = {"StableDiffusion3Pipeline": SD3}  # pipeline class in model_index.json -> its backbone
+FAMILIES: dict[str, Any] = {  # pipeline class in model_index.json -> its backbone
+    "StableDiffusion3Pipeline": SD3,
+    "FluxPipeline": Flux,
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
+}
 
 
 def load_policy(

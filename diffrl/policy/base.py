@@ -6,6 +6,7 @@ conditioning of B rows: embeds (B, T, D), pooled (B, W).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -87,12 +88,38 @@ class Backbone(Protocol):
         """Write `directory/file` through the pipeline's own `save_lora_weights`."""
 
 
-def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype) -> Any:
+# A model folder's own settings: {"max_sequence_length": 0}. Without a T5 diffusers puts that many zero tokens in SD3's
+# text (256 unless told), which cost time and change the picture; the number belongs to the model, so it lies with it.
+SETTINGS = "diffrl.json"
+
+
+def settings_of(source: str) -> dict[str, Any]:
+    """What a local model folder records for its policy in `diffrl.json`; nothing for hub ids and other folders."""
+    path = Path(source) / SETTINGS
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def latent_side(resolution: int | None, default: int, vae_scale_factor: int, patch: int = 1) -> int:
+    """Side of the square latents, for a resolution in pixels or the model's own `default` latent side.
+
+    Raises:
+        UserError: if the resolution is not a multiple of what autoencoder and patches need.
+    """
+    if resolution is None:
+        return default
+    step = vae_scale_factor * patch
+    if resolution <= 0 or resolution % step:
+        near = max(round(resolution / step), 1) * step
+        raise UserError(f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
+    return resolution // vae_scale_factor
+
+
+def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
     upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", True)
     types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
-    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
     with _quiet() if Path(source).is_dir() else nullcontext():
         return pipeline.from_pretrained(source, dtype=types, use_safetensors=True, **absent)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ from diffusers import StableDiffusion3Pipeline
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 from torch import Tensor, nn
 
-from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import Conditioning, load_pipeline
+from diffrl.policy.base import Conditioning, latent_side, load_pipeline, settings_of
 
-# A model folder's own settings: {"max_sequence_length": 0}. Without a T5 diffusers puts that many zero tokens in its
-# place (256 unless told), which cost time and change the picture; the number belongs to the model, so it lies with it.
-SETTINGS = "diffrl.json"
 MAX_SEQUENCE_LENGTH = 256  # diffusers' own default
 
 
@@ -44,15 +39,7 @@ class SD3:
         self.process = FlowMatching()
         # The last block drops its text stream after the attention, so its text queries reach nothing.
         self.dead_targets: tuple[str, ...] = (f"transformer_blocks.{config.num_layers - 1}.attn.add_q_proj",)
-        side = config.sample_size
-        if resolution is not None:
-            step = pipe.vae_scale_factor * config.patch_size
-            if resolution <= 0 or resolution % step:
-                near = max(round(resolution / step), 1) * step
-                raise UserError(
-                    f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})"
-                )
-            side = resolution // pipe.vae_scale_factor
+        side = latent_side(resolution, config.sample_size, pipe.vae_scale_factor, config.patch_size)
         self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
         length = MAX_SEQUENCE_LENGTH if max_sequence_length is None else max_sequence_length
         self.plain_call: dict[str, Any] = {"max_sequence_length": length}
@@ -60,10 +47,8 @@ class SD3:
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None) -> SD3:
         """From a folder in diffusers' format or a hub id, whose model_index.json is `index`."""
-        settings = Path(source) / SETTINGS
-        recorded = json.loads(settings.read_text()) if settings.is_file() else {}
         pipe = load_pipeline(StableDiffusion3Pipeline, source, index, dtype)
-        return cls(pipe, resolution, recorded.get("max_sequence_length"))
+        return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))
 
     def encode(self, prompt: str, device: torch.device) -> Conditioning:
         embeds, _, pooled, _ = self.pipe.encode_prompt(

@@ -1,8 +1,8 @@
 """DiffusionNFT: negative-aware fine-tuning on the forward process (arXiv 2509.16117).
 
 symbol        name here          meaning
-v_theta       rows.prediction.v  velocity with the trained LoRA
-v_old         v_old              velocity with the slowly following snapshot
+v_theta       theta              prediction (x0, eps, v) with the trained LoRA
+v_old         old                prediction with the slowly following snapshot
 r             r                  reward probability, clip(A) / (2 A_max) + 1/2
 b             strength           guidance strength of the implicit positive and negative policies
 L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the two policies
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.forward import Prediction, expand
+from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
@@ -27,17 +27,21 @@ TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
 Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed by
 
 
-def contrastive_losses(x_t: Tensor, t: Tensor, x0: Tensor, v: Tensor, v_old: Tensor, b: float) -> Tensor:
-    """phi = (L+, L-), (B, 2), of methods section 2: x0 losses of the implicit positive and negative policies."""
-    level = expand(t, x_t)
+def contrastive_losses(x0: Tensor, x0_theta: Tensor, x0_old: Tensor, b: float) -> Tensor:
+    """phi = (L+, L-), (B, 2): x0 losses of the implicit positive and negative policies.
 
-    def one(v_side: Tensor) -> Tensor:
-        difference = x_t - level * v_side - x0
+    The paper mixes velocities, `v+ = (1 - b) v_old + b v_theta`, and takes x0+ of it. For given x_t and t, x0 is affine
+    in the velocity on every path (x_t - t v, or alpha x_t - sigma v), so mixing the x0 predictions is the same.
+    """
+
+    def one(x0_side: Tensor) -> Tensor:
+        difference = x0_side - x0
         # The weight is a constant of the step (stop-gradient), at least 1e-5.
         w = difference.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
         return difference.square().flatten(1).mean(1) / w
 
-    return torch.stack([one((1 - b) * v_old + b * v), one((1 + b) * v_old - b * v)], dim=1)
+    sides = (1 - b) * x0_old + b * x0_theta, (1 + b) * x0_old - b * x0_theta
+    return torch.stack([one(side) for side in sides], dim=1)
 
 
 def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tensor:
@@ -95,14 +99,14 @@ class NFT:
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond)
-        v = rows.prediction.v
+        theta = rows.prediction
         if self.old_is_theta:
-            v_old = v.detach()
+            old = Prediction(*(form.detach() for form in (theta.x0, theta.eps, theta.v)))
         else:
             with torch.no_grad(), policy.using("old"):
-                v_old = policy.predict(rows.x_t, rows.t, rows.cond).v
-        phi = contrastive_losses(rows.x_t, rows.t, rows.x0, v, v_old, self.b)
-        self._means.add("nft/drift", (v.detach() - v_old).square().flatten(1).mean(1))
+                old = policy.predict(rows.x_t, rows.t, rows.cond)
+        phi = contrastive_losses(rows.x0, theta.x0, old.x0, self.b)
+        self._means.add("nft/drift", (theta.v.detach() - old.v).square().flatten(1).mean(1))
         return phi
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:

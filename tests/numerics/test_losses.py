@@ -44,12 +44,13 @@ def test_nft_loss_is_the_papers(b: float) -> None:
     t = torch.linspace(0.05, 1.0, B, dtype=torch.float64)
     a = torch.tensor([-9.0, -1.0, 0.0, 0.5, 4.9, 7.0], dtype=torch.float64)  # both sides of the clip
     x_t = (1 - t.view(-1, 1, 1, 1)) * x0 + t.view(-1, 1, 1, 1) * eps
-    ours = nft_loss(contrastive_losses(x_t, t, x0, v, v_old, b), a[:, None], 5.0, b)[:, 0]
+    level = t.view(-1, 1, 1, 1)
+    ours = nft_loss(contrastive_losses(x0, x_t - level * v, x_t - level * v_old, b), a[:, None], 5.0, b)[:, 0]
     theirs = nft_by_hand(x0, eps, t, v, v_old, a, 5.0, b)
     assert torch.allclose(ours, theirs, rtol=1e-12)
     mine = torch.autograd.grad(ours.sum(), v, retain_graph=True)[0]
     # Methods section 5: the output cotangent is c_base + A c_slope.
-    level, dims = t.view(-1, 1, 1, 1), math.prod(SHAPE)
+    dims = math.prod(SHAPE)
     x0_plus, x0_minus = x_t - level * ((1 - b) * v_old + b * v), x_t - level * ((1 + b) * v_old - b * v)
     w_plus, w_minus = ((x - x0).abs().mean((1, 2, 3), keepdim=True) for x in (x0_plus, x0_minus))
     d_plus = -2 * level * b * (x0_plus - x0) / w_plus / dims
@@ -65,7 +66,8 @@ def test_nft_on_policy_gradient_pulls_towards_good_images_only() -> None:
     v = fixed(2, B, *SHAPE).requires_grad_()
     t = torch.full((B,), 0.6, dtype=torch.float64)
     x_t = 0.4 * x0 + 0.6 * eps
-    phi = contrastive_losses(x_t, t, x0, v, v.detach(), 1.0)
+    x0_theta = x_t - 0.6 * v
+    phi = contrastive_losses(x0, x0_theta, x0_theta.detach(), 1.0)
 
     def gradient(a: float) -> torch.Tensor:
         loss = nft_loss(phi, torch.full((B, 1), a, dtype=torch.float64), 5.0, 1.0).sum()

@@ -1,0 +1,90 @@
+"""Every trainer on every policy: tiny random pipelines of the true classes, one optimiser step, one golden value each.
+
+The golden value is the norm of that step's gradient: it tells when a refactoring changed a method. Who changes one on
+purpose records new values with `GOLDEN=record pytest tests/integration/test_matrix.py`, and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import scramble, tiny_flux, tiny_sd, tiny_sd3
+
+from diffrl.config import load_config
+from diffrl.trainers.run import Run
+
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = DATA / "golden.json"
+POLICIES: dict[str, Callable[[Path], Path]] = {
+    "sd3": tiny_sd3,
+    "sd3-t5": lambda folder: tiny_sd3(folder, t5=True, max_sequence_length=8),
+    "flux-dev": tiny_flux,
+    "flux-schnell": lambda folder: tiny_flux(folder, dev=False),
+    "sd": tiny_sd,
+    "sd-v": lambda folder: tiny_sd(folder, prediction_type="v_prediction"),
+    "sdxl": lambda folder: tiny_sd(folder, xl=True),
+}
+WARMTH, BRIGHTNESS = (f"{DATA}/warmth.py:{name}" for name in ("Warmth", "Brightness"))
+METHODS: dict[str, dict[str, Any]] = {
+    "nft": {"objective": "nft", "nft": {"beta": 0.1}},
+    "grpo": {"objective": "grpo", "grpo": {"beta": 0.1}},
+    "crd": {"objective": "crd"},
+    "direct": {"objective": "direct"},
+    "gardo": {
+        "objective": "grpo",
+        "watch": {"brightness": {"plugin": BRIGHTNESS}},
+        "gardo": {"auxiliary": ["brightness"], "share": 0.2, "beta": 1.0},
+    },
+    "marble": {
+        "objective": "nft",
+        "rewards": {"warmth": {"plugin": WARMTH}, "brightness": {"plugin": BRIGHTNESS}},
+        "marble": {"mode": "fresh"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny model, made when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def folder(policy: str) -> Path:
+        if policy not in made:
+            made[policy] = POLICIES[policy](tmp_path_factory.mktemp("models") / policy)
+        return made[policy]
+
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_step(config_file, models: Callable[[str], Path], policy: str, method: str) -> None:
+    sections = {"rewards": {"warmth": {"plugin": WARMTH}}, **METHODS[method]}
+    sampler = "dpm2"
+    if sections["objective"] == "grpo":
+        sampler = "ddim" if policy.startswith("sd") and not policy.startswith("sd3") else "flow_sde"
+    rollout = {"groups": 2, "group_size": 4, "steps": 3, "sampler": sampler, "resolution": 16}
+    optimise = {"batch_size": 8, "accumulation": 2, "max_grad_norm": 1e9}
+    path = config_file("run", model=str(models(policy)), rollout=rollout, optimise=optimise, **sections)
+    run = Run(load_config(path, ["rewards.redness=null"]))
+    scramble(run.policy, std=0.1)  # B starts at zero: nothing would reach A in the first step
+    for name in run.snapshots:
+        run.policy.copy("default", name)
+    before = run.policy.state()
+    metrics = run.loop.run_epoch(0)
+    after = run.policy.state()
+    assert [k for k in before if torch.equal(before[k], after[k])] == [], "a LoRA matrix did not move"
+    assert all(bool(v.isfinite().all()) for v in after.values())
+    assert torch.tensor(metrics["loss"]).isfinite()
+    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    key = f"{policy} {method}"
+    if os.environ.get("GOLDEN") == "record":
+        known[key] = float(f"{metrics['grad_norm']:.6g}")
+        GOLDEN.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    assert metrics["grad_norm"] == pytest.approx(known[key], rel=2e-3)

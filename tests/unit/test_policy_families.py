@@ -1,0 +1,176 @@
+"""FLUX, Stable Diffusion 1 and XL on tiny random pipelines of the true classes: equal to the plain pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, EulerDiscreteScheduler, PNDMScheduler
+from tiny import PROMPTS, SPEC, inputs, scramble, tiny_flux, tiny_sd, velocity
+from torch import Tensor
+
+from diffrl.errors import UserError
+from diffrl.forward import FlowMatching
+from diffrl.policy import Policy, load_policy
+from diffrl.policy.flux import pack, unpack
+from diffrl.samplers import ode_step
+
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "flux-dev": lambda folder: tiny_flux(folder, dev=True),
+    "flux-schnell": lambda folder: tiny_flux(folder, dev=False),
+    "sd": tiny_sd,
+    "sd-v": lambda folder: tiny_sd(folder, prediction_type="v_prediction"),
+    "sdxl": lambda folder: tiny_sd(folder, xl=True),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Name and folder of one tiny model."""
+    return request.param, str(FAMILIES[request.param](tmp_path_factory.mktemp("family") / request.param))
+
+
+def plain_pipeline(model: str) -> Any:
+    pipe = DiffusionPipeline.from_pretrained(model)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def draw(policy: Policy, latents: Tensor, steps: int, guidance: float) -> Tensor:
+    """Images of `PROMPTS` by the deterministic sampler that the plain pipeline has."""
+    cond, x, schedule = policy.encode(PROMPTS), latents, policy.timesteps(steps)
+    name = "euler" if isinstance(policy.process, FlowMatching) else "ddim"
+    with torch.no_grad():
+        for levels in zip(schedule[:-1].tolist(), schedule[1:].tolist(), strict=True):
+            t, t_next = (x.new_full((len(x),), level) for level in levels)
+            prediction = policy.predict(x, t, cond, guidance)
+            x, _ = ode_step(name, x, prediction, t, t_next, None, policy.process)
+        return policy.decode(x)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.5])
+def test_saved_lora_in_the_plain_pipeline_gives_the_same_picture(
+    family: tuple[str, str], tmp_path: Path, guidance: float
+) -> None:
+    name, model = family
+    policy = load_policy(model, lora=SPEC, resolution=16)
+    scramble(policy)
+    policy.save_lora(tmp_path)
+    latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(3))
+    mine = draw(policy, latents, 4, guidance)
+    pipe = plain_pipeline(model)
+    arguments = {
+        "prompt": PROMPTS,
+        "latents": pack(latents) if name.startswith("flux") else latents,
+        "height": 16,
+        "width": 16,
+        "num_inference_steps": 4,
+        "output_type": "pt",
+        "guidance_scale": guidance,
+        **policy.backbone.plain_call,
+    }
+    if name == "flux-schnell":  # what the plain pipeline calls guidance that is not distilled
+        arguments |= {"true_cfg_scale": guidance, "negative_prompt": ["", ""]}
+    without = pipe(**arguments).images
+    pipe.load_lora_weights(str(tmp_path))
+    plain = pipe(**arguments).images
+    assert (plain - mine).abs().max() < 1e-3
+    assert (plain - without).abs().max() > 0.02, "the LoRA has to show for this test to say anything"
+
+
+def test_noise_levels_are_the_plain_pipelines(family: tuple[str, str]) -> None:
+    name, model = family
+    policy, pipe = load_policy(model, lora=SPEC, resolution=16), plain_pipeline(model)
+    for steps in (1, 4, 10):
+        pipe("a dog", num_inference_steps=steps, height=16, width=16, output_type="latent", guidance_scale=1.0)
+        levels = policy.timesteps(steps)
+        if name.startswith("flux"):
+            assert torch.equal(levels, pipe.scheduler.sigmas)
+        else:
+            assert torch.equal(policy.process.index(levels[:-1]).round(), pipe.scheduler.timesteps.float())
+        assert levels[-1] == 0 and (levels.diff() < 0).all()
+
+
+def test_sd_keeps_the_grid_of_other_solvers(tmp_path: Path) -> None:
+    """Stable Diffusion 1.5 comes with PNDM, SDXL with Euler: same model, same steps."""
+    policy = load_policy(str(tiny_sd(tmp_path)), lora=SPEC)
+    config = policy.backbone.pipe.scheduler.config
+    grid = policy.process.index(policy.timesteps(10)[:-1]).round().numpy()
+    for kind in (PNDMScheduler, EulerDiscreteScheduler):
+        more = {"skip_prk_steps": True} if kind is PNDMScheduler else {"timestep_spacing": "leading"}
+        scheduler = kind.from_config(config, **more)
+        scheduler.set_timesteps(10)
+        assert np.array_equal(np.unique(scheduler.timesteps.numpy())[::-1], grid)
+
+
+def test_without_lora_it_is_the_plain_network(family: tuple[str, str]) -> None:
+    name, model = family
+    policy = load_policy(model, lora=SPEC, resolution=16)
+    x, t, cond = inputs(policy)
+    pipe = plain_pipeline(model)
+    with torch.no_grad():
+        p = policy.predict(x, t, cond)
+        if name.startswith("flux"):
+            return  # the picture of the plain pipeline has shown it; its network wants packed tokens
+        more = {}
+        if name == "sdxl":
+            sizes = pipe._get_add_time_ids((16, 16), (0, 0), (16, 16), torch.float32, 16)
+            more = {"added_cond_kwargs": {"text_embeds": cond.pooled, "time_ids": sizes.expand(2, -1)}}
+        plain = pipe.unet(x, t * 1000 - 1, encoder_hidden_states=cond.embeds, return_dict=False, **more)[0]
+    expected = p.v if name == "sd-v" else p.eps
+    torch.testing.assert_close(expected, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_all_three_forms_agree(family: tuple[str, str]) -> None:
+    policy = load_policy(family[1], lora=SPEC, resolution=16)
+    x, t, cond = inputs(policy)
+    p = policy.predict(x, t, cond)
+    torch.testing.assert_close(policy.process.add_noise(p.x0, p.eps, t), x, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(policy.process.velocity(p.x0, p.eps, t), p.v, rtol=1e-3, atol=1e-3)
+    assert p.v.requires_grad
+
+
+def test_a_step_moves_every_trained_matrix(family: tuple[str, str]) -> None:
+    policy = load_policy(family[1], lora=SPEC, resolution=16)
+    scramble(policy)
+    before = policy.state()
+    optimiser = torch.optim.SGD([p for _, p in policy.trainable], lr=0.1)
+    policy.predict(*inputs(policy)).v.square().mean().backward()
+    optimiser.step()
+    after = policy.state()
+    assert [k for k in before if torch.equal(before[k], after[k])] == []
+
+
+def test_packing_is_the_pipelines() -> None:
+    from diffusers import FluxPipeline
+
+    x = torch.randn(2, 4, 6, 8)
+    assert torch.equal(pack(x), FluxPipeline._pack_latents(x, 2, 4, 6, 8))
+    assert torch.equal(unpack(pack(x), 6, 8), x)
+
+
+def test_flux_hands_guidance_to_the_network_only_where_it_was_distilled(tmp_path: Path) -> None:
+    dev = load_policy(str(tiny_flux(tmp_path / "dev")), lora=SPEC, resolution=16)
+    assert not dev.backbone.classifier_free
+    assert (velocity(dev, 1.0) - velocity(dev, 3.5)).abs().max() > 1e-4
+    schnell = load_policy(str(tiny_flux(tmp_path / "schnell", dev=False)), lora=SPEC, resolution=16)
+    assert schnell.backbone.classifier_free
+
+
+def test_the_empty_prompt_of_sdxl_is_zero_as_in_the_plain_pipeline(tmp_path: Path) -> None:
+    policy = load_policy(str(tiny_sd(tmp_path, xl=True)), lora=SPEC)
+    assert not policy.encode([""]).embeds.any() and policy.encode(["a dog"]).embeds.any()
+
+
+def test_resolution_and_messages(tmp_path: Path) -> None:
+    flux = str(tiny_flux(tmp_path / "flux"))
+    assert load_policy(flux, lora=SPEC, resolution=32).latent_shape == (4, 16, 16)
+    with pytest.raises(UserError, match=r"18 pixels is not a multiple of 4 .nearest: 16"):
+        load_policy(flux, lora=SPEC, resolution=18)
+    odd = str(tiny_sd(tmp_path / "odd", prediction_type="sample"))
+    with pytest.raises(UserError, match='prediction_type "sample"; supported are epsilon, v_prediction'):
+        load_policy(odd, lora=SPEC)
