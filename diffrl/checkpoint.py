@@ -114,6 +114,11 @@ def latest(run_dir: str | Path) -> Path | None:
     return None
 
 
+def holds_a_run(run_dir: Path) -> bool:
+    """Has a run written its metrics or a checkpoint (also an unfinished one) to this folder?"""
+    return (run_dir / "metrics.jsonl").exists() or any((run_dir / "checkpoints").glob("*step-*"))
+
+
 # --- optimiser and random generators -------------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ from typing import Any, NoReturn
 
 from diffrl import __version__
 from diffrl.d2_cli import add_d2align
+from diffrl.divgen_cli import add_divgen
 from diffrl.errors import UserError, nearest
+from diffrl.rewards_cli import add_rewards
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
 FAILURES = (
@@ -126,9 +128,22 @@ def _parsers() -> tuple[_Parser, list[str]]:
     )
     compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
     compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
-    _add_rewards(add)
+    add_rewards(add)
     add_d2align(add)
-    add("doctor", _doctor, "check this installation: versions, devices, weights, rewards", "diffrl doctor")
+    add_divgen(add, _add_drawing)
+    doctor = add(
+        "doctor",
+        _doctor,
+        "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
+        "diffrl doctor",
+        "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
+        words_anywhere=True,
+    )
+    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...]]"
+    text = (
+        "estimate what this config needs (of the model only its configs are read), and what to change if it is too much"
+    )
+    doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     add("version", _version, "print the version", "diffrl version")
     return parser, list(commands.choices)
 
@@ -149,8 +164,11 @@ def _add_train(add: Callable[..., _Parser]) -> None:
     )
     text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    text = "continue the run in this folder from its newest checkpoint; CONFIG may be left out"
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR", help=text)
+    text = (
+        "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
+        "run in its run_dir if there is one, else a new one. SIGTERM and Ctrl-C save and exit with code 75"
+    )
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto", help=text)
     text = "check everything, load the model and the rewards, say what would happen, and write nothing"
     train.add_argument("--dry-run", action="store_true", help=text)
     train.add_argument(
@@ -176,41 +194,30 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
     evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
-        text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-        command.add_argument("model", metavar="MODEL", help=text)
+        _add_drawing(command, members)
         text = "playground/SUBSET/SPLIT, FILE.txt or FILE.jsonl"
         command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
-        command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
-        command.add_argument("--seed", type=_number(0), default=0, metavar="S", help="of the noise (default 0)")
-        text = f"images per prompt (default {members})"
-        command.add_argument("--per-prompt", type=_number(1), default=members, metavar="M", help=text)
-        text = "sampling steps (default: as in training, 10)"
-        command.add_argument("--steps", type=_number(1), metavar="N", help=text)
-        text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
-        command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-        text = "side of the square images in pixels (default: the model's own); give what the LoRA was trained at"
-        command.add_argument("--resolution", type=_number(8), metavar="PIXELS", help=text)
-        text = "images per forward (default 32)"
-        command.add_argument("--batch-size", type=_number(1), default=32, metavar="N", help=text)
-        text = "classifier-free guidance (default 1: none)"
-        command.add_argument("--guidance-scale", type=float, default=1.0, metavar="G", help=text)
-        command.add_argument("--limit", type=_number(1), metavar="N", help="use the first N prompts only")
 
 
-def _add_rewards(add: Callable[..., _Parser]) -> None:
-    rewards = add(
-        "rewards",
-        _rewards,
-        "list the rewards, or check that one keeps to the protocol",
-        "diffrl rewards list",
-        "diffrl rewards check clip",
-        "diffrl rewards check my_reward.py:Redness threshold=0.5",
-        words_anywhere=True,
-    )
-    rewards.usage = "diffrl rewards list\n       diffrl rewards check NAME [parameter=value ...]"
-    rewards.add_argument("action", metavar="list|check", help="what to do")
-    text = "of the reward to check (or path/to/file.py:Class), and its constructor's parameters"
-    rewards.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
+def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
+    """MODEL, and the options that say how its images are drawn."""
+    text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
+    command.add_argument("model", metavar="MODEL", help=text)
+    command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
+    command.add_argument("--seed", type=_number(0), default=0, metavar="S", help="of the noise (default 0)")
+    text = f"images per prompt (default {members})"
+    command.add_argument("--per-prompt", type=_number(1), default=members, metavar="M", help=text)
+    text = "sampling steps (default: as in training, 10)"
+    command.add_argument("--steps", type=_number(1), metavar="N", help=text)
+    text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
+    command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
+    text = "side of the square images in pixels (default: the model's own); give what the LoRA was trained at"
+    command.add_argument("--resolution", type=_number(8), metavar="PIXELS", help=text)
+    text = "images per forward (default 32)"
+    command.add_argument("--batch-size", type=_number(1), default=32, metavar="N", help=text)
+    text = "classifier-free guidance (default 1: none)"
+    command.add_argument("--guidance-scale", type=float, default=1.0, metavar="G", help=text)
+    command.add_argument("--limit", type=_number(1), metavar="N", help="use the first N prompts only")
 
 
 def _number(least: int) -> Callable[[str], int]:
@@ -231,6 +238,11 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     resume: Path | None = arguments.resume
+    if str(resume) == "auto":
+        if given is None:
+            raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
+        folder = Path(load_config(given, words).run_dir)
+        resume = folder if (folder / "config.yaml").is_file() else None
     stored = None if resume is None else _file_of_run(resume, "config.yaml", "--resume")
     source = given or stored
     if source is None:
@@ -240,13 +252,18 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
         check_resume(config, load_config(stored), resume)
         config = config.model_copy(update={"run_dir": str(resume)})
 
+    from diffrl.trainers.interrupt import EXIT_CODE, Interrupted
     from diffrl.trainers.run import train
 
+    again = f"diffrl: continue with: diffrl train --resume {config.run_dir}"
     try:
         train(config, resume=resume, dry_run=arguments.dry_run)
+    except Interrupted as ended:
+        print(f"{again}  ({ended}; exit code {EXIT_CODE})", file=sys.stderr)
+        return EXIT_CODE
     except KeyboardInterrupt:
         if (Path(config.run_dir) / "checkpoints").is_dir():
-            print(f"diffrl: continue with: diffrl train --resume {config.run_dir}", file=sys.stderr)
+            print(again, file=sys.stderr)
         raise
     return 0
 
@@ -316,32 +333,16 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words = [*arguments.words, *rest]
-    if arguments.action == "list" and not words:
-        from rich.console import Console
-
-        from diffrl.rewards.cards import table
-
-        Console(width=None if sys.stdout.isatty() else 160).print(table())
-        return 0
-    if arguments.action != "check":
-        arguments.parser.error(f'rewards: expected list or check NAME, got "{" ".join([arguments.action, *words])}"')
-    if not words:
-        raise UserError("rewards check: name a reward; `diffrl rewards list` shows them")
-    from diffrl.config import check_plugin, read_parameters
-
-    name, parameters = words[0], read_parameters(words[1:])
-    check_plugin(name)
-    from diffrl.rewards.check import check
-
-    return 0 if check(name, **parameters) else 1
-
-
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.doctor import examine
+    words = [*arguments.words, *rest]
+    if not words:
+        from diffrl.doctor import examine
 
-    return 0 if examine() else 1
+        return 0 if examine() else 1
+    from diffrl.config import load_config
+    from diffrl.doctor import check_fit
+
+    return 0 if check_fit(load_config(words[0], words[1:])) else 1
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from diffrl import __version__
+from diffrl.config import Config
 from diffrl.resources import shipped
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
@@ -34,6 +35,40 @@ def examine() -> bool:
             good = good and mark != BAD
     print("everything needed is here" if good else "something needed is broken: see FAIL above")
     return good
+
+
+def check_fit(config: Config) -> bool:
+    """Print what a config needs on each device, and what to change if that is more than there is."""
+    from diffrl.fit import advise, estimate
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    fit = estimate(config, world)
+    for name, size in {**fit.parts, **fit.peaks}.items():
+        kind = "at its peak" if name in fit.peaks else "all the time"
+        print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
+    print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
+    where, free = _free()
+    print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
+    print(f"{free / GIB:9.2f} GiB  free: {where}")
+    if fit.total <= free:
+        print("it fits")
+        return True
+    found = advise(config, free, world)
+    if found is None:
+        print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
+        return False
+    print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
+    return False
+
+
+def _free() -> tuple[str, int]:
+    """The device that a run would use, and its free bytes."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[0]
+    return "no accelerator, the CPU", psutil.virtual_memory().available
 
 
 def _guarded(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -24,6 +24,14 @@ from diffrl.rollout import SamplerSpec, generate
 from diffrl.tracking import save_image
 
 
+class Evaluated(NamedTuple):
+    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1]."""
+
+    scores: Tensor
+    diversity: float
+    saturation: Tensor
+
+
 def score_policy(
     policy: Policy,
     scorer: Scorer,
@@ -36,8 +44,9 @@ def score_policy(
     batch_size: int,
     accelerator: Accelerator | None = None,
     snapshot: str | None = "default",
-) -> tuple[Tensor, float]:
-    """Scores (N, K) of `per_prompt` images of each prompt, N in prompt-major order, and their group diversity.
+    check: Callable[[], None] = lambda: None,
+) -> Evaluated:
+    """`per_prompt` images of each prompt, N in prompt-major order, with their scores.
 
     Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes. Each
     process draws whole prompts, since a group-wise reward has to see all images of one.
@@ -49,8 +58,9 @@ def score_policy(
     pictures: list[Tensor] = []
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     for index, images in batches if mine else ():
+        check()  # may raise, to break off between batches
         scores = scorer.submit(images, [mine[int(i) // per_prompt] for i in index]).result()
-        parts.append(torch.cat([scores, features(images)], dim=1))
+        parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
         if scorer.groupwise:
             pictures.append(images.cpu())
     if pictures:
@@ -68,7 +78,14 @@ def score_policy(
         # Every image is scored by one process; the others hold zeros there, and NaN survives the sum.
         values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
     groups = torch.arange(total) // per_prompt
-    return values[:, :columns], float(group_diversity(values[:, columns:], groups))
+    diversity = float(group_diversity(values[:, columns + 1 :], groups))
+    return Evaluated(values[:, :columns], diversity, values[:, columns])
+
+
+def saturation(images: Tensor) -> Tensor:
+    """(B,) mean saturation (the S of HSV) of images (B, 3, H, W) in [0, 1]; 0 is grey."""
+    high, low = images.amax(1), images.amin(1)
+    return ((high - low) / high.clamp_min(1e-6)).mean((1, 2))
 
 
 def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
@@ -141,7 +158,7 @@ def evaluate(*, rewards: Sequence[str], out: Path, **drawing: Any) -> dict[str, 
     chosen, policy = job.chosen(), job.policy()
     spec = job.spec(policy)
     features = load_features("clip" if job.model == "playground" else "pixels", policy.device)
-    scores, diversity = score_policy(policy, scorer, features, chosen, spec, **job.amount())
+    scores, diversity, _ = score_policy(policy, scorer, features, chosen, spec, **job.amount())
     # Images of one prompt are not independent: the error is over prompts.
     by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)
     known = (~by_prompt.isnan()).sum(0)

@@ -69,6 +69,10 @@ class ProgressTable:
         """What the process is doing now, for example "sampling 96/192"; shown on terminals only."""
         self._status = text
 
+    def note(self, text: str) -> None:
+        """A line above the table that stays."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     def add(self, metrics: Metrics) -> None:
         """Show one more finished epoch."""
         self.metrics.append(metrics)
@@ -83,7 +87,7 @@ class ProgressTable:
         fields += [self._with_change(name, metrics, f"reward/{name}") for name in self.rewards]
         if finite(metrics.get("diversity")):
             fields.append(f"diversity {number(metrics['diversity'])}")
-        if held_out := [self._with_change(key[5:], metrics, key) for key in metrics if key.startswith("eval/")]:
+        if held_out := [self._with_change(key[5:], metrics, key) for key in metrics if _held_out(key)]:
             fields.append(f"held out: {', '.join(held_out)}")
         if finite(metrics.get("seconds")):
             fields.append(f"{metrics['seconds']:.1f} s ({split(metrics)})")
@@ -155,12 +159,10 @@ class ProgressTable:
 
     def _held_out(self) -> RenderableType | None:
         """The last evaluation with its change since the first."""
-        row = next((row for row in reversed(self.metrics) if any(key.startswith("eval/") for key in row)), None)
+        row = next((row for row in reversed(self.metrics) if any(map(_held_out, row))), None)
         if row is None:
             return None
-        values = [
-            Text(f"{key[5:]} ").append(self._cell(row, key, changes=True)) for key in row if key.startswith("eval/")
-        ]
+        values = [Text(f"{key[5:]} ").append(self._cell(row, key, changes=True)) for key in row if _held_out(key)]
         return Columns([Text(f"held out, epoch {row['epoch']}:", style="bold"), *values], padding=(0, 2))
 
 
@@ -207,6 +209,11 @@ def summary(
     if report is not None:
         parts.append(Text.assemble("Open ", (str(report), "bold"), overflow="fold"))
     return Group(*parts)
+
+
+def _held_out(key: str) -> bool:
+    """Is this a mean over the held-out prompts (and not their spread)?"""
+    return key.startswith("eval/") and not key.endswith("/std")
 
 
 def _style(difference: float, lower: bool) -> str:

@@ -82,6 +82,7 @@ class Rollout:
     schedule: Tensor
     process: Process
     spec: SamplerSpec
+    guidance: float = 1.0  # of predictions that train on these images: the rollout's where it is distilled, else none
 
     @property
     def t_second(self) -> float:
@@ -177,6 +178,7 @@ def collect(
         schedule=torch.tensor(job.levels),
         process=policy.process,
         spec=spec,
+        guidance=spec.guidance if policy.distilled_guidance else 1.0,
     )
 
 

@@ -13,18 +13,28 @@ from torch import Tensor, nn
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import shared_clip
+from diffrl_zoo.clip import ClipModel, shared_clip
+from diffrl_zoo.vision import VisionModel, shared_vision
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"none": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU}
+# LAION's v2 head lies in a GitHub repository; this hub repository holds the same tensors.
+V2_REPOSITORY, V2_FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
+V2_CLIP = ("ViT-L-14-quickgelu", "openai")
+V2_5_URL = "https://github.com/discus0434/aesthetic-predictor-v2-5/raw/main/models/aesthetic_predictor_v2_5.pth"
+V2_5_SIGLIP = "google/siglip-so400m-patch14-384"
+# Both published heads were trained without activations between their layers; of others nobody can know.
+WITHOUT_ACTIVATION = ("layers.", "scoring_head.")
 
 
 class Aesthetic:
-    """The rating that a head predicts from the CLIP embedding (a unit vector), about 1 to 10, without bounds.
+    """The rating that a head predicts from an image's embedding (a unit vector), about 1 to 10, without bounds.
 
-    `clip`, `pretrained`, `device`, `precision`: the embedding, as in the reward `clip`, with which it is shared.
-    `head`: "playground" (the shipped one), a `.safetensors` file, or LAION's `sac+logos+ava1-l14-linearMSE.pth` (with
-    `clip: ViT-L-14-quickgelu`, `pretrained: openai`). A head is a chain of linear layers in the order of their names;
-    the activation between them is the file's metadata `activation` (LAION's heads have none).
+    `head`: "playground" (the shipped one), "v2" (LAION's, on OpenAI's CLIP ViT-L/14), "v2.5" (discus0434's, on SigLIP
+    so400m), or a file, `.safetensors` or `.pth`. A head is a chain of linear layers in the order of their names; the
+    activation between them is the file's metadata `activation` (the published heads have none).
+    `clip`, `pretrained`: the embedding's model, as in the reward `clip`, with which it is shared; for a v2.5 head a hub
+    id or folder of a SigLIP in transformers' format. None: the one that belongs to the head. `device`, `batch_size`,
+    `precision`: as in `clip`.
     """
 
     name = "aesthetic"
@@ -32,25 +42,37 @@ class Aesthetic:
     card = Card(
         measures="predicted rating of the picture, without regard to the prompt (trained on ratings from 1 to 10)",
         range=(float("-inf"), float("inf")),
-        citation="LAION aesthetic predictor v2 (Schuhmann 2022); playground: diffrl/playground/taste.py",
-        weights="playground: shipped (30 kB, on its CLIP); LAION v2 (4 MB, on OpenAI's ViT-L/14, 1.7 GB)",
-        licence="playground: Apache-2.0; LAION v2: Apache-2.0; OpenAI's CLIP: MIT",
-        cost="that of its CLIP, shared with the reward clip of the same weights",
+        citation="LAION aesthetic predictor v2 (Schuhmann 2022); v2.5 (discus0434 2024, "
+        "github.com/discus0434/aesthetic-predictor-v2-5); playground: diffrl/playground/taste.py",
+        weights="playground: shipped (30 kB, on its CLIP); v2: 4 MB, on OpenAI's ViT-L/14 (1.7 GB); v2.5: 5 MB, on "
+        "SigLIP so400m (1.7 GB)",
+        licence="playground: Apache-2.0; v2: Apache-2.0; v2.5: AGPL-3.0; OpenAI's CLIP: MIT; SigLIP: Apache-2.0",
+        cost="that of its CLIP, shared with the reward clip of the same weights; v2.5: 0.9 GB in fp16",
         exploits="one glossy style for every prompt; the prompt's content is lost; adversarial texture",
     )
 
     def __init__(
         self,
         head: str = "playground",
-        clip: str = "playground",
+        clip: str | None = None,
         pretrained: str | None = None,
         device: str | None = None,
         batch_size: int = 64,
         precision: str = "fp32",
     ) -> None:
-        path = shipped("assets", "playground", "aesthetic.safetensors") if head == "playground" else Path(head)
+        path = _path(head)
         self.head = load_head(path)
-        self.clip = shared_clip(clip, pretrained, device, precision)
+        self.clip: ClipModel | VisionModel
+        if any(key.startswith("scoring_head.") for key in _read(path)[0]):
+            if pretrained is not None:
+                raise UserError("aesthetic: a SigLIP has weights of its own; leave out `pretrained`")
+            clip = clip or V2_5_SIGLIP
+            self.clip = shared_vision(clip, device, precision, "aesthetic")
+        else:
+            if clip is None:
+                clip, own = V2_CLIP if head == "v2" else ("playground", None)
+                pretrained = pretrained or own
+            self.clip = shared_clip(clip, pretrained, device, precision)
         width, first = self._width(), self.head[0]
         assert isinstance(first, nn.Linear)
         if first.in_features != width:
@@ -68,7 +90,29 @@ class Aesthetic:
 
     @torch.no_grad()
     def _width(self) -> int:
-        return self.clip.embed_text([""]).shape[-1]
+        return self.clip.width if isinstance(self.clip, VisionModel) else self.clip.embed_text([""]).shape[-1]
+
+
+def _path(head: str) -> Path:
+    """The file of a head: shipped, named, or one of the two published ones, downloaded once."""
+    if head == "playground":
+        return shipped("assets", "playground", "aesthetic.safetensors")
+    if head not in ("v2", "v2.5"):
+        return Path(head)
+    try:
+        if head == "v2":
+            from huggingface_hub import hf_hub_download
+
+            return Path(hf_hub_download(V2_REPOSITORY, V2_FILE))
+        path = Path(torch.hub.get_dir()) / "checkpoints" / V2_5_URL.rpartition("/")[2]
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(V2_5_URL, str(path), progress=False)
+    except (OSError, ValueError) as error:
+        source = f"{V2_FILE} of {V2_REPOSITORY}" if head == "v2" else V2_5_URL
+        reason = " ".join(str(error).split())
+        raise UserError(f"aesthetic: cannot download {source}; name its file as `head` ({reason})") from error
+    return path
 
 
 def load_head(path: str | Path) -> nn.Sequential:
@@ -80,12 +124,8 @@ def load_head(path: str | Path) -> nn.Sequential:
     if not path.is_file():
         raise UserError(f"aesthetic: no head at {path}")
     tensors, activation = _read(path)
-    weights = sorted(
-        (k for k in tensors if k.endswith("weight")), key=lambda k: [int(n) for n in re.findall(r"\d+", k)]
-    )
     if activation is None:
-        # LAION's v2 head (layers 768-1024-128-64-16-1) was trained without activations; of others nobody can know.
-        if len(weights) > 1 and not weights[0].startswith("layers."):
+        if sum(key.endswith("weight") for key in tensors) > 1 and not min(tensors).startswith(WITHOUT_ACTIVATION):
             raise UserError(
                 f"aesthetic: {path} does not say its activation; add the safetensors metadata activation: relu|none"
             )
@@ -94,20 +134,29 @@ def load_head(path: str | Path) -> nn.Sequential:
         raise UserError(
             f'aesthetic: {path} has the unknown activation "{activation}"{nearest(activation, ACTIVATIONS)}'
         )
+    return linear_chain(tensors, ACTIVATIONS[activation], f"aesthetic: {path}")
+
+
+def linear_chain(tensors: Mapping[str, Tensor], activation: type[nn.Module], where: str) -> nn.Sequential:
+    """The frozen layers of `tensors`, in the order of the numbers in their names, which end in one number.
+
+    `where` begins the message of the `UserError` for tensors that are no such chain.
+    """
+    weights = sorted(
+        (k for k in tensors if k.endswith("weight")), key=lambda k: [int(n) for n in re.findall(r"\d+", k)]
+    )
     layers: list[nn.Module] = []
     width = None
     for key in weights:
         weight, bias = tensors[key], tensors.get(key.removesuffix("weight") + "bias")
         if weight.ndim != 2 or bias is None or (width is not None and weight.shape[1] != width):
-            raise UserError(
-                f"aesthetic: {path} is no chain of linear layers ({key} has the shape {tuple(weight.shape)})"
-            )
+            raise UserError(f"{where} is no chain of linear layers ({key} has the shape {tuple(weight.shape)})")
         width = weight.shape[0]
         linear = nn.Linear(weight.shape[1], width)
         linear.load_state_dict({"weight": weight, "bias": bias})
-        layers += [linear, ACTIVATIONS[activation]()]
+        layers += [linear, activation()]
     if width != 1:
-        raise UserError(f"aesthetic: the head {path} ends in {width} numbers instead of one")
+        raise UserError(f"{where} ends in {width} numbers instead of one")
     return nn.Sequential(*layers[:-1]).float().requires_grad_(False).eval()
 
 

@@ -14,38 +14,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
 
 # Images up to this height show little but the text: they are read as one line, without looking for boxes.
 _SMALL = 128
+TARGETS = ("joined", "each", "first")
 _LINE_HEIGHT = 48  # of the recogniser's input
 _LINE_WIDTH = 320  # and its usual width; shorter lines are padded
 _DOUBLE = re.compile(r'["“]([^"“”]*)["”]')
 _SINGLE = re.compile(r"(?<!\w)['‘]([^'‘’]*)['’](?!\w)")
 
 
-def quoted(prompt: str) -> str | None:
-    """The text in the prompt's double quotes (or, if there is none, in single quotes), several joined by a space."""
+def quotes(prompt: str) -> list[str]:
+    """The texts in the prompt's double quotes, or, if there is none, in single quotes; empty ones are left out."""
     for marks in (_DOUBLE, _SINGLE):
         if found := [text.strip() for text in marks.findall(prompt) if text.strip()]:
-            return " ".join(found)
-    return None
+            return found
+    return []
 
 
-def normalise(text: str) -> str:
-    """Lower case without any space, as Flow-GRPO's protocol compares texts."""
-    return "".join(text.lower().split())
+def quoted(prompt: str) -> str | None:
+    """The quoted texts joined by a space, None if the prompt quotes none."""
+    return " ".join(quotes(prompt)) or None
 
 
-def edit_distance(a: str, b: str) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions that turn `a` into `b`."""
-    row = list(range(len(b) + 1))
+def normalise(text: str, case: bool = False) -> str:
+    """Without any space, and in lower case unless `case`: as Flow-GRPO's protocol compares texts."""
+    text = "".join(text.split())
+    return text if case else text.lower()
+
+
+def edit_distance(a: str, b: str, anywhere: bool = False) -> int:
+    """Levenshtein distance: insertions, deletions and substitutions that turn `a` into `b`.
+
+    `anywhere`: into the part of `b` that is nearest to `a` (Sellers 1980).
+    """
+    row = [0] * (len(b) + 1) if anywhere else list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i
         for j, y in enumerate(b, 1):
             diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
-    return row[-1]
+    return min(row) if anywhere else row[-1]
 
 
 def _pictures(images: Tensor, height: int) -> list[np.ndarray]:
@@ -57,7 +67,7 @@ def _pictures(images: Tensor, height: int) -> list[np.ndarray]:
     return list(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()[..., ::-1]))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _engine(width: int, batch_size: int, threads: int) -> Any:
     """A RapidOCR engine on the wheel's own weights, shared; `width`: least width of a line of height 48."""
     import rapidocr
@@ -73,6 +83,10 @@ def _engine(width: int, batch_size: int, threads: int) -> Any:
             "Global.use_cls": False,
             # Named files are used as they are; otherwise RapidOCR would look for its default models on the net.
             "Det.model_path": str(paths["det"][0]),
+            # Boxes are looked for at the pictures' own size. RapidOCR would enlarge the shorter side to 736 pixels:
+            # 4.5 times slower for 256 x 256, and no rendered word is read better (assets/results/ocr_speed.json).
+            "Det.limit_type": "min",
+            "Det.limit_side_len": 32,
             "Rec.model_path": str(paths["rec"][0]),
             "Rec.rec_batch_num": batch_size,
             "Rec.rec_img_shape": [3, _LINE_HEIGHT, width],
@@ -85,24 +99,29 @@ def _engine(width: int, batch_size: int, threads: int) -> Any:
 class Ocr:
     """max(1 - edit distance / length of the target, 0), in [0, 1] (Flow-GRPO, Liu et al. 2025, arXiv:2505.05470).
 
-    The target is the prompt's quoted text; several are joined. Case and spaces do not count. Prompts without quoted
-    text are not judged.
+    The targets are the prompt's quoted texts, or its metadata `text` (one, or a list). Spaces do not count, nor does
+    the case unless `case`. Prompts without a target are not judged.
+
+    `targets`, where there are several: "joined" compares them in order, as one text, with all that is read; "each" is
+    the mean over the targets of the nearest place in what is read, so their order and other text do not count; "first"
+    is the first one alone, as Flow-GRPO does. `contained`: True counts a target inside other text as fully right, as
+    Flow-GRPO does. Its published protocol is `targets: first, contained: true`.
 
     `detect`: look for boxes of text first (None: for images higher than 128 pixels). `resize`: smaller images are
-    enlarged to this height in pixels (None: 48 without detection, 256 with). `contained`: True counts a target inside
-    other text as fully right, as Flow-GRPO does. `threads`: CPU threads (None: torch's, at most 4).
-    `batch_size`: images per forward.
+    enlarged to this height in pixels (None: 48 without detection, 256 with; more finds smaller letters). `threads`:
+    CPU threads (None: torch's, at most 4). `batch_size`: images per forward.
     """
 
     name = "ocr"
     card = Card(
         measures="letters of the quoted text that are read right: max(1 - edit distance / length, 0); case and spaces "
-        "do not count, several quoted texts are joined by a space",
+        "do not count; several quoted texts are joined by a space, or each is looked for (targets: each)",
         range=(0.0, 1.0),
         citation="Flow-GRPO (Liu et al. 2025, arXiv:2505.05470); RapidOCR with PP-OCR models (PaddleOCR)",
         weights="PP-OCR small, in RapidOCR's wheel (31 MB); nothing is downloaded",
         licence="Apache-2.0",
-        cost="2 CPU cores: 350 images of 64 x 64 a second without detection; 2 of 256 x 256 a second with",
+        cost="CPU; images a second and core: 50 of 64 x 64 without detection; with it 4 of 256 x 256, 1.8 of 512 x 512 "
+        "(assets/results/ocr_speed.json)",
         exploits="large plain letters over everything; the rest of the prompt and the picture's quality are ignored",
     )
 
@@ -113,14 +132,19 @@ class Ocr:
         contained: bool = False,
         threads: int | None = None,
         batch_size: int = 32,
+        targets: str = "joined",
+        case: bool = False,
     ) -> None:
+        if targets not in TARGETS:
+            raise UserError(f'ocr: unknown targets "{targets}"{nearest(targets, TARGETS)}')
         self.detect, self.resize, self.contained, self.batch_size = detect, resize, contained, batch_size
+        self.targets, self.case = targets, case
         self.threads = threads or min(torch.get_num_threads(), 4)
         _engine(_LINE_WIDTH, batch_size, self.threads)  # fails here, not in the first epoch, if there are no weights
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
-        """True for prompts that quote a text."""
-        return quoted(prompt) is not None
+        """True for prompts that quote a text, or whose metadata has one."""
+        return bool(self._wanted(prompt, metadata))
 
     def read(self, images: Tensor) -> list[str]:
         """The text in each image (B, 3, H, W) in [0, 1]; an empty string where there is none."""
@@ -129,16 +153,31 @@ class Ocr:
         if detect:
             engine = _engine(_LINE_WIDTH, self.batch_size, self.threads)
             return [" ".join(engine(picture).txts or ()) for picture in pictures]
-        # A line as wide as the images and a letter more, instead of 320 pixels of mostly padding: 5 times faster.
-        width = math.ceil(_LINE_HEIGHT * images.shape[-1] / images.shape[-2]) + 16
+        # A line as wide as the images and a letter more, instead of 320 pixels of mostly padding: 5 times faster. In
+        # steps of 32 pixels, since every width is an engine of its own; longer lines are as wide as they are.
+        width = min(32 * math.ceil((_LINE_HEIGHT * images.shape[-1] / images.shape[-2] + 16) / 32), _LINE_WIDTH)
         return list(_engine(width, self.batch_size, self.threads).recognize_txt(pictures).txts)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, H, W) in [0, 1]."""
-        return torch.tensor([self._score(*pair) for pair in zip(self.read(images), prompts, strict=True)])
+        wanted = [self._wanted(*pair) for pair in zip(prompts, metadata, strict=True)]
+        return torch.tensor([self._score(*pair) for pair in zip(self.read(images), wanted, strict=True)])
 
-    def _score(self, text: str, prompt: str) -> float:
-        text, target = normalise(text), normalise(quoted(prompt) or "")
+    def _wanted(self, prompt: str, metadata: Mapping[str, Any]) -> list[str]:
+        """The targets, normalised; none that is empty."""
+        given = metadata.get("text")
+        texts = quotes(prompt) if given is None else [given] if isinstance(given, str) else [str(t) for t in given]
+        found = [text for text in (normalise(text, self.case) for text in texts) if text]
+        if self.targets == "first":
+            return found[:1]
+        return found if self.targets == "each" or not found else ["".join(found)]
+
+    def _score(self, text: str, wanted: Sequence[str]) -> float:
+        text = normalise(text, self.case)
+        parts = [self._match(text, target) for target in wanted]
+        return sum(parts) / len(parts)
+
+    def _match(self, text: str, target: str) -> float:
         if self.contained and target in text:
             return 1.0
-        return max(1.0 - edit_distance(text, target) / len(target), 0.0)
+        return max(1.0 - edit_distance(target, text, anywhere=self.targets == "each") / len(target), 0.0)

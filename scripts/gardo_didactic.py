@@ -99,6 +99,8 @@ class Velocity(nn.Module):
 class PlanePolicy:
     """What the loop asks of a policy, for points instead of latents; every snapshot is a copy of the network."""
 
+    distilled_guidance = False
+
     def __init__(self, network: Velocity) -> None:
         self.device, self.process, self.latent_shape = torch.device("cpu"), FlowMatching(), (2,)
         self.networks = {"default": copy.deepcopy(network)}

@@ -36,7 +36,7 @@ from diffrl.trainers.run import Run, train
 def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:
     """Means (with diversity) and per-prompt scores (P, K) of a snapshot; None is the base model."""
     chosen = load_prompts(run.config.prompts.test)[:prompts]
-    scores, diversity = score_policy(
+    scores, diversity, _ = score_policy(
         run.policy,
         run.judges,
         run.features,

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 from diffrl.config.base import Problem
-from diffrl.config.schema import OBJECTIVES, Config, Reward
+from diffrl.config.reward import Reward, check_shapes
+from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import check_source, split_groups
 
@@ -99,6 +100,12 @@ def check_rewards(config: Config) -> None:
     for table in ("rewards", "watch"):
         for name, reward in getattr(config, table).items():
             _check_reward(f"{table}.{name}", name, reward)
+    check_shapes(config.rewards, config.watch)
+    if config.objective == "direct":
+        for name, reward in config.rewards.items():
+            _check_plain(f"rewards.{name}", reward, 'objective "direct" back-propagates through the reward itself')
+    if config.d2align is not None and (name := config.d2align.corrected(config)) in config.rewards:
+        _check_plain(f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload"))
 
 
 def _check_reward(key: str, name: str, reward: Reward) -> None:
@@ -113,6 +120,13 @@ def _check_reward(key: str, name: str, reward: Reward) -> None:
         raise Problem(f"{key}.{both[0]}", f"given beside params and in params; {both[0]} may be given once")
 
 
+def _check_plain(key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload")) -> None:
+    """Raise Problem for an option that changes how a reward is called, where the plain one is needed."""
+    for option in options:
+        if reward.shape.steps() if option == "shape" else getattr(reward, option):
+            raise Problem(f"{key}.{option}", f"{why}; leave {option} out")
+
+
 def check_plugin(plugin: str) -> None:
     """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
     from diffrl.rewards.registry import available, split_name
@@ -120,7 +134,8 @@ def check_plugin(plugin: str) -> None:
     outer, inner = split_name(plugin)
     if inner is not None:  # d2:clip
         check_plugin(outer)
-        check_plugin(inner)
+        if outer != "remote":  # what a server has need not be installed here
+            check_plugin(inner)
         return
     if ".py" in plugin or "/" in plugin:
         path, _, name = plugin.rpartition(":")

@@ -29,7 +29,7 @@ def help_config(width: int = 100) -> str:
         indent = "  " * (len(parts) - 1)
         if inner is not None:
             lines += ["", *_wrap(f"{indent}{parts[-1]}:", field.description or "", width)]
-            if parts[0] in TABLES[:1]:
+            if dotted in TABLES[:1]:
                 lines.append(f"{indent}  NAME:")
             continue
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""

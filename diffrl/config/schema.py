@@ -11,11 +11,12 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, FiniteFloat
 from pydantic.fields import FieldInfo
 
 from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, PromptSource, Section, Share, key, section
 from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
+from diffrl.config.reward import Reward
 
 UP_TO_ONE = ("cps", "ddim")  # whose noise level is a share
 
@@ -96,24 +97,6 @@ class Rollout(Section):
             raise Problem("rollout.same_noise", text)
 
 
-class Reward(BaseModel):
-    """A reward plugin; keys beside these three go to its constructor, too."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    weight: FiniteFloat = key(1.0, "factor of this reward's score in the sum that is optimised; not used under watch")
-    plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
-    retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
-    timeout: FiniteFloat | None = key(None, "how long one call may take; null: no limit", "seconds", gt=0)
-    params: dict[str, Any] = key(
-        {}, "arguments of the plugin's constructor; they may also stand beside weight and plugin"
-    )
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """All arguments of the plugin's constructor."""
-        return {**self.params, **(self.model_extra or {})}
-
-
 class Optimise(Section):
     learning_rate: FiniteFloat = key(3e-4, "AdamW's step size", gt=0)
     batch_size: int = key(
@@ -124,6 +107,12 @@ class Optimise(Section):
     )
     inner_epochs: int = key(1, "passes over an epoch's images", "passes", ge=1)
     max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", gt=0)
+    max_skipped: int = key(
+        2,
+        "steps in a row that may be left out for a gradient that is not finite; one more ends it",
+        "optimiser steps",
+        ge=0,
+    )
     precision: Literal["fp32", "bf16", "fp16"] = key(
         "fp32", "of the frozen weights and the forwards; LoRA stays in fp32"
     )
@@ -143,6 +132,26 @@ class Evaluate(Section):
     features: str = key(
         "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
     )
+    divgen: int | None = key(
+        None,
+        "DivGenBench's small version (64 prompts) after every so many epochs, and before the first and after the last; "
+        "null: never",
+        "epochs",
+        ge=1,
+    )
+
+
+class GuardRails(Section):
+    evaluations: int | None = key(
+        3,
+        "alarm when what is trained rises and a watched value is worse than its best in so many evaluations in a row; "
+        "null: never",
+        "evaluations",
+        ge=1,
+    )
+    diversity: Share | None = key(0.5, "alarm below this share of the base model's diversity; null: never")
+    saturation: bool = key(True, "alarm when the mean saturation leaves what the base model's images have")
+    stop: bool = key(False, "end the run at an alarm; RUN_DIR/healthy is the LoRA of the last evaluation without one")
 
 
 class Checkpoint(Section):
@@ -180,6 +189,7 @@ class Config(Section):
     marble: Marble | None = key(None, "MARBLE, rewards balanced by their gradients (arXiv 2605.06507); present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
+    guard: GuardRails = section(GuardRails, "alarms against reward hacking, in every evaluation")
     checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")
     tracking: Tracking = section(Tracking, "logs beside metrics.jsonl")
 

@@ -70,7 +70,8 @@ class Backbone(Protocol):
     text_encoders: list[nn.Module]
     process: Process
     latent_shape: tuple[int, int, int]  # (C, h, w)
-    plain_call: dict[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
+    text_shape: tuple[int, int, int]  # of one prompt's conditioning: tokens, their width, the pooled embedding's width
+    plain_call: Mapping[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
 
     def encode(self, prompt: str, device: torch.device) -> Conditioning:
         """One prompt, (1, T, D) and (1, W)."""
@@ -217,6 +218,11 @@ class Policy:
             del self._cache[prompt]
 
     # ---- the denoiser
+
+    @property
+    def distilled_guidance(self) -> bool:
+        """Is guidance an input of the network (FLUX.1-dev), so that it costs nothing and training needs it, too?"""
+        return not self.backbone.classifier_free
 
     def predict(self, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Prediction:
         """The active LoRA's prediction for x_t (B, C, h, w) at t (B,) in [0, 1], fp32, with gradient where enabled.

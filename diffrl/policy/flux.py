@@ -47,7 +47,9 @@ class Flux:
         side = latent_side(resolution, pipe.default_sample_size, pipe.vae_scale_factor, patch=2)
         self.latent_shape: tuple[int, int, int] = (config.in_channels // 4, side, side)
         self._image_ids = pipe._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
-        self.plain_call: dict[str, Any] = {"max_sequence_length": max_sequence_length or MAX_SEQUENCE_LENGTH}
+        length = max_sequence_length or MAX_SEQUENCE_LENGTH
+        self.plain_call: Mapping[str, Any] = {"max_sequence_length": length}
+        self.text_shape = (length, config.joint_attention_dim, config.pooled_projection_dim)
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None) -> Flux:

@@ -42,7 +42,8 @@ class SD3:
         side = latent_side(resolution, config.sample_size, pipe.vae_scale_factor, config.patch_size)
         self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
         length = MAX_SEQUENCE_LENGTH if max_sequence_length is None else max_sequence_length
-        self.plain_call: dict[str, Any] = {"max_sequence_length": length}
+        self.plain_call: Mapping[str, Any] = {"max_sequence_length": length}
+        self.text_shape = (pipe.tokenizer_max_length + length, config.joint_attention_dim, config.pooled_projection_dim)
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None) -> SD3:

@@ -51,6 +51,8 @@ class StableDiffusion:
             raise UserError(f"model: {text} for {self.vae.config.latent_channels} latent ones is not text-to-image")
         side = latent_side(resolution, config.sample_size, pipe.vae_scale_factor)
         self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
+        pooled = encoders[1].config.projection_dim if encoders[1] is not None else 0
+        self.text_shape = (encoders[0].config.max_position_embeddings, config.cross_attention_dim, pooled)
 
     @classmethod
     def load(

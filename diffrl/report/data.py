@@ -12,11 +12,11 @@ import yaml
 from PIL import Image, UnidentifiedImageError
 
 from diffrl.errors import UserError
+from diffrl.guard import FELL
 from diffrl.progress import PARTS, finite
 from diffrl.rewards.registry import available, load_class
 from diffrl.tracking import read_metrics
 
-FELL = 0.05  # a watched value that is worse than its best by more than this share is said to have fallen
 COLLAPSED = 0.7  # share of the first evaluation's diversity below which a run is warned of
 PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
 MUST_BE_FINITE = ("loss", "kl", "grad_norm")
@@ -59,7 +59,7 @@ class RunData:
     @property
     def watched(self) -> list[str]:
         """Names that are evaluated but not optimised, diversity last."""
-        names = [key[5:] for key in self.logged("eval/") if key[5:] not in self.trained]
+        names = [key[5:] for key in self.logged("eval/") if key[5:] not in self.trained and not key.endswith("/std")]
         return sorted(names, key=lambda name: name == "diversity")
 
     def logged(self, prefix: str = "") -> list[str]:
@@ -146,18 +146,27 @@ def lower_is_better(config: Mapping[str, Any]) -> set[str]:
                     continue
                 if card is not None and card.better == "lower":
                     names.add(name)
+    if (config.get("evaluate") or {}).get("divgen"):
+        names.add("divgen/ids")  # how alike the faces are
     return names
 
 
 def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before trusting the run, one sentence each."""
-    return [*_hacking(run), *_diversity(run), *_not_finite(run)]
+    return [*_alarms(run), *_hacking(run), *_diversity(run), *_not_finite(run)]
+
+
+def _alarms(run: RunData) -> Iterable[str]:
+    """What the guard rails said at the last evaluation; parting values and diversity have sentences of their own."""
+    row: dict[str, Any] = next((row for row in reversed(run.metrics) if "eval/diversity" in row), {})
+    return [f"Guard rail: {text}." for key, text in row.items() if key == "alarm/saturation"]
 
 
 def _hacking(run: RunData) -> Iterable[str]:
     """A watched value falls from its best while a trained reward rises: the sign of reward hacking."""
     for name in run.watched:
-        if name == "diversity":
+        # Neither is better when it is higher; and DivGenBench's small version has few images, too noisy for an alarm.
+        if name in ("diversity", "saturation") or name.startswith("divgen/"):
             continue
         epochs, values = run.series(f"eval/{name}", "epoch")
         if len(values) < 2:

@@ -6,6 +6,7 @@ import hashlib
 import html
 import io
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,68 @@ def stack(xs: Sequence[float], parts: Mapping[str, Sequence[float]], axis: Axis)
         axes.margins(x=0)
         _finish(axes, axis)
         return _svg(figure, axis.description)
+
+
+@dataclass(frozen=True)
+class Dots:
+    """One series of a dot plot, a value (or None) for each row; `spans`: an interval (low, high) or None for each."""
+
+    values: Sequence[float | None]
+    color: str
+    spans: Sequence[tuple[float, float] | None] = ()
+
+
+def dots(rows: Sequence[str], series: Sequence[Dots], label: str, description: str) -> str:
+    """Values side by side, one line for each row, from the top; intervals as bars. As tall as its rows need."""
+    height = 0.42 + 0.19 * len(rows) + 0.06 * max(len(series) - 1, 0) * any(one.spans for one in series)
+    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
+        figure = Figure(figsize=(_SIZE[0], height))
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        left = min(0.06 + 0.0165 * max(len(_shortened(row)) for row in rows), 0.45)
+        figure.subplots_adjust(left=left, right=0.97, bottom=0.38 / height, top=1 - 0.03 / height)
+        for one in series:
+            places = [(x, y) for y, x in enumerate(one.values) if x is not None]
+            color = _PLACEHOLDER[one.color]
+            for y, span in enumerate(one.spans):
+                if span is not None:
+                    axes.plot(span, (y, y), color=color, linewidth=2.2, alpha=0.45)
+            axes.plot([x for x, _ in places], [y for _, y in places], "o", color=color, markersize=4.6, alpha=0.9)
+        axes.set_yticks(range(len(rows)), [_shortened(row) for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.tick_params(axis="y", labelcolor=_PLACEHOLDER["ink"])
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, False)))
+        axes.set_xlabel(label)
+        return _svg(figure, description)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def radar(axes_names: Sequence[str], series: Sequence[Dots], description: str) -> str:
+    """Values around a circle, one axis for each name, all from 0 outwards; values of None close the gap at 0."""
+    turn = [2 * math.pi * i / len(axes_names) for i in range(len(axes_names))]
+    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
+        figure = Figure(figsize=(_SIZE[0], 3.0))
+        FigureCanvasSVG(figure)
+        axes: Any = figure.add_subplot(projection="polar")
+        figure.subplots_adjust(left=0.2, right=0.8, bottom=0.12, top=0.88)
+        axes.set_theta_offset(math.pi / 2)
+        axes.set_theta_direction(-1)
+        for one in series:
+            values = [value or 0.0 for value in one.values]
+            color = _PLACEHOLDER[one.color]
+            axes.plot([*turn, turn[0]], [*values, values[0]], color=color, linewidth=1.6)
+            axes.fill(turn, values, color=color, alpha=0.07)
+        axes.set_xticks(turn, axes_names)
+        axes.tick_params(axis="x", labelcolor=_PLACEHOLDER["ink"], pad=4)
+        axes.set_ylim(0, max(1.05, *(value or 0.0 for one in series for value in one.values)))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        axes.spines["polar"].set_color(_PLACEHOLDER["grid"])
+        axes.spines["polar"].set_visible(True)
+        return _svg(figure, description)
 
 
 def spans_decades(values: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = ("reward", "measures", "range", "better", "weights", "licence", "cost", "known exploits", "citation")
+SHORT = ("reward", "measures", "range", "weights", "licence", "cost", "known exploits")
 
 
 def cards() -> dict[str, Card | str]:
@@ -35,21 +36,8 @@ def rows() -> list[list[str]]:
         if isinstance(card, str):
             lines.append([name, card] + [""] * (len(COLUMNS) - 2))
             continue
-        low, high = card.range
-        span = "unbounded" if math.isinf(low) and math.isinf(high) else f"{_bound(low)} to {_bound(high)}"
-        lines.append(
-            [
-                name,
-                card.measures,
-                span,
-                card.better,
-                card.weights,
-                card.licence,
-                card.cost,
-                card.exploits,
-                card.citation,
-            ]
-        )
+        about = (card.better, card.weights, card.licence, card.cost, card.exploits, card.citation)
+        lines.append([name, card.measures, _span(card), *about])
     return lines
 
 
@@ -66,9 +54,18 @@ def table() -> Table:
 
 
 def markdown() -> str:
-    """The cards as a Markdown table."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows()]
+    """The cards as the README's Markdown table: the columns `SHORT`."""
+    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows()]
+    for row in found:
+        if row["better"] == "lower":
+            row["range"] += "; lower is better"
+    lines = [SHORT, ["---"] * len(SHORT), *([row[column] for column in SHORT] for row in found)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def _span(card: Card) -> str:
+    low, high = card.range
+    return "unbounded" if math.isinf(low) and math.isinf(high) else f"{_bound(low)} to {_bound(high)}"
 
 
 def _bound(value: float) -> str:

@@ -5,11 +5,13 @@ Every check says what it found; the reward passes if none failed. A check that d
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -44,14 +46,19 @@ class Bench:
     images: Tensor
     prompts: list[str]
     metadata: list[Mapping[str, Any]] = field(default_factory=list)
+    offered: Sequence[str] = ()  # all prompts, also those to which it does not apply
 
     def call(self, rows: Sequence[int] | None = None) -> Tensor:
         """Scores of the rows, on the CPU. Images are handed over as copies."""
+        scores = self.raw(rows)
+        return scores.detach().cpu().float() if isinstance(scores, Tensor) else scores
+
+    def raw(self, rows: Sequence[int] | None = None) -> Tensor:
+        """What the reward returns for the rows."""
         rows = range(len(self.prompts)) if rows is None else rows
         images = self.images[list(rows)].clone()
         with torch.no_grad():
-            scores = self.reward(images, [self.prompts[i] for i in rows], [self.metadata[i] for i in rows])
-        return scores.detach().cpu().float() if isinstance(scores, Tensor) else scores
+            return self.reward(images, [self.prompts[i] for i in rows], [self.metadata[i] for i in rows])
 
 
 def check(name: str, /, **params: Any) -> bool:
@@ -62,7 +69,10 @@ def check(name: str, /, **params: Any) -> bool:
     from rich.console import Console
 
     console = Console(highlight=False)
-    results = examine(load_reward(name, **params))
+    begun, before = time.perf_counter(), _resident()
+    reward = load_reward(name, **params)
+    loading = f"{time.perf_counter() - begun:.1f} s, {max(_resident() - before, 0):.0f} MiB of main memory"
+    results = [Result("loading", True, loading), *examine(reward)]
     for result in results:
         mark = "[green]ok[/]  " if result.passed else "[red]FAIL[/]"
         console.print(f"{mark} {result.title:<24} ", end="")
@@ -87,7 +97,7 @@ def examine(reward: Reward, images: Tensor | None = None, prompts: Sequence[str]
     images = images[judged].to(getattr(reward, "device", None) or "cpu")
     if getattr(reward, "groupwise", False):
         texts = [texts[0]] * len(texts)
-    bench = Bench(reward, images, texts, [{} for _ in texts])
+    bench = Bench(reward, images, texts, [{} for _ in texts], prompts)
     return [_run(title, work, bench) for title, work in _checks(bench.reward)]
 
 
@@ -121,6 +131,8 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
 
 
 def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
+    if getattr(reward, "applies", None) is not None:
+        yield "says where it applies", _applies
     yield "shape and type", _shape
     yield "finite where it applies", _finite
     yield "deterministic", _deterministic
@@ -135,6 +147,17 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
     if getattr(reward, "embeds", False):
         yield "embeddings", _embeddings
     yield "throughput", _throughput
+    yield "memory", _memory
+
+
+def _applies(bench: Bench) -> str:
+    reward: Any = bench.reward
+    answers = [reward.applies(prompt, {}) for prompt in bench.offered]
+    if odd := [answer for answer in answers if not isinstance(answer, bool)]:
+        raise Failed(f"applies() returns a {type(odd[0]).__name__}, not True or False")
+    if answers != [reward.applies(prompt, {}) for prompt in bench.offered]:
+        raise Failed("applies() says now this, now that of the same prompt")
+    return f"to {sum(answers)} of {len(answers)} prompts; the others get no score"
 
 
 def _shape(bench: Bench) -> str:
@@ -145,7 +168,10 @@ def _shape(bench: Bench) -> str:
         raise Failed(
             f"returns the shape {tuple(scores.shape)} for {len(bench.prompts)} images, not ({len(bench.prompts)},)"
         )
-    return f"({len(bench.prompts)},) for {len(bench.prompts)} images"
+    raw = bench.raw()
+    if not raw.is_floating_point():
+        raise Failed(f"returns {raw.dtype}, not a floating-point type")
+    return f"({len(bench.prompts)},) {str(raw.dtype).removeprefix('torch.')} on {raw.device} for {len(raw)} images"
 
 
 def _finite(bench: Bench) -> str:
@@ -234,3 +260,34 @@ def _throughput(bench: Bench) -> str:
         bench.call(rows)
         calls += 1
     return f"{calls * size / (time.perf_counter() - start):.0f} images/s in batches of {size}"
+
+
+def _memory(bench: Bench) -> str:
+    on_gpu = bench.images.device.type == "cuda"
+    bench.call()  # what is loaded or kept once is there now
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(bench.images.device)
+    gc.collect()  # or what others left would be freed meanwhile, and hide what this one keeps
+    before, calls = _tensors(), 4
+    for _ in range(calls):
+        bench.call()
+    kept = (_tensors() - before) // calls
+    if kept > 0:  # or they only wait for the garbage collector
+        gc.collect()
+        kept = (_tensors() - before) // calls
+    if kept > 0:
+        raise Failed(f"keeps {kept} tensors of every call: the memory grows without end")
+    peak = torch.cuda.max_memory_allocated(bench.images.device) / 2**20 if on_gpu else 0.0
+    return f"nothing is kept; process {_resident():.0f} MiB" + (
+        f", accelerator {peak:.0f} MiB at most" if on_gpu else ""
+    )
+
+
+def _tensors() -> int:
+    """Tensors that are alive. By type: asking objects for their class may wake lazy modules."""
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+def _resident() -> float:
+    """Main memory of this process in MiB."""
+    return psutil.Process().memory_info().rss / 2**20

@@ -44,6 +44,7 @@ class Reward(Protocol):
     - `embeds = True`: has `embed_image(images) -> (B, D)`, through which gradients flow, `embed_text(prompts) -> (B,
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
+    - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
     - `batch_size`: most images in one call. `device`: where `images` should lie. `card`: a `Card`.
     """
 
@@ -93,7 +94,7 @@ def missing_of_instance(reward: object) -> list[str]:
     missing = []
     if not isinstance(getattr(reward, "name", None), str):
         missing.append("the attribute `name` (a string) is missing")
-    for flag in ("groupwise", "differentiable", "embeds"):
+    for flag in ("groupwise", "differentiable", "embeds", "remote"):
         if not isinstance(getattr(reward, flag, False), bool):
             missing.append(f"`{flag}` is not True or False")
     if getattr(reward, "embeds", False) is True:

@@ -113,7 +113,7 @@ def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> No
 def _installed(name: str) -> type:
     plugins = available()
     if name not in plugins:
-        hint = nearest(name, plugins) or " (none is installed)"
+        hint = nearest(name, plugins) if plugins else " (none is installed)"
         raise UserError(f'unknown reward "{name}"{hint}; a reward of your own is written "path/to/file.py:Class"')
     try:
         return plugins[name].load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile.
+    does the work meanwhile; or the names of the rewards for which it pays (those of other machines).
     """
 
     def __init__(
@@ -47,16 +47,20 @@ class Scorer:
         retries: int | Mapping[str, int] = 0,
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
-        overlap: bool = False,
+        overlap: bool | Collection[str] = False,
     ) -> None:
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
+        beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
+        self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
         self._worker = (
-            ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards", initializer=_same_device()) if overlap else None
+            ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards", initializer=_same_device())
+            if self._beside
+            else None
         )
 
     @property
@@ -73,19 +77,22 @@ class Scorer:
         """
         if groups is None and self.groupwise:
             raise ValueError(f'reward "{self.groupwise[0]}" is group-wise: score() needs the group ids of the images')
-        scores = self._each(images, prompts)
+        scores = self._each(images, prompts, self.names)
         return scores if groups is None else self.score_groups(images, prompts, groups, scores)
 
     def submit(self, images: Tensor, prompts: Sequence[Prompt]) -> Future[Tensor]:
         """Starts to score a batch: `.result()` is (B, K), NaN for group-wise rewards until `score_groups` fills them.
 
-        Without `overlap` the work is done at once, and a `RewardError` is raised here instead of by `.result()`.
+        What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
-        if self._worker is not None:
-            return self._worker.submit(self._each, images, prompts)
-        done: Future[Tensor] = Future()
-        done.set_result(self._each(images, prompts))
-        return done
+        if self._worker is None:
+            done: Future[Tensor] = Future()
+            done.set_result(self._each(images, prompts, self.names))
+            return done
+        beside = self._worker.submit(self._each, images, prompts, self._beside)
+        here = self._each(images, prompts, [name for name in self.names if name not in self._beside])
+        # The one worker has `beside` behind it when it comes to this: nothing waits here.
+        return self._worker.submit(lambda: here.where(~here.isnan(), beside.result()))
 
     def score_groups(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor, scores: Tensor) -> Tensor:
         """`scores` (B, K) with the columns of the group-wise rewards filled, one call a group; the others are kept.
@@ -106,14 +113,14 @@ class Scorer:
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
 
-    def _each(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """(B, K): the rewards that judge images one by one, in batches of their own size."""
+    def _each(self, images: Tensor, prompts: Sequence[Prompt], names: Sequence[str]) -> Tensor:
+        """(B, K): those of the rewards `names` that judge images one by one, in batches of their own size; else NaN."""
         if len(images) != len(prompts):
             raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
         for k, (name, reward) in enumerate(self.rewards.items()):
-            if getattr(reward, "groupwise", False):
+            if name not in names or getattr(reward, "groupwise", False):
                 continue
             rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
             size = getattr(reward, "batch_size", None) or max(len(rows), 1)
@@ -130,7 +137,7 @@ class Scorer:
         device = getattr(reward, "device", None)
         images = images if device is None else images.to(device)
         texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
-        on = f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
+        on = _subject(name, texts)
 
         def attempt() -> Tensor:
             with torch.no_grad():  # here and not around: the mode belongs to the thread
@@ -140,7 +147,7 @@ class Scorer:
         for trial in range(retries + 1):
             try:
                 scores = attempt() if limit is None else _within(limit, attempt)
-                return _checked(scores, name, on, texts)
+                return checked(scores, name, texts)
             except RewardError:
                 raise
             except _TooLong as error:
@@ -184,8 +191,13 @@ def _within(seconds: float, work: Callable[[], Tensor]) -> Tensor:
     return future.result()
 
 
-def _checked(scores: object, name: str, on: str, texts: Sequence[str]) -> Tensor:
+def _subject(name: str, texts: Sequence[str]) -> str:
+    return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
+
+
+def checked(scores: object, name: str, texts: Sequence[str]) -> Tensor:
     """The reward's answer as float32 on the CPU; `RewardError` unless it is a tensor (b,) of finite numbers."""
+    on = _subject(name, texts)
     todo = f'correct its __call__ (try "diffrl rewards check {name}")'
     if not isinstance(scores, Tensor):
         raise RewardError(

@@ -257,12 +257,12 @@ class CRD:
     def _error(self, policy: Policy, rows: Rows, name: str) -> Tensor:
         """(B,) error of a snapshot's velocity, without gradient."""
         with torch.no_grad(), policy.using(name):
-            v = policy.predict(rows.x_t, rows.t, rows.cond).v
+            v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
         return velocity_error(v, _target(policy, rows), self.weighted)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (B, 1): the implicit reward r_theta."""
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond)
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         error = velocity_error(rows.prediction.v, _target(policy, rows), self.weighted)
         if rows.on_policy:
             old_error = error.detach()
@@ -317,7 +317,7 @@ class CRD:
         A snapshot is a student, and students run without guidance: held to its guided prediction, each reset would
         ask for the guidance's step once more.
         """
-        guidance = self.anchor_guidance if self.reference is None else 1.0
+        guidance = self.anchor_guidance if self.reference is None else rows.guidance
         with torch.no_grad(), policy.using(self.reference):
             return policy.predict(rows.x_t, rows.t, rows.cond, guidance)
 

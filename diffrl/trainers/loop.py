@@ -25,7 +25,14 @@ from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfL
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact."""
+    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
+
+    `details`: what is known about the step, for whoever looks into it.
+    """
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class LoopSettings:
     inner_epochs: int
     max_grad_norm: float
     ema: float  # 0: none
+    max_skipped: int = 0  # optimiser steps in a row that may be skipped for a non-finite gradient
 
 
 @dataclass
@@ -60,6 +68,21 @@ class Clock:
         seconds, self.seconds = self.seconds, {}
         return seconds
 
+    def watch(self, policy: Policy) -> None:
+        """Add the seconds of the policy's forwards and decodes from now on."""
+
+        def timed(function: Any, name: str) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                mark = time.perf_counter()
+                result = function(*args, **kwargs)
+                self.add(name, mark)
+                return result
+
+            return call
+
+        policy.predict = timed(policy.predict, "forward")  # type: ignore[method-assign]
+        policy.decode = timed(policy.decode, "decode")  # type: ignore[method-assign]
+
 
 class Loop:
     """One epoch at a time; everything that shapes the next epoch is in `state_dict` and the policy's snapshots."""
@@ -78,6 +101,7 @@ class Loop:
         features: Features,
         *,
         gradients: Gradients | None = None,
+        compose: Callable[[Tensor, Tensor], Tensor] | None = None,
         fp16: bool = False,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
@@ -86,10 +110,14 @@ class Loop:
         self.parameters = [parameter for _, parameter in policy.trainable]
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.gradients: Gradients = gradients or SumOfLosses()
+        self.compose = compose or (lambda scores, groups: scores)  # of all images, before the advantages
         self.step = 0
+        self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
+        self._in_a_row = 0  # of them, those since the last one that was taken
         self.clock = Clock()
         self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
         self.inspect: Callable[[int, Rollout], None] = lambda epoch, rollout: None  # sees what an epoch is trained on
+        self.check: Callable[[], None] = lambda: None  # may raise, where the loop can be left: after each batch
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
@@ -100,7 +128,8 @@ class Loop:
         scores, features = everything[:, : scores.shape[1]], everything[:, scores.shape[1] :]
         groups = torch.arange(rollout.total) // self.settings.group_size
         rewards = len(self.weights)  # what the scorer has behind them is read and not optimised
-        scored = Scored(scores[:, :rewards], self.weights, groups, features, scores[:, rewards:])
+        composed = self.compose(scores, groups)
+        scored = Scored(composed[:, :rewards], self.weights, groups, features, composed[:, rewards:])
         advantages = self.objective.advantages(scored)
         self.inspect(epoch, rollout)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
@@ -139,6 +168,7 @@ class Loop:
             features.append(self.features(images))
             self.clock.add("reward", mark)
             self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
+            self.check()
 
         rollout = collect(
             self.policy,
@@ -186,22 +216,28 @@ class Loop:
                     loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
                     # What is neither a forward nor a decoding in there is the loss and its backward.
                     self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
-                norms.append(self._step())
+                    self.check()
+                norm = self._step()
+                if norm is None:
+                    self._skip(rollout, samples, loss_of_step, epoch)
+                    continue
+                self._in_a_row = 0
+                norms.append(norm)
                 losses.append(loss_of_step)
         return losses, norms
 
-    def _step(self) -> Tensor:
-        """Reduce the gradients over processes, clip, step, and let the average follow; returns the gradient norm."""
+    def _step(self) -> Tensor | None:
+        """Reduce the gradients over processes, clip, step, and let the average follow.
+
+        Returns the gradient norm; None if it is not finite: then nothing was updated.
+        """
         # Before unscaling: that looks for infinities, and every process must find the same ones.
         self.gradients.finish(self.parameters, self._sum if self.accelerator.num_processes > 1 else None)
         self.scaler.unscale_(self.optimiser)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         fp16 = self.scaler.is_enabled()
         if not fp16 and not math.isfinite(float(norm)):
-            raise TrainingError(
-                f"optimiser step {self.step}: the gradient norm is {float(norm)}; nothing was updated. Resume from the "
-                "last checkpoint with a lower optimise.learning_rate or optimise.precision=fp32"
-            )
+            return None
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if fp16 and self.scaler.get_scale() < 1.0:
@@ -215,6 +251,29 @@ class Loop:
         if self.settings.ema:
             self.policy.follow("ema", self.settings.ema)
         return norm.detach()
+
+    def _skip(self, rollout: Rollout, samples: Tensor, loss: Tensor, epoch: int) -> None:
+        """Leave out a step whose gradient is not finite; too many in a row end the run.
+
+        Every process sees the same reduced gradient, so all of them skip.
+        """
+        self.skipped += 1
+        self._in_a_row += 1
+        broken = [name for name, p in self.policy.trainable if p.grad is not None and not p.grad.isfinite().all()]
+        self.optimiser.zero_grad(set_to_none=True)
+        if self._in_a_row <= self.settings.max_skipped:
+            return
+        times = "" if self._in_a_row == 1 else f", {self._in_a_row} times in a row"
+        raise TrainingError(
+            f"optimiser step {self.step}: the gradient is not finite{times}; nothing was updated. Resume from the last "
+            "checkpoint with a lower optimise.learning_rate or optimise.precision=fp32",
+            epoch=epoch + 1,
+            step=self.step,
+            in_a_row=self._in_a_row,
+            loss=str(float(loss)),
+            prompts=sorted({rollout.identity(int(i))[0] for i in samples}),
+            gradients_not_finite=broken,
+        )
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over processes."""
@@ -236,17 +295,20 @@ class Loop:
             kind = "reward" if index < len(self.weights) else "watch"
             metrics[f"{kind}/{name}"] = float(known.mean()) if len(known) else None
             metrics[f"{kind}/{name}/std"] = float(known.std(correction=0)) if len(known) else None
-        sums = {
-            "loss": torch.stack([torch.stack(losses).sum(), losses[0].new_tensor(len(losses))])
-        } | self.objective.metrics()
+        total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
+        sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
         if self.accelerator.num_processes > 1:
             packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed, strict=True))
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
         sums["loss"][1] = len(losses)
         metrics |= {name: float(pair[0] / pair[1]) for name, pair in sums.items()}
-        finite = [norm for norm in torch.stack(norms).tolist() if math.isfinite(norm)]  # fp16 skips steps that overflow
+        finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
+        if not losses:  # every step of the epoch was skipped
+            metrics["loss"] = None
+        if self.skipped:
+            metrics["skipped"] = self.skipped
         return metrics | self.gradients.metrics()
 
     def _seconds(self, started: float) -> dict[str, float]:
@@ -265,6 +327,7 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
+            "skipped": [self.skipped, self._in_a_row],
             "objective": self.objective.state_dict(),
             "gradients": self.gradients.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -272,6 +335,7 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
+        self.skipped, self._in_a_row = state.get("skipped", [0, 0])
         self.objective.load_state_dict(state["objective"])
         self.gradients.load_state_dict(state["gradients"])
         if state["scaler"]:

@@ -98,13 +98,13 @@ class NFT:
         """Every micro-batch is complete in itself."""
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond)
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         theta = rows.prediction
         if self.old_is_theta:
             old = Prediction(*(form.detach() for form in (theta.x0, theta.eps, theta.v)))
         else:
             with torch.no_grad(), policy.using("old"):
-                old = policy.predict(rows.x_t, rows.t, rows.cond)
+                old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         phi = contrastive_losses(rows.x0, theta.x0, old.x0, self.b)
         self._means.add("nft/drift", (theta.v.detach() - old.v).square().flatten(1).mean(1))
         return phi
@@ -182,6 +182,7 @@ def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, 
         advantages=advantages[sample].to(x0.device),
         groups=rollout.prompt_index[sample],
         on_policy=on_policy,
+        guidance=rollout.guidance,
         pairs=pairs.to(x0.device),
         eps=eps,
     )

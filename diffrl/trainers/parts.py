@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from diffrl.config import Config
+from diffrl.config.reward import read_by_steps
+from diffrl.guard import Guard
 from diffrl.report.data import lower_is_better
+from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
 from diffrl.rewards.protocol import Reward
-from diffrl.rewards.registry import load_reward, takes
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.trainers.algorithm import Decay, Gradients, Objective, SumOfLosses
@@ -69,12 +72,19 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
         "retries": {name: entry.retries for name, entry in entries.items()},
         "timeout": {name: entry.timeout for name, entry in entries.items()},
     }
-    optimised, watched = _rewards(config.rewards, device), _rewards(config.watch, device)
+    asked = {
+        name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)
+        for name, entry in entries.items()
+    }
+    built = build_rewards(asked, device)
+    optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
     if config.d2align is not None:  # without its direction, which `diffrl.trainers.d2align` learns
         name = config.d2align.corrected(config)
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
-    read = {name: watched[name] for name in auxiliary_names(config)}
-    scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda", **limits)
+    read = {name: watched[name] for name in [*auxiliary_names(config), *_read_by_steps(config)]}
+    # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
+    elsewhere = [name for name, reward in {**optimised, **read}.items() if getattr(reward, "remote", False)]
+    scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
     return scorer, Scorer({**optimised, **watched}, **limits)
 
 
@@ -83,15 +93,17 @@ def auxiliary_names(config: Config) -> list[str]:
     return list(config.gardo.auxiliary) if config.gardo is not None else []
 
 
-def _rewards(table: Any, device: torch.device) -> dict[str, Any]:
-    """The rewards of a config section; those that run on a device get the run's unless the config names one."""
-    rewards = {}
-    for name, entry in table.items():
-        plugin, arguments = entry.plugin or name, entry.arguments
-        if "device" not in arguments and takes(plugin, "device"):
-            arguments["device"] = str(device)
-        rewards[name] = load_reward(plugin, **arguments)
-    return rewards
+def _read_by_steps(config: Config) -> list[str]:
+    """Watched rewards, beside auxiliary ones, that the steps of optimised ones read on training images."""
+    auxiliary = auxiliary_names(config)
+    return [name for name in read_by_steps(config.rewards, config.watch) if name not in auxiliary]
+
+
+def build_composition(config: Config) -> Composition:
+    """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
+    kept = [*config.rewards, *auxiliary_names(config)]
+    steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
+    return Composition([*kept, *_read_by_steps(config)], steps, len(kept))
 
 
 def sampler_spec(config: Config) -> SamplerSpec:
@@ -127,6 +139,19 @@ def loop_settings(config: Config) -> LoopSettings:
         inner_epochs=optimise.inner_epochs,
         max_grad_norm=optimise.max_grad_norm,
         ema=optimise.ema,
+        max_skipped=optimise.max_skipped,
+    )
+
+
+def build_guard(config: Config) -> Guard:
+    """The guard rails over all rewards of the config."""
+    return Guard(
+        trained=list(config.rewards),
+        watched=[name for name in config.watch if name not in config.rewards],
+        lower=lower_is_better(config.resolved()),
+        evaluations=config.guard.evaluations,
+        diversity=config.guard.diversity,
+        saturation=config.guard.saturation,
     )
 
 
@@ -136,3 +161,18 @@ def features_name(config: Config) -> str:
     if name != "auto":
         return name
     return "clip" if config.model == "playground" else "pixels"
+
+
+def describe(run: Any) -> str:
+    """One paragraph that says what is about to happen."""
+    config, policy = run.config, run.policy
+    parameters = sum(p.numel() for _, p in policy.trainable)
+    images = config.rollout.groups * config.rollout.group_size
+    rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
+    return (
+        f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
+        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
+        f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
+        f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
+        f"{run.accelerator.num_processes} process(es) on {policy.device}; run folder {run.folder}"
+    )

@@ -17,7 +17,7 @@ import torch
 from tiny import scramble, tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.config import load_config
-from diffrl.trainers.run import Run
+from diffrl.trainers.run import Run, train
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = DATA / "golden.json"
@@ -88,3 +88,34 @@ def test_one_step(config_file, models: Callable[[str], Path], policy: str, metho
         known[key] = float(f"{metrics['grad_norm']:.6g}")
         GOLDEN.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
     assert metrics["grad_norm"] == pytest.approx(known[key], rel=2e-3)
+
+
+@pytest.mark.parametrize("method", ["nft", "crd"])
+def test_distilled_guidance_is_trained_as_it_is_sampled(
+    config_file, models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """FLUX.1-dev is told its guidance in every forward; classifier-free guidance is for sampling only."""
+    for policy, trained in (("flux-dev", {3.5}), ("sd3", {1.0})):
+        path = config_file(
+            "run", model=str(models(policy)), objective=method, rollout={"guidance_scale": 3.5, "resolution": 16}
+        )
+        run = Run(load_config(path, ["crd.beta=0", "nft.beta=0"]))
+        seen: set[float] = set()
+        forward = run.policy.backbone.forward
+
+        def watching(network, x_t, t, cond, guidance, forward=forward, seen=seen):
+            if torch.is_grad_enabled():
+                seen.add(guidance)
+            return forward(network, x_t, t, cond, guidance)
+
+        monkeypatch.setattr(run.policy.backbone, "forward", watching)
+        run.loop.run_epoch(0)
+        assert seen == trained
+
+
+@pytest.mark.parametrize("policy", ["flux-dev", "sd", "sdxl"])
+def test_a_whole_run_with_evaluation(config_file, models: Callable[[str], Path], policy: str) -> None:
+    path = config_file("run", model=str(models(policy)), rollout={"resolution": 16}, epochs=1)
+    train(load_config(path))
+    folder = Path(load_config(path).run_dir)
+    assert (folder / "lora" / "pytorch_lora_weights.safetensors").is_file() and (folder / "report.html").is_file()

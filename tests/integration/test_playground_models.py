@@ -47,7 +47,7 @@ def test_generator_is_imperfect_as_meant() -> None:
     spec = drawing.spec(policy)
     scorer = Scorer({"strict": load_reward("playground", mode="strict")})
     prompts = load_prompts("playground/compositional/test")[:96]
-    scores, _ = score_policy(
+    scores, _, _ = score_policy(
         policy, scorer, lambda x: x.flatten(1)[:, :8], prompts, spec, seed=3, per_prompt=2, batch_size=64
     )
     assert 0.3 < float(scores.mean()) < 0.7

@@ -64,7 +64,6 @@ def test_nft_on_policy_gradient_pulls_towards_good_images_only() -> None:
     """At theta = old the two sides cancel for A = 0, and the gradient is linear in A."""
     x0, eps = fixed(0, B, *SHAPE), fixed(1, B, *SHAPE)
     v = fixed(2, B, *SHAPE).requires_grad_()
-    t = torch.full((B,), 0.6, dtype=torch.float64)
     x_t = 0.4 * x0 + 0.6 * eps
     x0_theta = x_t - 0.6 * v
     phi = contrastive_losses(x0, x0_theta, x0_theta.detach(), 1.0)

@@ -40,7 +40,7 @@ def drawn(policy: Any, prompts: list[Prompt], spec: Any, *, per_prompt: int, bat
 @pytest.mark.parametrize("batch_size", [1, 3, 12])
 def test_a_group_wise_reward_sees_whole_groups(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     monkeypatch.setattr(evaluation, "generate", drawn)
-    scores, _ = score_policy(
+    scores, _, _ = score_policy(
         None,  # type: ignore[arg-type]
         Scorer({"rank": Rank()}),
         lambda images: images.flatten(1)[:, :2],
@@ -62,7 +62,7 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
 
     def score(rank: int) -> None:
         accelerator = SimpleNamespace(process_index=rank, num_processes=world, device=torch.device("cpu"))
-        accelerator.gather = lambda width: torch.tensor([2 + 1])  # what another process knows
+        accelerator.gather = lambda width: torch.tensor([2 + 1 + 1])  # what another process knows
         accelerator.reduce = lambda values, reduction: shares.append(values) or values
         score_policy(
             None,  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def test_auxiliary_rewards_are_scored_on_training_images_and_not_optimised(make)
     assert run.scorer.names == ["redness", "blue"]
     metrics = run.loop.run_epoch(0)
     assert {"reward/redness", "watch/blue", "gardo/nearest", "gardo/resets"} <= metrics.keys()
-    assert set(run.evaluate()) == {"eval/redness", "eval/blue", "eval/diversity"}
+    assert {"eval/redness", "eval/blue", "eval/diversity"} <= set(run.evaluate())
 
 
 def test_an_auxiliary_reward_of_which_less_is_better_counts_the_other_way() -> None:

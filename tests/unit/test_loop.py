@@ -104,13 +104,34 @@ def test_metrics_hold_no_graph(config_file) -> None:
     assert run.objective.metrics() == {}
 
 
-def test_non_finite_gradient_stops_before_the_update(config_file, monkeypatch) -> None:
-    run = make(config_file, [])
+def test_non_finite_gradients_stop_the_run_before_an_update(config_file, monkeypatch) -> None:
+    """The first two steps are left out, the third ends the run, and says with which prompts."""
+    run = make(config_file, ["nft.beta=0"])
     monkeypatch.setattr(type(run.objective), "loss", lambda self, phi, rows: phi.sum(0) * float("nan"))
     before = run.policy.state("default")
-    with pytest.raises(TrainingError, match="nothing was updated"):
-        run.loop.run_epoch(0)
+    metrics = run.loop.run_epoch(0)
+    assert (metrics["skipped"], metrics["step"], metrics["loss"], metrics["grad_norm"]) == (2, 0, None, None)
+    with pytest.raises(TrainingError, match="not finite, 3 times in a row; nothing was updated") as caught:
+        run.loop.run_epoch(1)
     assert all(torch.equal(v, before[k]) for k, v in run.policy.state("default").items())
+    details = caught.value.details
+    assert details["epoch"] == 2 and details["prompts"] and len(details["gradients_not_finite"]) == len(before)
+
+
+def test_a_skipped_step_leaves_no_trace(config_file, monkeypatch) -> None:
+    """One bad step of two: the other one is taken as if it were alone, and the count in a row starts again."""
+    run = make(config_file, ["optimise.max_skipped=1"])
+    loss, calls = type(run.objective).loss, []
+
+    def flaky(self, phi, rows):
+        calls.append(0)
+        return loss(self, phi, rows) * (float("inf") if len(calls) <= 2 else 1.0)  # the first step's micro-batches
+
+    monkeypatch.setattr(type(run.objective), "loss", flaky)
+    first, second = run.loop.run_epoch(0), run.loop.run_epoch(1)
+    assert (first["skipped"], first["step"]) == (1, 1) and first["grad_norm"] > 0
+    assert (second["skipped"], second["step"]) == (1, 3)
+    assert all(bool(v.isfinite().all()) for v in run.policy.state("default").values())
 
 
 def test_training_schedule_is_the_plain_pipelines(config_file) -> None:
@@ -132,7 +153,8 @@ def test_watched_rewards_are_evaluated_and_never_optimised(config_file) -> None:
     run = make(config_file, [], watch={"squared": reward})
     assert run.scorer.names == ["redness"]
     judged = run.evaluate()
-    assert {"eval/redness", "eval/squared", "eval/diversity"} == judged.keys()
+    measured = {"eval/redness", "eval/squared", "eval/diversity", "eval/saturation", "eval/saturation/std"}
+    assert measured == judged.keys()
     assert "reward/squared" not in run.loop.run_epoch(0)
 
 

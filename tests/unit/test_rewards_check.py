@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,14 @@ def variant(**changes: Any) -> Any:
 def test_a_good_reward_passes_every_check() -> None:
     results = examine(Good(), IMAGES, PROMPTS)
     assert all(result.passed for result in results), results
-    assert len(results) == 10
+    assert len(results) == 11
 
 
 def test_it_finds_each_fault() -> None:
     def light(images: Tensor) -> Tensor:
         return images.mean((1, 2, 3))
 
-    calls = iter(range(1000))
+    calls, kept = iter(range(1000)), list[Tensor]()
     faults: dict[str, tuple[str, Any]] = {
         "shape and type": ("(6, 1)", lambda s, x, p, m: light(x)[:, None]),
         "finite where it applies": ("nan", lambda s, x, p, m: light(x).where(light(x) > light(x).min(), torch.nan)),
@@ -65,6 +66,7 @@ def test_it_finds_each_fault() -> None:
         "independent of the batch": ("one by one", lambda s, x, p, m: light(x) - light(x).mean()),
         "declared range": ("leave the card's range 0 to 1", lambda s, x, p, m: 10 * light(x)),
         "gradient": ("no gradient", lambda s, x, p, m: light(x.detach()).requires_grad_()),
+        "memory": ("keeps 2 tensors of every call", lambda s, x, p, m: kept.extend([x, light(x)]) or light(x)),
     }
     for title, (said, call) in faults.items():
         found = failed(variant(__call__=call))
@@ -99,6 +101,17 @@ def test_a_groupwise_reward_is_checked_on_a_group() -> None:
     assert seen == {"prompt 0"}
 
 
+def test_scores_are_floats_and_applies_is_steady() -> None:
+    whole = failed(variant(differentiable=False, __call__=lambda s, x, p, m: (x.mean((1, 2, 3)) * 100).long()))
+    assert whole["shape and type"] == "returns torch.int64, not a floating-point type"
+    answers = iter([True] * 12 + [False] * 6)
+    found = failed(variant(applies=lambda s, p, m: next(answers)))
+    assert found == {"says where it applies": "applies() says now this, now that of the same prompt"}
+    assert "returns a int" in failed(variant(applies=lambda s, p, m: 1))["says where it applies"]
+    results = examine(variant(applies=lambda s, p, m: p != "prompt 1"), IMAGES, PROMPTS)
+    assert results[0].detail == "to 5 of 6 prompts; the others get no score"
+
+
 def test_nothing_to_judge_is_a_failure() -> None:
     (result,) = examine(variant(applies=lambda s, p, m: False), IMAGES, PROMPTS)
     assert not result.passed and "prompt 0" in result.detail
@@ -108,7 +121,7 @@ def test_check_prints_and_returns(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(f"{REDNESS}:Redness", power=0.5) is True
     printed = capsys.readouterr().out
     assert "ok   deterministic" in printed and printed.rstrip().endswith("conforms")
-    assert "images/s" in printed
+    assert "images/s" in printed and "ok   loading" in printed and "ok   memory" in printed
 
 
 def test_examples_cover_the_world() -> None:
@@ -125,13 +138,22 @@ def test_every_plugin_of_the_zoo_has_a_card() -> None:
 
 
 def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cards, "cards", lambda: {"light": Card("a|b", (0.0, float("inf")), *"cwloe"), "broken": "cannot"}
-    )
+    light = Card("a|b", (0.0, float("inf")), *"cwloe", better="lower")
+    monkeypatch.setattr(cards, "cards", lambda: {"light": light, "broken": "cannot"})
     lines = cards.markdown().splitlines()
     assert lines[0].startswith("| reward | measures | range |") and len(lines) == 4
-    assert "| light | a\\|b | 0 to unbounded | higher |" in lines[2]
+    assert lines[2] == "| light | a\\|b | 0 to unbounded; lower is better | w | l | o | e |"
     assert "| broken | cannot |" in lines[3]
     assert cards.table().row_count == 2
     monkeypatch.setattr(cards, "cards", lambda: {"free": Card("a", (float("-inf"), float("inf")), *"cwloe")})
-    assert "| free | a | unbounded | higher |" in cards.markdown()
+    assert "| free | a | unbounded |" in cards.markdown()
+
+
+def test_the_table_of_the_readme_is_that_of_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of a card: replace the block by what `diffrl rewards list --markdown` prints."""
+    own = {name: entry for name, entry in cards.available().items() if entry.value.startswith("diffrl_zoo.")}
+    monkeypatch.setattr(cards, "available", lambda: own)
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- diffrl rewards list --markdown -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    assert block is not None, "README.md has no block <!-- diffrl rewards list --markdown --> ... <!-- end -->"
+    assert block[1].strip() == cards.markdown().strip()

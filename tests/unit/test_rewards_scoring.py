@@ -199,6 +199,29 @@ def test_overlap_works_in_one_thread_in_order() -> None:
     scorer.close()
 
 
+def test_rewards_of_other_machines_overlap_and_those_of_this_one_do_not() -> None:
+    gate, where = threading.Event(), {}
+
+    class Where(Brightness):
+        def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+            if self.remote:
+                gate.wait(5.0)
+            where[self.remote] = threading.current_thread()
+            return super().__call__(images, prompts, metadata)
+
+    here = Where(remote=False, applies=lambda prompt, metadata: prompt == "a cat")
+    scorer = Scorer({"far": Where(remote=True), "here": here, "rank": Rank()}, overlap=["far", "rank"])
+    pending = [scorer.submit(IMAGES, PROMPTS) for _ in range(2)]
+    assert len(here.calls) == 2 and not any(future.done() for future in pending)
+    gate.set()
+    for future in pending:
+        scores = future.result()
+        torch.testing.assert_close(scores[:, 0], IMAGES.mean((1, 2, 3)))
+        assert scores[:, 1].isnan().tolist() == [False, True, True, False] and scores[:, 2].isnan().all()
+    assert where[False] is threading.main_thread() and where[True] is not threading.main_thread()
+    scorer.close()
+
+
 def test_without_overlap_submit_is_done_at_once_and_raises_there() -> None:
     assert Scorer({"r": Brightness()}).submit(IMAGES, PROMPTS).done()
     with pytest.raises(RewardError):

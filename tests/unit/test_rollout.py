@@ -46,6 +46,7 @@ class Known:
 
     process: Process = field(default_factory=FlowMatching)
     latent_shape: tuple[int, int, int] = SHAPE
+    distilled_guidance = False
     device: torch.device = CPU
     shifts: dict[str | None, Tensor] = field(
         default_factory=lambda: {

@@ -1,0 +1,125 @@
+"""ASC's reference: style features of real images, split into X_train and the held-out X_test."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from diffrl.divgen.extractors import Extractor, load_extractor
+from diffrl.divgen.metrics import Array
+from diffrl.divgen.observe import Batch, Item, Sight, in_batches, read_folder, to_tensor
+from diffrl.divgen.prompts import benchmark
+from diffrl.errors import UserError
+from diffrl.prompts import Prompt
+from diffrl.seeds import seed_of
+
+TEST_SHARE = 1 / 3
+RENDERINGS = 2000  # of the playground's own X_train
+SETS = ("train", "test")
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`train` (T, F) and `test` (Q, F) float32, from `source`, in the space of the extractor `style`."""
+
+    train: Array
+    test: Array
+    style: str
+    source: str
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file, at once."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        about = {"style": self.style, "source": self.source}
+        save_file({"train": self.train, "test": self.test}, str(temporary), metadata={"diffrl": json.dumps(about)})
+        os.replace(temporary, path)
+
+
+def load_reference(path: Path) -> Reference:
+    """Read what `Reference.save` wrote; UserError for anything else."""
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            about = json.loads((file.metadata() or {})["diffrl"])
+            return Reference(file.get_tensor("train"), file.get_tensor("test"), about["style"], about["source"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise UserError(f"{path}: not a reference that `diffrl divgen reference` wrote ({error})") from error
+
+
+def build_reference(
+    folder: Path, style: str, device: str = "cpu", advance: Callable[[int], None] = lambda count: None
+) -> tuple[Reference, Sight]:
+    """Features of all images under `folder`, and what could not be read.
+
+    A third of the images is X_test, chosen at random by a fixed seed. Raises UserError if there are too few images, or
+    the style extractor cannot be loaded.
+    """
+    sight = Sight()
+    items = read_folder(folder)
+    extractor = load_extractor("style", style, device)
+    features = _features(in_batches(items, _BATCH, sight), extractor, advance)
+    if len(features) < 6:
+        raise UserError(f"{folder}: {len(features)} images with style features; a reference needs at least six")
+    order, test = _shuffled(len(features)), max(round(TEST_SHARE * len(features)), 1)
+    return Reference(features[order[test:]], features[order[:test]], extractor.name, str(folder)), sight
+
+
+def playground_reference(
+    extractor: Extractor,
+    asked: Sequence[str] = (),
+    train: int = RENDERINGS,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Reference:
+    """The playground's own: `train` renderings of the style dimension's prompts, each about equally often, and held out
+    one rendering for each prompt in `asked` (a prompt may come several times; without any, of the whole dimension).
+
+    So an ASC of 1 is what true images of the very same prompts reach, however many prompts there are. Texts that are no
+    prompts of the playground are left out.
+    """
+    prompts = [p.text for p in benchmark("playground") if p.metadata["dimension"] == "style"]
+    held = [text for text in asked if _is_scene(text)] or prompts
+    held = [held[i] for i in _shuffled(len(held))]
+    sets = ([prompts[i % len(prompts)] for i in range(train)], held)
+    found, held_out = (_features(_renderings(t, s), extractor, advance) for t, s in zip(sets, SETS, strict=True))
+    return Reference(found, held_out, extractor.name, f"{train} renderings of the playground")
+
+
+def _is_scene(text: str) -> bool:
+    from diffrl.playground.grammar import parse
+
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _renderings(texts: Sequence[str], purpose: str) -> Iterable[Batch]:
+    from diffrl.playground.grammar import parse
+    from diffrl.playground.renderer import render
+
+    for start in range(0, len(texts), _BATCH):
+        part = texts[start : start + _BATCH]
+        seeds = [seed_of("divgen reference", purpose, start + i) for i in range(len(part))]
+        pixels = [render(parse(text), np.random.default_rng(seed)) for text, seed in zip(part, seeds, strict=True)]
+        yield [Item(Prompt(text)) for text in part], to_tensor(np.stack(pixels))
+
+
+def _shuffled(count: int) -> Array:
+    return np.argsort(np.random.PCG64(seed_of("divgen", "split")).random_raw(count), kind="stable")
+
+
+def _features(batches: Iterable[Batch], extractor: Extractor, advance: Callable[[int], None]) -> Array:
+    parts: list[Array] = []
+    for items, images in batches:
+        parts += [e for e in extractor(images, [item.prompt for item in items]) if e is not None]
+        advance(len(items))
+    return np.stack(parts).astype(np.float32) if parts else np.zeros((0, 1), np.float32)

@@ -1,0 +1,241 @@
+"""Does a config fit into memory? The real modules run on fake tensors: shapes flow, nothing is computed or stored.
+
+So every family, resolution, LoRA and option is counted as it is, on any machine: the largest sum of bytes that are
+alive at one time in a rollout's forward, a decoding and a training micro-batch. What is not seen: the allocator's gaps,
+the device's own context, and the rewards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from diffrl.config import Config
+from diffrl.policy import FAMILIES, PRECISIONS
+from diffrl.policy import _find as find_model
+from diffrl.policy.base import CHUNK_IMAGES, CHUNK_PIXELS, Conditioning, settings_of
+from diffrl.policy.lora import _find_layers as find_layers
+from diffrl.trainers.parts import build_objective, sampler_spec
+
+GIB = 2**30
+CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
+SLACK = 1.1  # the allocator's gaps
+TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Bytes. `parts` are on the device all the time; `peaks` come on top of them, one at a time."""
+
+    parts: Mapping[str, int]
+    peaks: Mapping[str, int]
+    rows: int  # of a training micro-batch
+    host: int  # text encoders, between their visits to the device
+
+    @property
+    def total(self) -> int:
+        """What a device should have free."""
+        return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
+
+
+def advise(config: Config, free: int, world: int = 1) -> tuple[Fit, list[str]] | None:
+    """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
+
+    Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
+    """
+    changed: dict[str, Any] = {}
+    while (fit := estimate(config, world)).total > free:
+        optimise, worst = config.optimise, max(fit.peaks, key=lambda name: fit.peaks[name])
+        key, value = "", 0  # the type of both kinds of values
+        if worst.startswith("training") and not optimise.gradient_checkpointing:
+            key, value = "optimise.gradient_checkpointing", True
+        elif worst.startswith("training") and fit.rows > 1:
+            key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
+        elif worst.startswith("sampling") and config.rollout.batch_size > 1:
+            key, value = "rollout.batch_size", config.rollout.batch_size // 2
+        if not key:
+            return None
+        section, name = key.split(".")
+        update = getattr(config, section).model_copy(update={name: value})
+        config, changed[key] = config.model_copy(update={section: update}), value
+    return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, key)
+        return made
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+def estimate(config: Config, world: int = 1) -> Fit:
+    """What one process of `world` needs for this config. Only configs of the model are read, no weights.
+
+    Raises UserError as loading the model would.
+    """
+    backbone = _backbone(config)
+    lora = _with_lora(backbone, config)
+    objective = build_objective(config, sampler_spec(config), {})
+    copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
+    parts = {
+        "network": _bytes(backbone.network) - lora,
+        "autoencoder": _bytes(backbone.vae),
+        f"LoRA, {copies} of them": copies * lora,
+        "gradient and Adam's moments": 3 * lora,
+    }
+    steps = config.objective_section.trained_steps(config.rollout)
+    rows = -(-config.optimise.batch_size * steps // (world * config.optimise.accumulation))
+    guided = backbone.classifier_free and config.rollout.guidance_scale != 1
+    batch = config.rollout.batch_size * (2 if guided else 1)
+    trained = rows * (2 if guided and config.objective == "grpo" else 1)
+    if config.optimise.gradient_checkpointing:
+        backbone.network.enable_gradient_checkpointing()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in (backbone.network, backbone.vae):
+            _pretend(module)
+        peaks = {
+            f"sampling {batch} rows": _forward(backbone, config, batch, train=False),
+            "decoding": _decode(backbone),
+            f"training {trained} rows": _forward(backbone, config, trained, train=True),
+        }
+    return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders))
+
+
+def _backbone(config: Config) -> Any:
+    """The family's backbone over a pipeline's modules without weights."""
+    source, index = find_model(config.model)
+    dtype = PRECISIONS[config.optimise.precision]
+    parts = {name: _component(source, name, entry, dtype) for name, entry in index.items() if isinstance(entry, list)}
+    pipe = SimpleNamespace(
+        **parts,
+        vae_scale_factor=2 ** (len(parts["vae"].config.block_out_channels) - 1),
+        default_sample_size=128,
+        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
+        _prepare_latent_image_ids=diffusers.FluxPipeline._prepare_latent_image_ids,
+    )
+    arguments = [config.rollout.resolution]
+    if (length := settings_of(source).get("max_sequence_length")) is not None:
+        arguments.append(length)
+    backbone = FAMILIES[str(index["_class_name"])](pipe, *arguments)
+    for module in (backbone.network, backbone.vae, *backbone.text_encoders):
+        module.requires_grad_(False)
+    return backbone
+
+
+def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype) -> Any:
+    """One entry of model_index.json, made from its config; None for what has no weights."""
+    library, kind = entry
+    if library == "diffusers" and kind is not None:
+        made: Any = getattr(diffusers, kind)
+        config = made.load_config(source, subfolder=name)
+        if name == "scheduler":
+            return made.from_config(config)
+        upcast = name == "vae" and config.get("force_upcast", True)
+        with _nowhere(torch.float32 if upcast else dtype):
+            return made.from_config(config)
+    if library == "transformers" and kind is not None and name.startswith("text_encoder"):
+        made = getattr(transformers, kind)
+        with _nowhere(dtype):
+            return made(made.config_class.from_pretrained(source, subfolder=name))
+    return None
+
+
+@contextmanager
+def _nowhere(dtype: torch.dtype) -> Iterator[None]:
+    """Modules that are made inside have weights of this type, and none of them exist."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _pretend(module: nn.Module) -> None:
+    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU."""
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                part._parameters[name] = nn.Parameter(
+                    torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad
+                )
+        for name, b in part._buffers.items():
+            if b is not None:
+                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
+
+
+def _with_lora(backbone: Any, config: Config) -> int:
+    """Give the network its trained LoRA; the LoRA's bytes."""
+    targets = backbone.targets if config.lora.targets is None else config.lora.targets
+    names = find_layers(backbone.network, targets, backbone.dead_targets)
+    spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
+    before = _bytes(backbone.network)
+    inject_adapter_in_model(spec, backbone.network)
+    return _bytes(backbone.network) - before
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _forward(backbone: Any, config: Config, rows: int, train: bool) -> int:
+    """The most that a forward (and its backward) of so many rows needs on top of the modules."""
+    tokens, width, pooled = backbone.text_shape
+    dtype = PRECISIONS[config.optimise.precision]
+    narrow = torch.autocast("cpu", dtype=dtype) if dtype == torch.bfloat16 else nullcontext()
+    with Alive(backbone.network.parameters()) as alive, torch.set_grad_enabled(train):
+        x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
+        cond = Conditioning(torch.empty(rows, tokens, width, dtype=dtype), torch.empty(rows, pooled, dtype=dtype))
+        with narrow:
+            output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
+        prediction = backbone.prediction(x, t, output)
+        if train:
+            prediction.v.square().mean().backward()
+    for parameter in backbone.network.parameters():
+        parameter.grad = None
+    return alive.peak
+
+
+def _decode(backbone: Any) -> int:
+    """The most that decoding a chunk of latents needs."""
+    channels, height, width = backbone.latent_shape
+    pixels = height * width * backbone.pipe.vae_scale_factor**2
+    count = min(max(CHUNK_PIXELS // pixels, 1), CHUNK_IMAGES)
+    dtype = next(backbone.vae.parameters()).dtype
+    with Alive(backbone.vae.parameters()) as alive, torch.no_grad():
+        backbone.vae.decode(torch.empty(count, channels, height, width, dtype=dtype), return_dict=False)
+    return alive.peak

@@ -1,0 +1,397 @@
+"""DivGenBench's report: several scored folders on one page, against the first of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffrl.divgen.metrics import Difference, difference
+from diffrl.divgen.observe import Item, read_folder
+from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
+from diffrl.errors import UserError
+from diffrl.progress import number
+from diffrl.report.data import PALETTE
+from diffrl.report.page import escape, figure, grid, page, picture, section, table
+from diffrl.report.plots import Dots, dots, radar
+
+SURE = 0.05  # p-value below which a difference is called one
+LOST_SIGHT = 0.1  # a share of images without a find that is so much above the first set's makes a metric doubtful
+COLUMNS = 6  # images of one row of a wall, at most
+KEYWORDS = 6  # keywords of a dimension that are shown as walls
+LOST = 6  # prompts that lost most, of each model
+ROWS = 24  # keywords of one chart
+TITLES = {"id": "ID", "style": "Style", "layout": "Layout", "tonal": "Tonal", "": "All images"}
+_STYLE = "<style>@media (max-width: 520px) { .meaning { display: none } }</style>"
+EMPTY = {"ids": "face", "sdi": "object"}
+SPREAD = {
+    "id": ("mean cosine of faces", "within one keyword; lower is more diverse"),
+    "style": ("spread of style", "1 - mean cosine within one keyword; higher is more diverse"),
+    "layout": ("SDI", "mean over the keyword's prompts; higher is more diverse"),
+    "tonal": ("PVS", "within one keyword; higher is more diverse"),
+}
+
+
+@dataclass
+class Entry:
+    """One scored folder: its name, colour, scores, and images by (dimension, keyword, prompt) and member."""
+
+    name: str
+    color: str
+    scores: Scores
+    images: dict[tuple[str, str, str], dict[int, Path]]
+
+
+def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
+    """Write one self-contained page that compares scored folders (name -> folder) with the first, and return its path.
+
+    Raises:
+        UserError: a folder was not scored, its images cannot be listed, or they were scored with other extractors.
+    """
+    entries = []
+    for i, (name, folder) in enumerate(folders.items()):
+        scores = load_scores(folder / FILE)
+        entries.append(Entry(name, f"c{i % PALETTE}", scores, _images(read_folder(folder))))
+    _check_comparable(entries)
+    title = f"DivGenBench: {', '.join(folders)}"
+    parts = [_head(entries), _charts(entries), _keywords(entries), *_lost(entries), *_walls(entries), _facts(entries)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(page(f"{title} · diffrl", "\n".join(parts)), encoding="utf-8")
+    os.replace(temporary, out)
+    return out
+
+
+def _images(items: Sequence[Item]) -> dict[tuple[str, str, str], dict[int, Path]]:
+    found: dict[tuple[str, str, str], dict[int, Path]] = {}
+    for item in items:
+        if item.path is not None and item.path.is_file():
+            found.setdefault((item.dimension, item.keyword, item.prompt.text), {})[item.member] = item.path
+    return found
+
+
+def _check_comparable(entries: Sequence[Entry]) -> None:
+    """Scores from different extractors have no common scale."""
+    first = entries[0].scores.about.get("extractors", {})
+    for entry in entries[1:]:
+        own = entry.scores.about.get("extractors", {})
+        for kind in first:
+            both = (first[kind], own.get(kind))
+            if "none" not in both and both[0] != both[1]:
+                raise UserError(
+                    f"{entry.name} was scored with {kind} {both[1]}, {entries[0].name} with {both[0]}: score them alike"
+                )
+
+
+def _against(entry: Entry, first: Entry, name: str) -> Difference | None:
+    a, b = first.scores.metrics[name], entry.scores.metrics[name]
+    if a.value is None or b.value is None:
+        return None
+    paired = bool(a.units) and a.units == b.units
+    return difference(a.value, b.value, np.array(a.deviations), np.array(b.deviations), paired)
+
+
+def _measured(entries: Sequence[Entry]) -> list[str]:
+    return [name for name in METRICS if any(entry.scores.metrics[name].value is not None for entry in entries)]
+
+
+def _gain(name: str, change: float) -> float:
+    """The change, positive for more diversity."""
+    return -change if METRICS[name].lower else change
+
+
+# --- the head: verdict and table -------------------------------------------------------------------------------------
+
+
+def _head(entries: Sequence[Entry]) -> str:
+    first, names = entries[0], _measured(entries)
+    legend = "".join(
+        f'<span><i class="block" style="background-color: var(--{entry.color})"></i>{escape(entry.name)}</span>'
+        for entry in entries
+    )
+    verdicts = "".join(f'<p class="lead">{_verdict(entry, first, names)}</p>' for entry in entries[1:])
+    absent = _absent(entries)
+    rows = [_row(name, entries) for name in names]
+    note = (
+        "In brackets: 95 % intervals over prompts. Below: the change against the first column; in colour where it is "
+        f"sure (p < {SURE:g}), green for more diversity, red for less. The same prompts are compared pairwise. "
+        "↑: higher is more diverse, ↓: lower is."
+    )
+    body = table(rows, ["", *(entry.name for entry in entries)], "numbers") if rows else ""
+    doubts = "".join(f'<p class="warning">{text}</p>' for entry in entries[1:] for text in _doubts(entry, first, names))
+    heading = f'<h1>DivGenBench</h1><p class="sub">{len(entries)} sets of images</p><p class="legend">{legend}</p>'
+    return f"{_STYLE}<header>{heading}{verdicts}{doubts}</header>{section('Scores', body, note)}{absent}"
+
+
+def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> str:
+    more: list[str] = []
+    less: list[str] = []
+    alike: list[str] = []
+    for name in names:
+        found = _against(entry, first, name)
+        if found is None or _doubtful(entry, first, name):
+            continue
+        sure = found.p < SURE
+        (alike if not sure else more if _gain(name, found.change) > 0 else less).append(METRICS[name].title)
+    parts = []
+    if less:
+        parts.append(f'<b class="bad">less diverse</b> in {escape(_and(less))}')
+    if more:
+        parts.append(f'<b class="good">more diverse</b> in {escape(_and(more))}')
+    if alike:
+        parts.append(f"no sure difference in {escape(_and(alike))}")
+    if not parts:
+        return f"<b>{escape(entry.name)}</b> cannot be compared with {escape(first.name)}."
+    return f"<b>{escape(entry.name)}</b> against {escape(first.name)}: {'; '.join(parts)}."
+
+
+def _empty_share(score: Score) -> float:
+    return score.empty / max(score.empty + score.images, 1)
+
+
+def _doubtful(entry: Entry, first: Entry, name: str) -> bool:
+    own, base = entry.scores.metrics[name], first.scores.metrics[name]
+    return own.value is not None and _empty_share(own) > _empty_share(base) + LOST_SIGHT
+
+
+def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[str]:
+    """A metric that is computed on what is left of the images says nothing on those that show nothing any more."""
+    for name in names:
+        if _doubtful(entry, first, name):
+            what = EMPTY.get(name, "thing to look at")
+            shares = [_empty_share(one.scores.metrics[name]) for one in (entry, first)]
+            yield (
+                f"<b>{escape(entry.name)}</b>: no {what} was found in {shares[0]:.0%} of the images "
+                f"({escape(first.name)}: {shares[1]:.0%}). "
+                f"{METRICS[name].title} compares the others only, so it is not judged."
+            )
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _row(name: str, entries: Sequence[Entry]) -> list[str]:
+    metric = METRICS[name]
+    where = f"{TITLES[metric.dimension]}: " if metric.dimension else ""
+    arrow = "lower is more diverse" if metric.lower else "higher is more diverse"
+    meaning = f'<span class="tag meaning" style="white-space: normal">{escape(where + metric.meaning)}</span>'
+    cells = [f'{escape(metric.title)} <span title="{arrow}">{"↓" if metric.lower else "↑"}</span><br>{meaning}']
+    for entry in entries:
+        score = entry.scores.metrics[name]
+        if score.value is None:
+            cells.append("–")
+            continue
+        span = f"[{number(score.low)}, {number(score.high)}]" if score.low is not None else "too few prompts"
+        if score.empty:
+            span += f"<br>no {EMPTY.get(name, 'find')} in {_empty_share(score):.0%}"
+        first, change = entries[0], ""
+        if entry is not first:
+            change = f"<br>{_change(name, _against(entry, first, name), not _doubtful(entry, first, name))}"
+        cells.append(f'<b>{number(score.value)}</b><br><span class="tag">{span}</span>{change}')
+    return cells
+
+
+def _change(name: str, found: Difference | None, judged: bool) -> str:
+    if found is None:
+        return '<span class="tag">not comparable</span>'
+    kind = ("good" if _gain(name, found.change) > 0 else "bad") if judged and found.p < SURE else "tag"
+    chance = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.2g}"
+    change = f"{found.change:+.3f}".replace("-", "−")
+    return f'<span class="{kind}" style="font-size: 13px">{change}, {chance}</span>'
+
+
+def _absent(entries: Sequence[Entry]) -> str:
+    """What has no value, and why; what was counted out."""
+    lines = []
+    for entry in entries:
+        for name, score in entry.scores.metrics.items():
+            if score.value is None and score.why != "left out":
+                lines.append(f"<b>{escape(entry.name)}</b>: no {METRICS[name].title}: {escape(score.why)}")
+            elif score.value is not None and score.empty:
+                share = f"in {score.empty} of {score.empty + score.images} images"
+                what = EMPTY.get(name, "thing to look at")
+                lines.append(f"<b>{escape(entry.name)}</b>: {METRICS[name].title}: no {what} was found {share}")
+        if entry.scores.unreadable:
+            count = len(entry.scores.unreadable)
+            lines.append(f"<b>{escape(entry.name)}</b>: {count} images cannot be read")
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f"<details><summary>What was left out ({len(lines)})</summary><ul>{items}</ul></details>" if lines else ""
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
+
+
+def _legend(entries: Sequence[Entry]) -> list[tuple[str, str, str]]:
+    return [(entry.color, "block", entry.name) for entry in entries]
+
+
+def _relative(name: str, score: Score, first: Score) -> float | None:
+    """A score as a share of the first's, more being more diverse: of 1 - IDS for IDS."""
+    if score.value is None or first.value is None:
+        return None
+    own, base = (1 - score.value, 1 - first.value) if METRICS[name].lower else (score.value, first.value)
+    return max(own / base, 0.0) if base > 0 else None
+
+
+def _charts(entries: Sequence[Entry]) -> str:
+    names, first = _measured(entries), entries[0].scores.metrics
+    cards = []
+    if len(names) > 2:
+        series = [
+            Dots([_relative(name, entry.scores.metrics[name], first[name]) for name in names], entry.color)
+            for entry in entries
+        ]
+        titles = [METRICS[name].title.replace(" diversity", "").replace(" score", "") for name in names]
+        text = f"Every score as a share of {entries[0].name}'s; of 1 - IDS for IDS"
+        svg = radar(titles, series, text)
+        text = f"shares of {entries[0].name}'s; IDS as 1 - IDS"
+        cards.append(_tall(figure("all scores", svg, text, _legend(entries))))
+    for name in names:
+        series = []
+        for i, entry in enumerate(entries):
+            score = entry.scores.metrics[name]
+            ends = (score.low, score.high) if score.low is not None and score.high is not None else None
+            series.append(Dots(_only(i, score.value, len(entries)), entry.color, _only(i, ends, len(entries))))
+        svg = dots(
+            [entry.name for entry in entries], series, METRICS[name].meaning, f"{METRICS[name].title} of every set"
+        )
+        tag = "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
+        cards.append(figure(METRICS[name].title, svg, tag))
+    return section("Charts", _loose(cards), "Bars: 95 % intervals over prompts.")
+
+
+def _only(place: int, value: Any, length: int) -> list[Any]:
+    return [value if i == place else None for i in range(length)]
+
+
+def _keywords(entries: Sequence[Entry]) -> str:
+    """One chart for each dimension; with many keywords those whose values differ most between the sets."""
+    cards = []
+    for dimension in DIMENSIONS:
+        tables = [entry.scores.keywords.get(dimension, {}) for entry in entries]
+        words = list(dict.fromkeys(word for one in tables for word in one))
+        if not words:
+            continue
+        label, tag = SPREAD[dimension]
+        if len(words) > ROWS:
+            tag += f"; {ROWS} of {len(words)} keywords, those that differ most"
+            words = sorted(words, key=lambda word: -_range(tables, word))[:ROWS]
+        series = [Dots([one.get(word) for word in words], e.color) for one, e in zip(tables, entries, strict=True)]
+        svg = dots(words, series, label, f"{label} of every keyword of the dimension {TITLES[dimension]}")
+        card = figure(TITLES[dimension], svg, tag, _legend(entries))
+        cards.append(_tall(card) if len(words) > 8 else card)
+    return section("By keyword", _loose(cards))
+
+
+def _tall(card: str) -> str:
+    """A card as tall as two others."""
+    return f'<div style="grid-row: span 2">{card}</div>'
+
+
+def _loose(cards: Sequence[str]) -> str:
+    """Cards side by side, each as tall as it needs."""
+    return f'<div class="grid" style="align-items: start">{"".join(cards)}</div>' if cards else ""
+
+
+def _range(tables: Sequence[Mapping[str, float]], word: str) -> float:
+    values = [one[word] for one in tables if word in one]
+    return max(values) - min(values)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def _wall(title: str, tag: str, rows: Iterable[tuple[str, Sequence[Path | None]]]) -> str:
+    """Rows of images, one of each set, in columns of the same seed."""
+    body = ""
+    for name, paths in rows:
+        cells = "".join(
+            f'<img {picture(path)} alt="{escape(f"{title}, {name}, {i + 1}")}" '
+            'style="display: block; width: 100%; height: auto; border-radius: 4px">'
+            if path is not None
+            else "<span></span>"
+            for i, path in enumerate(paths)
+        )
+        layout = f"display: grid; grid-template-columns: repeat({len(paths)}, minmax(0, 104px)); gap: 4px"
+        body += f'<div class="tag" style="margin-top: 6px">{escape(name)}</div><div style="{layout}">{cells}</div>'
+    caption = f'{escape(title)}<span class="tag">{escape(tag)}</span>'
+    return f'<figure class="card"><figcaption>{caption}</figcaption>{body}</figure>'
+
+
+def _walls(entries: Sequence[Entry]) -> list[str]:
+    """By dimension and keyword: images of one prompt with the same seeds, or of several prompts where each has one."""
+    sections = []
+    shared = [key for key in entries[0].images if all(key in entry.images for entry in entries)]
+    for dimension in [*DIMENSIONS, ""]:
+        words: dict[str, list[tuple[str, str, str]]] = {}
+        for key in shared:
+            if key[0] == dimension:
+                words.setdefault(key[1], []).append(key)
+        cards = [_keyword_wall(entries, word, words[word]) for word in _spread(list(words), KEYWORDS)]
+        note = "Each row is one set of images; a column has the same prompt and the same seed."
+        sections.append(section(f"{TITLES[dimension]}: images", grid(cards), note))
+    return sections
+
+
+def _keyword_wall(entries: Sequence[Entry], word: str, keys: Sequence[tuple[str, str, str]]) -> str:
+    key = max(keys, key=lambda key: len(entries[0].images[key]))
+    members = sorted(entries[0].images[key])
+    if len(members) > 1:
+        rows = [(entry.name, [entry.images[key].get(m) for m in members[:COLUMNS]]) for entry in entries]
+        return _wall(word or key[2], key[2] if word else "", rows)
+    chosen = _spread(keys, COLUMNS)
+    rows = [(entry.name, [next(iter(entry.images[k].values()), None) for k in chosen]) for entry in entries]
+    return _wall(word or "images", f"{len(chosen)} prompts", rows)
+
+
+def _spread(values: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` of them, evenly."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def _lost(entries: Sequence[Entry]) -> list[str]:
+    """For each set but the first: the prompts whose images became alike most."""
+    first = entries[0]
+    before = {(p["dimension"], p["prompt"]): p for p in first.scores.prompts if "diversity" in p}
+    sections = []
+    for entry in entries[1:]:
+        changes = []
+        for after in entry.scores.prompts:
+            key = (after["dimension"], after["prompt"])
+            if "diversity" in after and key in before:
+                changes.append((after["diversity"] - before[key]["diversity"], key, after))
+        cards = []
+        for change, (dimension, text), after in sorted(changes, key=lambda one: one[0])[:LOST]:
+            path = (dimension, after["keyword"], text)
+            if change >= 0 or path not in first.images or path not in entry.images:
+                continue
+            members = sorted(first.images[path])[:COLUMNS]
+            rows = [(one.name, [one.images[path].get(m) for m in members]) for one in (first, entry)]
+            values = f"{before[dimension, text]['diversity']:.3f} → {after['diversity']:.3f}"
+            cards.append(_wall(text, f"{TITLES[dimension]}; diversity {values}", rows))
+        down = sum(change < 0 for change, *_ in changes)
+        note = f"The images of {down} of {len(changes)} prompts are more alike than {first.name}'s; here most."
+        sections.append(section(f"{entry.name}: prompts on which diversity was lost most", grid(cards), note))
+    return sections
+
+
+def _facts(entries: Sequence[Entry]) -> str:
+    """How each set was drawn and looked at."""
+    heads = ("model", "lora", "checkpoint", "seed", "per_prompt", "steps", "sampler", "guidance_scale")
+    rows = []
+    for entry in entries:
+        about, job = entry.scores.about, entry.scores.about.get("job", {})
+        images = sum(counts["images"] for counts in entry.scores.dimensions.values())
+        drawn = ", ".join(f"{key} {job[key]}" for key in heads if job.get(key) is not None)
+        used = ", ".join(f"{kind} {name}" for kind, name in about.get("extractors", {}).items())
+        cells = [f"{images:,}", escape(drawn or "not drawn by diffrl"), escape(used)]
+        rows.append([escape(entry.name), *cells, f"<code>{escape(about.get('folder', ''))}</code>"])
+    return section("Sets of images", table(rows, ["", "images", "drawn with", "extractors", "folder"], "facts"))

@@ -1,0 +1,74 @@
+"""Builds the rewards of a run: equal ones once, each on its device, with what their entries ask around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from diffrl.errors import UserError
+from diffrl.rewards.protocol import Reward
+from diffrl.rewards.registry import load_reward, takes
+from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a config says of one reward. `plugin`: a name or `path/to/file.py:Class`."""
+
+    plugin: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    cache: str | None = None
+    offload: bool = False
+
+
+def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[str, Reward]:
+    """The rewards by name. Those that run on a device get `device` unless their entry names one.
+
+    Two entries with the same plugin and arguments share one reward. On the CPU there is nothing to offload.
+    Raises `UserError` as `load_reward` does, and for an entry that asks for what its reward cannot do.
+    """
+    plain: dict[str, Reward] = {}
+    offloaded: dict[str, Reward] = {}
+    rewards: dict[str, Reward] = {}
+    for name, entry in entries.items():
+        arguments = dict(entry.arguments)
+        if "device" not in arguments and takes(entry.plugin, "device"):
+            arguments["device"] = str(device)
+        key = json.dumps([entry.plugin, arguments], sort_keys=True, default=repr)
+        if key not in plain:
+            plain[key] = load_reward(entry.plugin, **arguments)
+        reward = plain[key]
+        try:
+            if entry.offload and _place(reward) != "cpu":
+                reward = offloaded[key] = offloaded.get(key) or Offloaded(reward)
+            if entry.cache is not None:
+                reward = Cached(reward, entry.cache, identity_of(entry.plugin, entry.arguments, plain[key]))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
+        rewards[name] = reward
+    _check_shared(entries, rewards)
+    return rewards
+
+
+def _place(reward: Reward) -> str:
+    device = getattr(reward, "device", None)
+    return "" if device is None else torch.device(device).type
+
+
+def _check_shared(entries: Mapping[str, Entry], rewards: Mapping[str, Reward]) -> None:
+    """Weights that two rewards share are offloaded by both or by neither: one would miss them while it is called."""
+    owner: dict[int, str] = {}
+    for name, reward in rewards.items():
+        if not entries[name].offload:
+            owner |= dict.fromkeys(map(id, modules_of(reward)), name)
+    for name, reward in rewards.items():
+        inner = getattr(reward, "reward", reward) if entries[name].cache is not None else reward
+        if isinstance(inner, Offloaded):
+            for module in inner.modules:
+                if id(module) in owner:
+                    text = f'its weights are shared with "{owner[id(module)]}"; offload both or neither'
+                    raise UserError(f"{name}: offload: {text}")

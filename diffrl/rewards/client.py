@@ -1,0 +1,143 @@
+"""The client of reward servers (`diffrl.rewards.server`): pooled connections, several servers in turn, back-off."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from diffrl.errors import UserError
+
+TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
+PASSING = (429, 502, 503)  # statuses that another attempt may not meet
+
+
+class RemoteError(RuntimeError):
+    """A server did not answer, or did not serve a request: the message names it."""
+
+
+class Servers:
+    """Servers that serve the same, used in turn.
+
+    A request that finds its server gone or busy goes to the next at once, and after all of them have failed again after
+    a pause, until `patience` seconds have passed. `timeout`: seconds that one attempt may last. Answers that another
+    attempt cannot change are errors at once. Connections are kept; proxies of the environment are not used.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str | None, timeout: float, patience: float) -> None:
+        self.urls = [_checked(url) for url in urls]
+        if not self.urls:
+            raise UserError("servers: name at least one, for example http://127.0.0.1:8000")
+        self.patience = patience
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8 * len(self.urls))
+        connect = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        self._client = httpx.Client(headers=headers, limits=limits, timeout=connect, trust_env=False)
+        self._turn = itertools.count()
+        self._chance = random.Random()  # not the global one, whose state belongs to the run
+        self._lock = threading.Lock()
+        self.stop = threading.Event()  # set: nobody waits for a server any more
+
+    def get(self, url: str, path: str) -> Any:
+        """JSON of one server; `RemoteError` at the first failure."""
+        try:
+            response = self._client.get(url + path)
+        except httpx.HTTPError as error:
+            raise RemoteError(f"server {url}: {_said(error)}") from error
+        return _answer(url, response)
+
+    def post(self, path: str, body: bytes, content_type: str) -> Any:
+        """JSON of whichever server answers first; see the class for what is tried. Raises `RemoteError`."""
+        begun = time.monotonic()
+        pause = FIRST_PAUSE
+        while True:
+            wait = 0.0
+            for url in self._round():
+                try:
+                    response = self._client.post(url + path, content=body, headers={"Content-Type": content_type})
+                except httpx.HTTPError as error:
+                    said = f"server {url}: {_said(error)}"
+                    continue
+                if response.status_code not in PASSING:
+                    return _answer(url, response)
+                said = f"server {url}: {_status(response)}"
+                wait = max(wait, _seconds(response.headers.get("retry-after")))
+            wait = max(wait, pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            passed = time.monotonic() - begun
+            if passed + wait > self.patience:
+                others = f" (and {len(self.urls) - 1} more)" if len(self.urls) > 1 else ""
+                raise RemoteError(f"{said}{others}; given up after {passed:.0f} s (patience: {self.patience:g} s)")
+            if self.stop.wait(wait * (0.75 + 0.5 * self._chance.random())):  # or clients would come again together
+                raise RemoteError(f"{said}; interrupted")
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _round(self) -> list[str]:
+        """All servers, beginning with the one whose turn it is."""
+        with self._lock:
+            first = next(self._turn) % len(self.urls)
+        return self.urls[first:] + self.urls[:first]
+
+
+def find_token(token_file: str | None) -> str | None:
+    """The token of a file, or of the environment variable DIFFRL_REWARD_TOKEN, or None. It is never in a config."""
+    if token_file is None:
+        return os.environ.get(TOKEN) or None
+    try:
+        token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'token file "{token_file}" cannot be read: {error}') from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise UserError(f'token file "{token_file}": expected one line of printable ASCII')
+    return token
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine:
+        raise UserError(f'servers: "{url}" is not a URL such as http://127.0.0.1:8000')
+    return url.rstrip("/")
+
+
+def _answer(url: str, response: httpx.Response) -> Any:
+    if response.status_code != 200:
+        raise RemoteError(f"server {url}: {_status(response)}")
+    try:
+        return response.json()
+    except ValueError as error:
+        raise RemoteError(f"server {url}: its answer is not JSON; is it a diffrl reward server?") from error
+
+
+def _status(response: httpx.Response) -> str:
+    """`401: send the header ...`."""
+    try:
+        said = json.loads(response.content)
+        text = said.get("error") or said.get("detail") or ""
+    except (ValueError, AttributeError):
+        text = response.reason_phrase
+    return f"{response.status_code}: {text}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text is not None and text.isdigit() else 0.0

@@ -1,0 +1,40 @@
+"""Which steps a reward's score goes through, and which rewards come first; a config asks without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The order in which a reward's steps are applied; ensemble and gate read other rewards, too.
+STEPS = ("clip", "log", "threshold", "standardise", "win_rate", "ensemble", "gate")
+Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
+
+
+def reads(steps: Steps) -> list[str]:
+    """Names of the other rewards that a reward's steps read."""
+    others = list(steps.get("ensemble", {}).get("others", ()))
+    return [*others, steps["gate"]["by"]] if "gate" in steps else others
+
+
+def in_order(steps: Mapping[str, Steps]) -> list[str]:
+    """The rewards' names, each after those that it reads; ValueError, with a name, if they read in a ring."""
+    done: list[str] = []
+    waiting = dict(steps)
+    while waiting:
+        ready = [name for name, own in waiting.items() if not any(other in waiting for other in reads(own))]
+        if not ready:
+            raise ValueError(next(iter(waiting)))
+        done += ready
+        for name in ready:
+            del waiting[name]
+    return done
+
+
+def needed(steps: Mapping[str, Steps], names: list[str]) -> set[str]:
+    """`names` and what their steps read, directly or through others."""
+    found, waiting = set(names), list(names)
+    while waiting:
+        others = reads(steps.get(waiting.pop(), {}))
+        waiting += [other for other in others if other not in found]
+        found |= set(others)
+    return found

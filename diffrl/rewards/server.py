@@ -1,0 +1,283 @@
+"""`diffrl rewards serve`: rewards behind HTTP, for clients that have no room or no device for them.
+
+    GET  /health                  ok, or 503 when a call of a reward hangs; needs no token
+    GET  /rewards                 the names
+    GET  /rewards/NAME            card, abilities, arguments, limits
+    POST /rewards/NAME/applies    prompts and metadata to booleans
+    POST /rewards/NAME/score      images, prompts and metadata (`diffrl.rewards.wire`) to scores; null: not applicable
+
+Errors are `{"error": text}`: 400 malformed, 401 token, 404 name, 408 too slow, 411 no length, 413 too large, 415 type,
+422 values, 500 the reward failed, 503 busy (with Retry-After), 504 scoring took too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from diffrl import __version__
+from diffrl.errors import UserError, nearest
+from diffrl.rewards import wire
+from diffrl.rewards.batcher import Batcher
+from diffrl.rewards.direction import essential
+from diffrl.rewards.impatient import ImpatientProtocol
+from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.scoring import applies
+from diffrl.rewards.wire import Limits, Refused
+from diffrl.rewards.wrappers import identity_of
+
+LEAST_TOKEN = 16  # characters
+
+
+@dataclass(frozen=True)
+class Served:
+    """A reward that is served, and what it was built from."""
+
+    reward: Reward
+    plugin: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a server allows. Seconds, and bytes."""
+
+    token: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    wait: float = 0.005  # that a batch with room waits for company
+    read_limit: float = 30.0  # to send a request
+    time_limit: float = 300.0  # from a request's last byte to its scores
+    pending: int = 2**30  # of all requests that are read or wait
+
+
+class Host:
+    """The rewards with their queues, and the bytes of the requests that are in the house."""
+
+    def __init__(self, served: Mapping[str, Served], options: Options) -> None:
+        self.served, self.options = served, options
+        self.pending = 0
+        # One thread for all: two rewards at once would fight for the same cores or device.
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-reward")
+        self.readers = ThreadPoolExecutor(2, thread_name_prefix="diffrl-reader")  # few: each may unpack a large image
+        self.batchers: dict[str, Batcher] = {}
+        self.identities = {name: identity_of(one.plugin, one.arguments, one.reward) for name, one in served.items()}
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        limits, wait = self.options.limits, self.options.wait
+        for name, one in self.served.items():
+            self.batchers[name] = Batcher(name, one.reward, self.worker, limits.images, wait)
+        tasks = [asyncio.create_task(batcher.run()) for batcher in self.batchers.values()]
+        yield
+        for task in tasks:
+            task.cancel()
+        for pool in (self.worker, self.readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def find(self, name: str) -> Served:
+        if name not in self.served:
+            raise Refused(404, f'no reward "{name}" here{nearest(name, self.served)}')
+        return self.served[name]
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Holds `size` bytes; Refused with 503 when the house is full."""
+        if self.pending + size > max(self.options.pending, 2 * self.options.limits.bytes):
+            raise Refused(503, "busy; try again")
+        self.pending += size
+        try:
+            yield
+        finally:
+            self.pending -= size
+
+    def size_of(self, request: HttpRequest) -> int:
+        """Bytes of the body, which are not read yet."""
+        text, most = request.headers.get("content-length"), self.options.limits.bytes
+        if text is None:
+            raise Refused(411, "send a Content-Length")
+        if int(text) > most:  # h11 has seen that it is a number
+            raise Refused(413, f"{text} bytes; a request may have {most}")
+        return int(text)
+
+    async def read(self, request: HttpRequest) -> bytes:
+        """The body, within the limit of time."""
+        try:
+            return await asyncio.wait_for(_collect(request), self.options.read_limit)
+        except asyncio.TimeoutError as error:
+            raise Refused(408, f"the request did not come within {self.options.read_limit:g} s") from error
+
+    async def score(self, name: str, request: HttpRequest) -> list[float | None]:
+        self.find(name)
+        kind, limit = request.headers.get("content-type", ""), self.options.time_limit
+        size = self.size_of(request)
+        # Room for the images, too, from the start: requests that are read and then find none would all come again.
+        with self.room(2 * size):
+            body = await self.read(request)
+            loop = asyncio.get_running_loop()
+            asked = await loop.run_in_executor(self.readers, wire.decode, body, kind, self.options.limits)
+            with self.room(max(4 * asked.images.numel() - size, 0)):  # a small PNG may hold a large image
+                try:
+                    return await asyncio.wait_for(self.batchers[name].put(asked), limit)
+                except asyncio.TimeoutError as error:
+                    raise Refused(504, f'reward "{name}" had no scores within {limit:g} s') from error
+                except RewardError as error:
+                    raise Refused(500, str(error)) from error
+
+    async def applies(self, name: str, request: HttpRequest) -> list[bool]:
+        reward = self.find(name).reward
+        with self.room(self.size_of(request)):
+            words = wire.read_json(await self.read(request))
+        count = len(words["prompts"]) if isinstance(words.get("prompts"), list) else 0
+        prompts, metadata = wire.read_words(words, count)
+        try:
+            return [applies(reward, *pair) for pair in zip(prompts, metadata, strict=True)]
+        except Exception as error:
+            raise Refused(500, f'applies() of "{name}" failed with {type(error).__name__}: {error}') from error
+
+    def describe(self, name: str) -> dict[str, Any]:
+        one = self.find(name)
+        reward = one.reward
+        return {
+            "name": name,
+            "protocol": wire.PROTOCOL,
+            "diffrl_version": __version__,
+            "plugin": one.plugin,
+            "arguments": essential(one.arguments),
+            "identity": self.identities[name],
+            "groupwise": bool(getattr(reward, "groupwise", False)),
+            "applies": hasattr(reward, "applies"),
+            "batch_size": getattr(reward, "batch_size", None),
+            "limits": asdict(self.options.limits),
+            "card": wire.card_to_json(getattr(reward, "card", None)),
+        }
+
+    def health(self) -> JSONResponse:
+        since = [batcher.busy_since for batcher in self.batchers.values() if batcher.busy_since is not None]
+        busy = time.monotonic() - min(since) if since else 0.0
+        stuck = busy > self.options.time_limit
+        content = {
+            "status": "stuck" if stuck else "ok",
+            "rewards": list(self.served),
+            "waiting": sum(batcher.waiting for batcher in self.batchers.values()),
+            "busy_seconds": round(busy, 3),
+        }
+        return JSONResponse(content, 503 if stuck else 200)
+
+
+async def _collect(request: HttpRequest) -> bytes:
+    parts = [part async for part in request.stream()]
+    return b"".join(parts)
+
+
+def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
+    """The ASGI application. Nothing of a request is read before its token was seen."""
+    host = Host(served, options)
+    app = FastAPI(title="diffrl rewards", lifespan=host.lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check_token(request: HttpRequest) -> None:
+        if options.token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), options.token.encode()):
+            raise Refused(401, "send the header Authorization: Bearer TOKEN with the server's token")
+
+    guarded = [Depends(check_token)]
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        return host.health()
+
+    @app.get("/rewards", dependencies=guarded)
+    async def names() -> list[str]:
+        return list(served)
+
+    @app.get("/rewards/{name}", dependencies=guarded)
+    async def card(name: str) -> JSONResponse:
+        return JSONResponse(host.describe(name))
+
+    @app.post("/rewards/{name}/applies", dependencies=guarded)
+    async def applicable(name: str, request: HttpRequest) -> JSONResponse:
+        return JSONResponse({"applies": await host.applies(name, request)})
+
+    @app.post("/rewards/{name}/score", dependencies=guarded)
+    async def score(name: str, request: HttpRequest) -> JSONResponse:
+        return JSONResponse({"scores": await host.score(name, request)})
+
+    @app.exception_handler(Refused)
+    async def refused(request: HttpRequest, error: Refused) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
+        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: HttpRequest, error: ClientDisconnect) -> JSONResponse:
+        return JSONResponse({"error": "the client went away"}, 400)  # which nobody reads
+
+    return app
+
+
+def check_address(host: str, token: str | None) -> None:
+    """UserError for an address that other machines reach without a token, and for a token that can be guessed."""
+    if token is not None and len(token) < LEAST_TOKEN:
+        raise UserError(f"the token has {len(token)} characters; use {LEAST_TOKEN} or more")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if token is None and not loopback:
+        raise UserError(f'--host: "{host}" is reachable from other machines; give a --token-file')
+
+
+def serve(served: Mapping[str, Served], host: str, port: int, options: Options, ready: Callable[[str], object]) -> None:
+    """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
+    check_address(host, options.token)
+    listener = _bind(host, port)
+    ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
+    make_server(served, options).run(sockets=[listener])
+
+
+def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Server:
+    """The HTTP server, which has no socket yet."""
+    config = uvicorn.Config(
+        make_app(served, options),
+        http=ImpatientProtocol.within(options.read_limit),
+        ws="none",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=512,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=10,
+    )
+    return uvicorn.Server(config)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)  # from here on connections wait instead of being refused
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {host} --port {port}: cannot listen there ({reason})") from error
+    return listener
+
+
+def names_of(served: Sequence[Served]) -> list[str]:
+    """The names under which rewards are served: an installed plugin's own, else the reward's."""
+    return [one.reward.name if ".py" in one.plugin else one.plugin for one in served]

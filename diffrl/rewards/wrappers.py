@@ -1,0 +1,179 @@
+"""Rewards around rewards that change where and how often the work is done, and not the score: offloading, a disk cache.
+
+Both give up gradients and embeddings: who needs those asks for the plain reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffrl import __version__
+from diffrl.errors import UserError
+from diffrl.rewards.protocol import Card, Metadata, Reward
+from diffrl.rewards.registry import load_class
+from diffrl.rewards.scoring import applies, checked
+
+ASIDE = ("device", "batch_size")  # arguments that do not change a score
+_END = 2**20
+
+
+class Wrapper:
+    """Everything of `reward` but the call: name, groups, where it applies, batches, device, card."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward, self.name = reward, reward.name
+        self.groupwise: bool = getattr(reward, "groupwise", False)
+        self.remote: bool = getattr(reward, "remote", False)
+        self.batch_size: int | None = getattr(reward, "batch_size", None)
+        self.device: Any = getattr(reward, "device", None)
+        self.card: Card | None = getattr(reward, "card", None)
+
+    def applies(self, prompt: str, metadata: Metadata) -> bool:
+        return applies(self.reward, prompt, metadata)
+
+
+class Offloaded(Wrapper):
+    """The reward's weights are on its device during a call only, else in main memory.
+
+    Each call moves them there and back (about 0.2 s for 2 GB over PCIe 4), so large calls pay: leave the reward's
+    `batch_size` to the largest that fits. Raises `UserError` if there are no weights to move.
+    """
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__(reward)
+        self.modules = modules_of(reward)
+        if self.device is None or not self.modules:
+            lack = "no torch modules" if self.device is not None else "no `device`"
+            raise UserError(f'reward "{reward.name}" has {lack}, so nothing of it can be offloaded')
+        self._to("cpu")
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """The reward's own scores (B,)."""
+        self._to(self.device)
+        try:
+            with torch.no_grad():  # a graph would need the weights where they no longer are
+                return self.reward(images, prompts, metadata)
+        finally:
+            self._to("cpu")
+
+    def _to(self, device: Any) -> None:
+        for module in self.modules:
+            module.to(device)
+
+
+def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
+    """The torch modules in an object's attributes, and in theirs, down to `depth`; each once, outermost only."""
+    found: dict[int, nn.Module] = {}
+    seen: set[int] = set()
+
+    def walk(value: object, left: int) -> None:
+        if isinstance(value, nn.Module):
+            found[id(value)] = value
+        elif left and id(value) not in seen:
+            seen.add(id(value))
+            inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+            for part in [*inner, *getattr(value, "__dict__", {}).values()]:
+                walk(part, left - 1)
+
+    walk(thing, depth)
+    return list(found.values())
+
+
+class Cached(Wrapper):
+    """Scores of images that were judged before are read from `folder/scores.sqlite` instead of computed.
+
+    The key is everything that the score depends on: the pixels to the bit, the prompt, its metadata, and `identity`
+    (see `identity_of`). Several processes of one machine may share the folder. Raises `UserError` for a group-wise
+    reward, whose score depends on the other images, and for a file that is no cache.
+    """
+
+    def __init__(self, reward: Reward, folder: str | Path, identity: str) -> None:
+        super().__init__(reward)
+        if self.groupwise:
+            raise UserError(f'reward "{reward.name}" judges whole groups: its scores cannot be kept by image')
+        self.identity = identity
+        self.hits = self.misses = 0
+        self._lock = threading.Lock()  # calls may come from the scorer's thread
+        self._file = Path(folder) / "scores.sqlite"
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._store = sqlite3.connect(self._file, timeout=60, check_same_thread=False, isolation_level=None)
+            self._store.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL) WITHOUT ROWID")
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(f"cache: {self._file} cannot be used: {error}") from error
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """Scores (B,) on the CPU; an image that stands several times in a batch is judged once."""
+        keys = [self._key(*one) for one in zip(images, prompts, metadata, strict=True)]
+        with self._lock:
+            known = self._read(keys)
+            rows = {key: row for row, key in reversed(list(enumerate(keys))) if key not in known}
+            if rows:
+                new = list(rows.values())
+                texts = [prompts[i] for i in new]
+                scores = self.reward(images[new], texts, [metadata[i] for i in new])
+                fresh = dict(zip(rows, checked(scores, self.name, texts).tolist(), strict=True))
+                self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", fresh.items())
+                known |= fresh
+            self.misses += len(rows)
+            self.hits += len(keys) - len(rows)
+        return torch.tensor([known[key] for key in keys])
+
+    def _read(self, keys: Sequence[bytes]) -> dict[bytes, float]:
+        known: dict[bytes, float] = {}
+        for start in range(0, len(keys), 500):  # SQLite's limit of parameters is 999 in old builds
+            part = keys[start : start + 500]
+            marks = ",".join("?" * len(part))
+            known |= dict(self._store.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part))
+        return known
+
+    def _key(self, image: Tensor, prompt: str, metadata: Metadata) -> bytes:
+        pixels = image.detach().to("cpu", torch.float32).contiguous()
+        words = json.dumps([self.identity, prompt, dict(metadata), list(pixels.shape)], sort_keys=True, default=str)
+        return hashlib.sha256(words.encode() + b"\0" + pixels.numpy().tobytes()).digest()
+
+
+def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> str:
+    """What makes a reward's scores what they are, as a digest: its code, its arguments, the files that they name.
+
+    Files, and those of folders, count by their names, sizes, first and last MiB, so that another machine's copies are
+    the same. Weights behind a hub's name are taken to stay as they are.
+    """
+    source = inspect.getsourcefile(load_class(plugin))
+    code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+    chosen = {key: [value, _stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
+    behind = getattr(reward, "identity", "")  # a server's own
+    text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stamp(value: object) -> list[Any]:
+    """Names, sizes and digests of the file, or of the folder's files, that `value` names; empty if it names none."""
+    if not isinstance(value, str) or "\0" in value:
+        return []
+    path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)
+    try:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+        return [_ends(file) for file in files if file.is_file()]
+    except OSError:  # too long for a name, or not ours to read
+        return []
+
+
+def _ends(file: Path) -> list[Any]:
+    """Name, size, and digest of the first and the last MiB."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        parts = stream.read(_END)
+        stream.seek(max(size - _END, 0))
+        parts += stream.read(_END)
+    return [file.name, size, hashlib.sha256(parts).hexdigest()]

@@ -1,0 +1,89 @@
+"""Diversity inside a group of images of one prompt: what each image adds to it.
+
+Shapes: n images of a group, H x W pixels, D the width of an embedding. `x` are unit vectors (n, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Card, RewardError
+from diffrl_zoo.vision import shared_encoder
+
+RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}
+
+
+def vendi_score(x: Tensor) -> Tensor:
+    """exp of the entropy of the eigenvalues of `x x^T / n`, in [1, n]: the effective number of distinct images.
+
+    Friedman and Dieng 2022 (arXiv:2210.02410), equation 3, with the cosine as the kernel. float64.
+    """
+    x = x.double()
+    # x x^T and x^T x share their nonzero eigenvalues; the group is the smaller side.
+    values = torch.linalg.eigvalsh(x @ x.T / len(x)).clamp(min=0.0)
+    return torch.special.entr(values).sum().exp()
+
+
+def vendi_contributions(x: Tensor) -> Tensor:
+    """(n,): Vendi score of the group minus that of the group without each image; negative for a repetition."""
+    keep = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
+    return torch.stack([vendi_score(x) - vendi_score(x[others]) for others in keep])
+
+
+def nearest_distances(x: Tensor) -> Tensor:
+    """(n,): cosine distance (0 to 2) of every image to the nearest other image of the group."""
+    distances = 1.0 - x @ x.T
+    distances.fill_diagonal_(torch.inf)
+    return distances.min(dim=1).values.clamp(0.0, 2.0)
+
+
+class Diversity:
+    """What each image adds to its group's diversity; group-wise, so a group needs two images at least.
+
+    `mode`: nearest (cosine distance to the nearest other image) or vendi (Vendi score with minus without the image).
+    `features`: clip (parameters `model` and `pretrained` as in the reward `clip`, with which the model is shared) or
+    transformers (`model`: hub id or folder, for example facebook/dinov2-base). `batch_size`: images per forward.
+    """
+
+    name = "diversity"
+    groupwise = True
+    card = Card(
+        measures="how far the image is from the others of its prompt's group: distance to the nearest (mode: nearest), "
+        "or what it adds to the Vendi score (mode: vendi)",
+        range=(float("-inf"), float("inf")),
+        citation="Vendi score (Friedman and Dieng 2022, arXiv:2210.02410)",
+        weights="those of the features: the shipped CLIP (5 MB), any open_clip model, DINOv2 (0.3 GB), ...",
+        licence="that of the features (DINOv2: Apache-2.0)",
+        cost="that of the features, and some n^4 operations on a group of n for mode: vendi",
+        exploits="noise and failed images are diverse, too: gate it by a reward for the content",
+    )
+
+    def __init__(
+        self,
+        mode: str = "nearest",
+        features: str = "clip",
+        model: str = "playground",
+        pretrained: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        precision: str = "fp32",
+    ) -> None:
+        if mode not in RANGES:
+            raise UserError(f'diversity: unknown mode "{mode}"{nearest(mode, RANGES)}')
+        self.encoder = shared_encoder(features, model, pretrained, device, precision, "diversity")
+        self.mode, self.batch_size, self.device = mode, batch_size, self.encoder.device
+        self.card = replace(type(self).card, range=RANGES[mode])
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Contributions (n,) of the images (n, 3, H, W) in [0, 1] of one group."""
+        if len(images) < 2:
+            raise RewardError("diversity: a group of one image has no diversity; set rollout.group_size to 2 or more")
+        x = torch.cat([self.encoder.embed_image(part) for part in images.split(self.batch_size)])
+        return (nearest_distances(x) if self.mode == "nearest" else vendi_contributions(x)).float()

@@ -1,0 +1,179 @@
+"""ImageReward-v1.0: human preference learned on BLIP, whose text encoder looks at the image through cross-attention.
+
+The published checkpoint is BLIP's original state dict with a head. The classes here are transformers' own; only the
+names of the vision transformer's tensors differ (`VISION_NAMES`), those of the text encoder are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Card
+from diffrl_zoo.aesthetic import linear_chain
+from diffrl_zoo.clip import PRECISIONS, fit, pick_device
+
+MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
+TOKENIZER = "google-bert/bert-base-uncased"
+MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores on their validation set; the paper's constants
+PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+TOKENS = 35  # prompts are cut to this length
+HEAD_WIDTH = 64  # of an attention head, in every BLIP
+# BLIP's own names of the vision transformer's parts, and transformers', in the order of replacement.
+VISION_NAMES = (
+    (r"^blocks\.", "encoder.layers."),
+    (r"\.attn\.proj\.", ".self_attn.projection."),
+    (r"\.attn\.qkv\.", ".self_attn.qkv."),
+    (r"\.norm([12])\.", r".layer_norm\1."),
+    (r"^norm\.", "post_layernorm."),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"^pos_embed$", "embeddings.position_embedding"),
+    (r"^cls_token$", "embeddings.class_embedding"),
+)
+_VISION, _TEXT, _HEAD = "blip.visual_encoder.", "blip.text_encoder.", "mlp."
+
+
+class ImageReward:
+    """The preference score of image and prompt, normalised by the paper's constants: about -2.3 to 2.
+
+    `model`: a hub id or a folder with `ImageReward.pt` and `med_config.json`. `tokenizer`: BERT's, a hub id or folder
+    (None: the model's folder if it has one, else bert-base-uncased). `precision`: fp32, bf16 or fp16.
+    """
+
+    name = "imagereward"
+    differentiable = True
+    card = Card(
+        measures="human preference for the image given the prompt (alignment, fidelity), about -2.3 to 2",
+        range=(float("-inf"), float("inf")),
+        citation="ImageReward (Xu et al. 2023, arXiv:2304.05977)",
+        weights=f"{MODEL}, {FILE} (1.8 GB); BERT's tokenizer ({TOKENIZER})",
+        licence="Apache-2.0 (BLIP: BSD-3-Clause)",
+        cost="BLIP with ViT-L/16 at 224 px, 0.45 B parameters: 1.8 GB in fp32, 0.9 GB in fp16",
+        exploits="saturated, busy pictures; blind to counts, to small flaws, and to prompts beyond 35 tokens",
+    )
+
+    def __init__(
+        self,
+        model: str = MODEL,
+        tokenizer: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        precision: str = "fp32",
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        if precision not in PRECISIONS:
+            raise UserError(f'imagereward: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        self.device, self.dtype, self.batch_size = pick_device(device), PRECISIONS[precision], batch_size
+        weights, config = _files(model)
+        own = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+        source = tokenizer or (str(weights.parent) if own else TOKENIZER)
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f'imagereward: cannot load the tokenizer "{source}": {reason}') from error
+        tensors = torch.load(weights, map_location="cpu", weights_only=True)
+        vision: Any = _vision(_under(tensors, _VISION, weights))
+        self.vision = vision.to(self.device, self.dtype)
+        text = _text(_under(tensors, _TEXT, weights), config, vision.config.hidden_size)
+        self.text: Any = text.to(self.device, self.dtype)
+        head = linear_chain(_under(tensors, _HEAD, weights), nn.Identity, f"imagereward: the head of {weights}")
+        self.head = head.to(self.device)
+        self.size: int = vision.config.image_size
+        pixels = (torch.tensor(values, device=self.device).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+        self.mean, self.std = pixels
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""
+        pixels = (fit(images.to(self.device, torch.float32), (self.size, self.size), "shortest") - self.mean) / self.std
+        seen = self.vision(pixel_values=pixels.to(self.dtype)).last_hidden_state
+        tokens = self.tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"
+        ).to(self.device)
+        hidden = self.text(
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self.device),
+        ).last_hidden_state
+        return (self.head(hidden[:, 0].float()).squeeze(-1) - MEAN) / STD
+
+
+def _files(model: str) -> tuple[Path, dict[str, Any]]:
+    """The file of weights, and the text encoder's configuration."""
+    folder = Path(model)
+    if folder.is_dir():
+        weights, config = folder / FILE, folder / CONFIG
+        for path in (weights, config):
+            if not path.is_file():
+                raise UserError(f"imagereward: no {path.name} in {folder}")
+    else:
+        from huggingface_hub import hf_hub_download
+
+        try:
+            weights, config = (Path(hf_hub_download(model, name)) for name in (FILE, CONFIG))
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f'imagereward: "{model}" is neither a folder nor on the hub or in its cache ({reason})'
+            ) from error
+    return weights, json.loads(config.read_text())
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
+    found = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    if not found:
+        raise UserError(f"imagereward: {path} has no tensors {prefix}*; it is not ImageReward's checkpoint")
+    return found
+
+
+def _vision(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """transformers' BLIP vision transformer with the tensors of BLIP's own; sizes are those of the tensors."""
+    from transformers import BlipVisionConfig, BlipVisionModel
+
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    side = int((tensors["pos_embed"].shape[1] - 1) ** 0.5)
+    config = BlipVisionConfig(
+        hidden_size=width,
+        intermediate_size=tensors["blocks.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=1 + max(int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")),
+        num_attention_heads=width // HEAD_WIDTH,
+        image_size=side * patch,
+        patch_size=patch,
+        layer_norm_eps=1e-6,  # timm's
+    )
+    renamed = {}
+    for key, tensor in tensors.items():
+        for pattern, name in VISION_NAMES:
+            key = re.sub(pattern, name, key)
+        renamed[key] = tensor
+    return _filled(BlipVisionModel(config), renamed)
+
+
+def _text(tensors: Mapping[str, Tensor], config: Mapping[str, Any], vision_width: int) -> nn.Module:
+    """transformers' BLIP text encoder with cross-attention to the image; `config` is BLIP's `med_config.json`."""
+    from transformers import BlipTextConfig, BlipTextModel
+
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
+    kept = {key: config[key] for key in (*keys, "max_position_embeddings", "layer_norm_eps")}
+    vocabulary = tensors["embeddings.word_embeddings.weight"].shape[0]
+    # is_decoder only adds the layers of cross-attention here; the attention to the prompt stays bidirectional.
+    built = BlipTextConfig(**kept, vocab_size=vocabulary, encoder_hidden_size=vision_width, is_decoder=True)
+    wanted = {key: tensor for key, tensor in tensors.items() if not key.endswith("position_ids")}
+    return _filled(BlipTextModel(built, add_pooling_layer=False), wanted)
+
+
+def _filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"imagereward: the checkpoint does not fit BLIP: {' '.join(str(error).split())}") from error
+    return module.requires_grad_(False).eval()

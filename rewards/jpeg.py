@@ -1,0 +1,54 @@
+"""JPEG size as a reward: the toy task of DDPO, which shows in minutes that a set-up optimises what it is told to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Card
+
+RANGES = {"compressibility": (float("-inf"), 0.0), "incompressibility": (0.0, float("inf"))}
+
+
+class Jpeg:
+    """Size of the image as a JPEG file in kB (1,000 bytes), negative for `compressibility`.
+
+    `mode`: compressibility (smaller files are better) or incompressibility. `quality`: JPEG's, 1 to 95 (DDPO: 95).
+    """
+
+    name = "jpeg"
+    card = Card(
+        measures="size of the image as a JPEG file in kB, negative for mode: compressibility",
+        range=(float("-inf"), float("inf")),
+        citation="DDPO (Black et al. 2023, arXiv:2305.13301)",
+        weights="none",
+        licence="Apache-2.0",
+        cost="CPU; about 90 images of 512 x 512 a second and core",
+        exploits="it is nothing but exploits: flat images one way, noise the other; for tests of a set-up",
+    )
+
+    def __init__(self, mode: str = "compressibility", quality: int = 95) -> None:
+        if mode not in RANGES:
+            raise UserError(f'jpeg: unknown mode "{mode}"{nearest(mode, RANGES)}')
+        if not 1 <= quality <= 95:
+            raise UserError(f"jpeg: quality is {quality}, not from 1 to 95")
+        self.sign, self.quality = (-1.0 if mode == "compressibility" else 1.0), quality
+        self.card = replace(type(self).card, range=RANGES[mode])
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Sizes (B,) in kB of images (B, 3, H, W) in [0, 1]."""
+        from PIL import Image
+
+        pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+        sizes = []
+        for picture in pixels:
+            file = io.BytesIO()
+            Image.fromarray(picture).save(file, "JPEG", quality=self.quality)
+            sizes.append(self.sign * file.tell() / 1000)
+        return torch.tensor(sizes)

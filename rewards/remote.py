@@ -1,0 +1,150 @@
+"""A reward that runs behind `diffrl rewards serve`, on this machine or others, with the same scores as in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards import wire
+from diffrl.rewards.client import RemoteError, Servers, find_token
+from diffrl.rewards.direction import essential
+from diffrl.rewards.protocol import Card, RewardError
+
+FORMS = ("tensors", "png")
+
+
+class Remote:
+    """The reward `reward` of one or several `servers` (URLs), which must serve the same.
+
+    `remote:clip` is short for the plugin `remote` with `reward: clip`. Every other parameter is the reward's own: the
+    server was started with it, and one that differs is an error. Large batches are split and sent to the servers in
+    turn, several at a time; a group goes to one server.
+
+    `token_file`: of the servers' token (None: the environment variable DIFFRL_REWARD_TOKEN, if set).
+    `request_timeout`: seconds that one attempt may last. `patience`: seconds of trying again, with growing pauses,
+    while no server answers. `images`: most in one request (None: the reward's batch size). `form`: "tensors" is exact,
+    "png" is smaller and rounds to 8 bits a channel.
+    """
+
+    name = "remote"
+    remote = True
+    card = Card(
+        measures="what the served reward measures",
+        range=(float("-inf"), float("inf")),
+        citation="that of the served reward",
+        weights="on the server",
+        licence="that of the served reward",
+        cost="that of the served reward, on its server; 12 bytes a pixel of traffic (png: 3 or less)",
+        exploits="those of the served reward",
+    )
+
+    def __init__(
+        self,
+        reward: str,
+        servers: str | Sequence[str],
+        token_file: str | None = None,
+        request_timeout: float = 300.0,
+        patience: float = 120.0,
+        images: int | None = None,
+        form: str = "tensors",
+        **arguments: Any,
+    ) -> None:
+        if form not in FORMS:
+            raise UserError(f'remote: unknown form "{form}"{nearest(form, FORMS)}')
+        urls = [servers] if isinstance(servers, str) else list(servers)
+        self.servers = Servers(urls, find_token(token_file), request_timeout, patience)
+        self.form = form
+        described = [self._describe(url, reward) for url in self.servers.urls]
+        for url, one in zip(self.servers.urls, described, strict=True):
+            _check_same(url, one, reward, arguments)
+            if one["identity"] != described[0]["identity"]:
+                raise UserError(f'servers {self.servers.urls[0]} and {url} serve different rewards as "{reward}"')
+        about = described[0]
+        self._path = _path(reward)
+        self.name = str(about["name"])
+        self.groupwise = bool(about["groupwise"])
+        self.identity = str(about["identity"])
+        if (card := wire.card_from_json(about["card"])) is not None:
+            self.card = card
+        self._limits = wire.Limits(
+            min(one["limits"]["images"] for one in described), min(one["limits"]["bytes"] for one in described)
+        )
+        self._size = images or about["batch_size"] or self._limits.images
+        self._restricted = bool(about["applies"])
+        self._applies: dict[str, bool] = {}
+        self._threads = ThreadPoolExecutor(2 * len(urls), thread_name_prefix="diffrl-remote")
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """What the server says; each distinct prompt is asked for once."""
+        if not self._restricted:
+            return True
+        asked = json.dumps({"prompts": [prompt], "metadata": [dict(metadata)]})
+        if asked not in self._applies:
+            try:
+                answer = self.servers.post(f"{self._path}/applies", asked.encode(), wire.JSON)
+            except RemoteError as error:
+                raise RewardError(f'reward "{self.name}", asked whether it applies to "{prompt}": {error}') from error
+            self._applies[asked] = bool(answer["applies"][0])
+        return self._applies[asked]
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,), float32 on the CPU, of images (B, 3, H, W) in [0, 1].
+
+        Raises `RemoteError`, which names the server.
+        """
+        size = len(images) if self.groupwise else self._most(images)
+        parts = [slice(start, start + size) for start in range(0, len(images), size)]
+        asked = [(images[part], prompts[part], metadata[part]) for part in parts]
+        # All of them are awaited: a part that failed must not leave others running behind the error.
+        futures = [self._threads.submit(self._score, *one) for one in asked]
+        try:
+            for future in futures:
+                future.exception()
+        except KeyboardInterrupt:
+            self.servers.stop.set()
+            raise
+        return torch.cat([future.result() for future in futures])
+
+    def _most(self, images: Tensor) -> int:
+        """Images of one request: within the server's limits, with a sixteenth of room for the prompts."""
+        fit = self._limits.bytes * 15 // 16 // (4 * images[0].numel())
+        return max(1, min(self._size, self._limits.images, fit))
+
+    def _score(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        body, kind = wire.encode(images, prompts, metadata, self.form)
+        scores = self.servers.post(f"{self._path}/score", body, kind).get("scores")
+        if not isinstance(scores, list) or len(scores) != len(images) or None in scores:
+            raise RemoteError(
+                f"servers {', '.join(self.servers.urls)}: not one score for each image: {str(scores)[:80]}"
+            )
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _describe(self, url: str, reward: str) -> dict[str, Any]:
+        try:
+            about = self.servers.get(url, _path(reward))
+        except RemoteError as error:
+            raise UserError(f"remote: {error}") from error
+        if about.get("protocol") != wire.PROTOCOL:
+            theirs = f"protocol {about.get('protocol')}, diffrl {about.get('diffrl_version')}"
+            raise UserError(f"remote: server {url} speaks {theirs}; this is protocol {wire.PROTOCOL}")
+        return about
+
+
+def _path(reward: str) -> str:
+    return f"/rewards/{quote(reward, safe='')}"
+
+
+def _check_same(url: str, about: Mapping[str, Any], reward: str, arguments: Mapping[str, Any]) -> None:
+    """UserError if the reward was started with other arguments than the config asks for."""
+    served = about["arguments"]
+    for key, value in essential(arguments).items():
+        if key not in served or served[key] != json.loads(json.dumps(value)):
+            theirs = json.dumps(served[key]) if key in served else "its default"
+            raise UserError(f'remote: server {url} serves "{reward}" with {key}={theirs}, not {json.dumps(value)}')

@@ -1,0 +1,103 @@
+"""Frozen image encoders of transformers (DINO, SigLIP, CLIP, ...), shared between the zoo's rewards.
+
+Shapes: B images, H x W pixels, D the width of an embedding.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffrl.errors import UserError, nearest
+from diffrl_zoo.clip import PRECISIONS, ClipModel, fit, pick_device, shared_clip
+
+FEATURES = ("clip", "transformers")
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+class VisionModel:
+    """An image encoder of transformers: images to unit vectors (B, D), float32; gradients flow to the images.
+
+    `model`: a hub id or a folder in transformers' format, with its image processor. Of models of image and text only
+    the image's half is loaded. The embedding is the model's pooled output, or the first token where it has none.
+    """
+
+    def __init__(self, model: str, device: torch.device, precision: str, reward: str) -> None:
+        from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionModel, SiglipVisionModel
+
+        if precision not in PRECISIONS:
+            raise UserError(f'{reward}: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        halves: dict[str, Any] = {"siglip": SiglipVisionModel, "clip": CLIPVisionModel}
+        try:
+            config = AutoConfig.from_pretrained(model)
+            network = halves.get(config.model_type, AutoModel).from_pretrained(model, dtype=PRECISIONS[precision])
+            processor = AutoImageProcessor.from_pretrained(model)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f'{reward}: cannot load "{model}": {" ".join(str(error).split())}') from error
+        self.model: Any = network.eval().requires_grad_(False).to(device)
+        self.device, self.dtype = device, PRECISIONS[precision]
+        self.width: int = network.config.hidden_size
+        self._read_processor(processor, f'{reward}: "{model}"')
+
+    def _read_processor(self, processor: Any, where: str) -> None:
+        """Takes sizes and constants from the image processor, whose work is done here on tensors, with gradients."""
+        size = dict(processor.size)
+        crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
+        interpolation = _RESAMPLE.get(int(processor.resample))
+        if interpolation is None:
+            raise UserError(f"{where} resizes with Pillow's filter {processor.resample}, which is not supported")
+        if "height" in size and "width" in size:
+            self.size, self.mode = (int(size["height"]), int(size["width"])), "squash"
+        elif "shortest_edge" in size and crop is not None:
+            self.size, self.mode = (int(size["shortest_edge"]),) * 2, "shortest"
+        else:
+            raise UserError(f"{where} resizes to {size} and crops to {crop}, which is not supported")
+        self.interpolation, self.crop = interpolation, self.size if crop is None else (crop["height"], crop["width"])
+        if self.crop[0] > self.size[0] or self.crop[1] > self.size[1]:
+            raise UserError(f"{where} crops to {self.crop} after resizing to {self.size}, which is not supported")
+        values = (processor.image_mean, processor.image_std)
+        self.mean, self.std = (torch.tensor(v, device=self.device).view(3, 1, 1) for v in values)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to the model's input (B, 3, *crop), as its image processor does; differentiable."""
+        images = fit(images.to(self.device, torch.float32), self.size, self.mode, self.interpolation, middle=int)
+        top, left = (self.size[0] - self.crop[0]) // 2, (self.size[1] - self.crop[1]) // 2
+        return (images[..., top : top + self.crop[0], left : left + self.crop[1]] - self.mean) / self.std
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
+        output = self.model(pixel_values=self.preprocess(images).to(self.dtype))
+        pooled = getattr(output, "pooler_output", None)
+        pooled = output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+        return F.normalize(pooled.float(), dim=-1)
+
+
+_models: dict[tuple[str, ...], VisionModel] = {}
+_lock = threading.Lock()
+
+
+def shared_vision(model: str, device: str | None, precision: str, reward: str) -> VisionModel:
+    """The `VisionModel` of these weights on this device, loaded once for all rewards; `reward` names who asks."""
+    place = pick_device(device)
+    key = (model, str(place), precision)
+    with _lock:
+        if key not in _models:
+            _models[key] = VisionModel(model, place, precision, reward)
+        return _models[key]
+
+
+def shared_encoder(
+    features: str, model: str, pretrained: str | None, device: str | None, precision: str, reward: str
+) -> ClipModel | VisionModel:
+    """The shared image encoder of the kind `features`: "clip" (`open_clip`, see `shared_clip`) or "transformers"."""
+    if features not in FEATURES:
+        raise UserError(f'{reward}: unknown features "{features}"{nearest(features, FEATURES)}')
+    if features == "clip":
+        return shared_clip(model, pretrained, device, precision)
+    if pretrained is not None:
+        raise UserError(f'{reward}: "{model}" of transformers has weights of its own; leave out `pretrained`')
+    return shared_vision(model, device, precision, reward)

@@ -1,0 +1,242 @@
+"""A vision-language model as the judge: yes or no, a rubric's number, or comparisons inside a group.
+
+The model answers on an OpenAI-compatible server or in process (`vlm_backends`). An answer that cannot be understood is
+never a number: it is asked for again, and then an error that stops the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Card, RewardError
+from diffrl_zoo.vlm_backends import LocalModel, Question, Reply, Server, Unreadable, plain
+
+ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
+ASK_SCORE = (
+    'The image was made for this prompt: "{prompt}". Judge how well it shows what the prompt asks for (objects, '
+    "counts, colours, relations, text), and how well it is made (no distorted, blurred or broken parts)."
+)
+ASK_PAIR = (
+    'Two images were made for this prompt: "{prompt}". The first is image A, the second is image B. Which one is '
+    "better, judged by how well it shows what the prompt asks for, and then by how well it is made?"
+)
+ASK_PAIR_YES = (
+    'Two images were made for this prompt: "{prompt}". Is the first image better than the second, judged by how well '
+    "it shows what the prompt asks for, and then by how well it is made? Answer with yes or no only."
+)
+_END = " Think briefly. The last line of your answer must be exactly "
+_SCORE = re.compile(r"(?:final )?score ?[:=] ?(-?\d+(?:\.\d+)?)(?: ?/ ?(\d+(?:\.\d+)?))?\.?", re.IGNORECASE)
+_WINNER = re.compile(r"winner ?[:=] ?(?:image )?(a|b|tie)\.?", re.IGNORECASE)
+_WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
+
+
+def yes_probability(reply: Reply, least: float) -> float:
+    """P(yes) / (P(yes) + P(no)) of the answer's first token, in [0, 1].
+
+    Raises `Unreadable` if yes and no together are less probable than `least`: the model answers something else.
+    """
+    yes, no = (sum(p for token, p in reply.first if plain(token) == word) for word in ("yes", "no"))
+    if yes + no < least or yes + no == 0.0:
+        seen = ", ".join(f'"{token}" {p:.2g}' for token, p in reply.first[:5])
+        raise Unreadable(f"yes and no have the probability {yes + no:.3g} together, less than {least:g} ({seen})")
+    return yes / (yes + no)
+
+
+def rubric_score(reply: Reply, low: float, high: float) -> float:
+    """The number of the answer's last line, `Score: X` or `Score: X/HIGH`, without other words.
+
+    Raises `Unreadable` for any other last line, a number outside `low` to `high`, and for lines that contradict it.
+    """
+    lines = _lines(reply.text)
+    last = _SCORE.fullmatch(lines[-1]) if lines else None
+    if last is None:
+        raise Unreadable(f'the last line is not "Score: X": {reply.text[-200:]!r}')
+    value, of = float(last[1]), last[2]
+    if not low <= value <= high or (of is not None and float(of) != high):
+        raise Unreadable(f'"{lines[-1]}" is not a number from {low:g} to {high:g}')
+    if others := [line for line in lines if (m := _SCORE.fullmatch(line)) and float(m[1]) != value]:
+        raise Unreadable(f'"{others[0]}" and "{lines[-1]}" contradict each other')
+    return value
+
+
+def winner(reply: Reply) -> float:
+    """1 if the answer's last line is `Winner: A`, 0 for B, 0.5 for a tie; `Unreadable` for any other line."""
+    lines = _lines(reply.text)
+    found = _WINNER.fullmatch(lines[-1]) if lines else None
+    if found is None:
+        raise Unreadable(f'the last line is not "Winner: A", "Winner: B" or "Winner: tie": {reply.text[-200:]!r}')
+    return {"a": 1.0, "b": 0.0, "tie": 0.5}[found[1].lower()]
+
+
+def win_rates(wins: Mapping[tuple[int, int], float], count: int) -> Tensor:
+    """(count,) mean result of every image against the others: `wins[i, j]` is 1 where i, shown first, beat j."""
+    rates = torch.zeros(count, dtype=torch.float64)
+    for (i, j), win in wins.items():
+        rates[i] += win
+        rates[j] += 1.0 - win
+    return (rates / (2 * (count - 1))).float()
+
+
+def _lines(text: str) -> list[str]:
+    """Lines that are not empty, without Markdown's stars and repeated spaces."""
+    lines = (" ".join(line.replace("*", "").split()) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def _backend(
+    server: str | None,
+    model: str | None,
+    key: str,
+    timeout: float,
+    retries: int,
+    backoff: float,
+    concurrency: int,
+    max_tokens: int,
+    device: str | None,
+    batch_size: int,
+    precision: str,
+) -> Server | LocalModel:
+    if server is not None:
+        return Server(server, model, key, timeout, retries, backoff, concurrency, max_tokens)
+    if model is None:
+        raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
+    return LocalModel(model, device, precision, batch_size, max_tokens)
+
+
+class Vlm:
+    """A vision-language model's judgement of one image and its prompt.
+
+    `mode`: yes (probability of "yes" to `question`, in [0, 1]) or score (a number from `low` to `high` by the rubric in
+    `question`). `question`: what is asked, with {prompt} where the prompt goes (None: a general one). `least`: in mode
+    yes, the probability that yes and no must have together.
+
+    `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
+    one), `key` the environment variable with its token, `concurrency` requests at once. A request fails after
+    `request_timeout` seconds of silence, and is sent again `request_retries` times, the first after `backoff` seconds
+    and each of the next after twice the wait before. Without `server`, `model` is a hub id or folder for transformers,
+    on `device`, in `precision`. `batch_size`: images a call (for transformers: a forward). `max_tokens`: of an answer
+    in mode score.
+    """
+
+    name = "vlm"
+    card = Card(
+        measures="a vision-language model's answer about image and prompt: probability of yes (mode: yes), or a number "
+        "by a rubric (mode: score)",
+        range=(0.0, 1.0),
+        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826); VQAScore (Lin et al. 2024, arXiv:2404.01291)",
+        weights=_WEIGHTS,
+        licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
+        cost="one request an image; in process the whole model (7 B: 16 GB in bf16), a forward an image in mode: yes",
+        exploits="text in the image that addresses the judge; small models overlook counts and broken parts",
+    )
+
+    def __init__(
+        self,
+        mode: str = "yes",
+        server: str | None = None,
+        model: str | None = None,
+        question: str | None = None,
+        low: float = 1.0,
+        high: float = 5.0,
+        least: float = 0.5,
+        key: str = "OPENAI_API_KEY",
+        request_timeout: float = 60.0,
+        request_retries: int = 3,
+        backoff: float = 1.0,
+        concurrency: int = 16,
+        max_tokens: int = 512,
+        device: str | None = None,
+        batch_size: int = 16,
+        precision: str = "bf16",
+    ) -> None:
+        if mode not in ("yes", "score"):
+            raise UserError(f'vlm: unknown mode "{mode}"{nearest(mode, ("yes", "score"))}; vlm_pairs compares')
+        if not low < high:
+            raise UserError(f"vlm: low is {low:g} and high is {high:g}")
+        self.mode, self.batch_size = mode, batch_size
+        self.low, self.high, self.least = low, high, least
+        self.question = question or (ASK_YES if mode == "yes" else ASK_SCORE)
+        if mode == "score":
+            self.question += f'{_END}"Score: X", where X is a number from {low:g} to {high:g}.'
+            self.card = replace(type(self).card, range=(low, high))
+        local = (max_tokens, device, batch_size, precision)
+        calls = (request_timeout, request_retries, backoff, concurrency)
+        self.backend = _backend(server, model, key, *calls, *local)
+        self.remote, self.device = server is not None, getattr(self.backend, "device", None)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        pairs = zip(images, prompts, strict=True)
+        questions = [Question([image], self.question.replace("{prompt}", prompt), prompt) for image, prompt in pairs]
+        if self.mode == "yes":
+            return torch.tensor(self.backend.ask(questions, partial(yes_probability, least=self.least), first=True))
+        parse = partial(rubric_score, low=self.low, high=self.high)
+        return torch.tensor(self.backend.ask(questions, parse, first=False))
+
+
+class VlmPairs:
+    """Win rate of every image against all others of its group, each pair shown in both orders; group-wise.
+
+    `mode`: answer (the model names the winner or a tie) or yes (probability that it says yes to "is the first better",
+    a soft win). A group of n images takes n (n - 1) requests. All other parameters as in `vlm`.
+    """
+
+    name = "vlm_pairs"
+    groupwise = True
+    card = Card(
+        measures="share of the comparisons with the other images of its prompt's group that the image wins",
+        range=(0.0, 1.0),
+        citation="Pref-GRPO (Wang et al. 2025, arXiv:2508.20751); mode: yes: RewardDance (arXiv:2509.08826)",
+        weights=_WEIGHTS,
+        licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
+        cost="n (n - 1) requests with two images for a group of n (552 for 24)",
+        exploits="says nothing about the group's level: all images may get worse together; watch an absolute reward",
+    )
+
+    def __init__(
+        self,
+        mode: str = "answer",
+        server: str | None = None,
+        model: str | None = None,
+        question: str | None = None,
+        least: float = 0.5,
+        key: str = "OPENAI_API_KEY",
+        request_timeout: float = 60.0,
+        request_retries: int = 3,
+        backoff: float = 1.0,
+        concurrency: int = 16,
+        max_tokens: int = 512,
+        device: str | None = None,
+        batch_size: int = 16,
+        precision: str = "bf16",
+    ) -> None:
+        if mode not in ("answer", "yes"):
+            raise UserError(f'vlm_pairs: unknown mode "{mode}"{nearest(mode, ("answer", "yes"))}')
+        self.mode, self.batch_size, self.least = mode, batch_size, least
+        self.question = question or (ASK_PAIR if mode == "answer" else ASK_PAIR_YES)
+        if mode == "answer":
+            self.question += f'{_END}"Winner: A", "Winner: B" or "Winner: tie".'
+        local = (max_tokens, device, batch_size, precision)
+        calls = (request_timeout, request_retries, backoff, concurrency)
+        self.backend = _backend(server, model, key, *calls, *local)
+        self.remote, self.device = server is not None, getattr(self.backend, "device", None)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Win rates (n,) in [0, 1] of the images (n, 3, H, W) in [0, 1] of one group."""
+        if len(images) < 2:
+            raise RewardError("vlm_pairs: a group of one image has no pairs; set rollout.group_size to 2 or more")
+        text, order = self.question.replace("{prompt}", prompts[0]), list(permutations(range(len(images)), 2))
+        rows = list(images)
+        questions = [Question([rows[i], rows[j]], text, prompts[0]) for i, j in order]
+        parse = winner if self.mode == "answer" else partial(yes_probability, least=self.least)
+        results = self.backend.ask(questions, parse, first=self.mode == "yes")
+        return win_rates(dict(zip(order, results, strict=True)), len(images))

@@ -1,0 +1,261 @@
+"""Where a vision-language model answers: an OpenAI-compatible server (vLLM, SGLang, ...), or transformers in process.
+
+Both answer `Question`s and hand every answer to a parser that raises `Unreadable` where it cannot be understood; what
+stays unreadable, or unanswered, is a `RewardError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.clip import PRECISIONS, pick_device
+
+T = TypeVar("T")
+TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
+PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # statuses after which a request may succeed when sent again
+ANSWERS = ("yes", "no")
+_TRIM = " \t\n\r\"'`.,:;!*▁Ġ"
+
+
+class Unreadable(ValueError):
+    """An answer that cannot be understood; the message quotes it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Images (each (3, H, W) in [0, 1]) and what is asked about them; `prompt` is named when it fails."""
+
+    images: Sequence[Tensor]
+    text: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer's text, and, if asked for, candidates for its first token with their probabilities."""
+
+    text: str
+    first: Sequence[tuple[str, float]] = ()
+
+
+def plain(token: str) -> str:
+    """A token without spaces, marks and capitals."""
+    return token.strip(_TRIM).lower()
+
+
+class Server:
+    """An OpenAI-compatible server at `url` (which ends in /v1), asked by `concurrency` threads over pooled connections.
+
+    `model`: the name under which it serves, None for its only one. `key`: the environment variable with the server's
+    token, if it is set. `timeout`: seconds of silence after which a request has failed. `retries`: further attempts,
+    after `backoff` seconds and twice the wait before; an unreadable answer is asked for again at temperature 0.5.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None,
+        key: str,
+        timeout: float,
+        retries: int,
+        backoff: float,
+        concurrency: int,
+        max_tokens: int,
+    ) -> None:
+        import httpx
+
+        token = os.environ.get(key)
+        self.url, self.retries, self.backoff = url.rstrip("/"), retries, backoff
+        self.concurrency, self.max_tokens = concurrency, max_tokens
+        try:
+            self.client = httpx.Client(
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=timeout,
+                limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            )
+            self.model = model or self._only_model()
+        except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"vlm: the server {url} does not tell its models: {type(error).__name__} {reason}"
+            ) from error
+
+    def _only_model(self) -> str:
+        served = [entry["id"] for entry in self.client.get(f"{self.url}/models").raise_for_status().json()["data"]]
+        if len(served) != 1:
+            raise UserError(f"vlm: the server {self.url} serves {', '.join(served) or 'nothing'}; name one as `model`")
+        return served[0]
+
+    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
+        """The parsed answers, in order. `first`: the parser needs the first token's probabilities, not the text."""
+        images = {id(image): image for question in questions for image in question.images}
+        urls = {key: data_url(image) for key, image in images.items()}  # once, in however many pairs an image is
+        halt = threading.Event()  # after a failure the other requests are not sent again
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="diffrl-vlm") as pool:
+            bodies = [self._body(q.text, [urls[id(image)] for image in q.images], first) for q in questions]
+            rows = zip(questions, bodies, strict=True)
+            waiting = [pool.submit(self._one, question, body, parse, first, halt) for question, body in rows]
+            try:
+                done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # in whatever order they end
+                for error in filter(None, (future.exception() for future in done)):
+                    raise error
+                return [future.result() for future in waiting]
+            except BaseException:
+                halt.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _one(
+        self,
+        question: Question,
+        body: dict[str, Any],
+        parse: Callable[[Reply], T],
+        first: bool,
+        halt: threading.Event,
+    ) -> T:
+        import httpx
+
+        last: Exception | None = None
+        for trial in range(self.retries + 1):
+            if trial and halt.wait(self.backoff * 2 ** (trial - 1)):
+                break
+            try:
+                response = self.client.post(f"{self.url}/chat/completions", json=body)
+                if response.status_code not in PASSING and response.is_error:
+                    said = " ".join(response.text.split())[:300]
+                    raise RewardError(f"vlm: the server {self.url} answered {response.status_code}: {said}")
+                return parse(_reply(response.raise_for_status().json(), first))
+            except Unreadable as error:
+                last, body = error, body | {"temperature": 0.5, "seed": trial + 1}
+            except (httpx.HTTPError, ValueError) as error:
+                last = error
+        said = " ".join(str(last).split()) or "no message"
+        raise RewardError(
+            f'vlm: no usable answer from the server {self.url} on the prompt "{question.prompt}" in {self.retries + 1} '
+            f"tries; the last: {type(last).__name__}: {said}"
+        ) from last
+
+    def _body(self, text: str, urls: Sequence[str], first: bool) -> dict[str, Any]:
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content = [*images, {"type": "text", "text": text}]
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0.0}
+        if first:
+            return body | {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP}
+        return body | {"max_tokens": self.max_tokens}
+
+
+def _reply(answer: Any, first: bool) -> Reply:
+    """What a chat completion says; `Unreadable` if it is none, or lacks the probabilities."""
+    try:
+        choice = answer["choices"][0]
+        text = choice["message"]["content"] or ""
+        if not first:
+            return Reply(text)
+        top = choice["logprobs"]["content"][0]["top_logprobs"]
+        logprobs = torch.tensor([float(entry["logprob"]) for entry in top], dtype=torch.float64)
+        return Reply(text, [(entry["token"], p) for entry, p in zip(top, logprobs.exp().tolist(), strict=True)])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        what = "no probabilities of the first token (logprobs)" if first else "no chat completion"
+        raise Unreadable(f"{what} in {str(answer)[:200]}") from error
+
+
+def data_url(image: Tensor) -> str:
+    """(3, H, W) in [0, 1] as a PNG in a data URL."""
+    from PIL import Image
+
+    pixels = (image.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+class LocalModel:
+    """A vision-language model of transformers (hub id or folder), answering greedily in batches.
+
+    Its answers are the same every time, so an unreadable one is an error at once.
+    """
+
+    def __init__(self, model: str, device: str | None, precision: str, batch_size: int, max_tokens: int) -> None:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+
+        if precision not in PRECISIONS:
+            raise UserError(f'vlm: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        self.device, self.batch_size, self.max_tokens = pick_device(device), batch_size, max_tokens
+        try:
+            network = AutoModelForImageTextToText.from_pretrained(model, dtype=PRECISIONS[precision])
+            self.processor: Any = AutoProcessor.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise UserError(f'vlm: cannot load "{model}": {" ".join(str(error).split())}') from error
+        self.network: Any = network.eval().requires_grad_(False).to(self.device)
+        tokenizer = self.processor.tokenizer
+        tokenizer.padding_side = "left"  # the answer follows the last token of every row
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        spelled = [s + w for w in ("yes", "Yes", "YES", "no", "No", "NO") for s in ("", " ")]
+        tokens = {ids[0] for word in spelled if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1}
+        self.candidates = {
+            i: word for i in sorted(tokens) if (word := tokenizer.decode([i])) and plain(word) in ANSWERS
+        }
+        self.name = model
+
+    @torch.no_grad()
+    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
+        """The parsed answers, in order; see `Server.ask`."""
+        if first and {plain(word) for word in self.candidates.values()} != set(ANSWERS):
+            raise RewardError(f'vlm: yes and no are not single tokens of "{self.name}"; use another mode')
+        answers = []
+        for start in range(0, len(questions), self.batch_size):
+            part = questions[start : start + self.batch_size]
+            inputs = self._inputs(part)
+            replies = self._first(inputs) if first else self._text(inputs)
+            for question, reply in zip(part, replies, strict=True):
+                try:
+                    answers.append(parse(reply))
+                except Unreadable as error:
+                    raise RewardError(
+                        f'vlm: no usable answer of "{self.name}" on the prompt "{question.prompt}": {error}'
+                    ) from error
+        return answers
+
+    def _inputs(self, questions: Sequence[Question]) -> Any:
+        from PIL import Image
+
+        chats = []
+        for question in questions:
+            pixels = [(i.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8) for i in question.images]
+            pictures = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels]
+            content = [{"type": "image", "image": picture} for picture in pictures]
+            chats.append([{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}])
+        inputs = self.processor.apply_chat_template(
+            chats,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True},
+        )
+        return inputs.to(self.device, self.network.dtype)
+
+    def _first(self, inputs: Any) -> list[Reply]:
+        probabilities = self.network(**inputs, use_cache=False).logits[:, -1].float().softmax(dim=-1)
+        rows = probabilities[:, list(self.candidates)].tolist()
+        return [Reply("", list(zip(self.candidates.values(), row, strict=True))) for row in rows]
+
+    def _text(self, inputs: Any) -> list[Reply]:
+        tokens = self.network.generate(**inputs, max_new_tokens=self.max_tokens, do_sample=False)
+        answers = tokens[:, inputs["input_ids"].shape[1] :]
+        return [Reply(text) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]

@@ -1,0 +1,141 @@
+"""Kill a training on two processes again and again, resume it each time, and compare with one that was left alone.
+
+    python scripts/trial_kills.py --kills 30 --out assets/results/kills.json
+
+Each time one of three things happens at a random moment: the whole machine dies (SIGKILL to everything), one worker
+dies (SIGKILL to one process; its launcher must end the others), or the run is pre-empted (SIGTERM to the launcher). In
+the end the weights must be those of the undisturbed run to the bit, no epoch may be missing or there twice, and no file
+left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import yaml
+
+from diffrl import __version__, checkpoint
+from diffrl.tracking import read_metrics
+
+CONFIG = {
+    "model": "playground",
+    "prompts": {"train": "playground/compositional/train", "test": "playground/compositional/test"},
+    "lora": {"rank": 8, "alpha": 16},
+    "rollout": {"groups": 4, "group_size": 4, "steps": 4, "batch_size": 8},
+    "rewards": {"playground": {}},
+    "objective": "nft",
+    "optimise": {"batch_size": 8, "accumulation": 2, "learning_rate": 1e-3},
+    "evaluate": {"every": 3, "prompts": 4, "per_prompt": 2},
+    "checkpoint": {"every": 2, "keep": 2},
+    "tracking": {"samples": 2},
+}
+WAYS = ("machine", "worker", "pre-emption")
+
+
+def launch(config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """`diffrl train` on two CPU processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command += ["-m", "diffrl", "train", str(config), "--resume", "auto"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    with log.open("ab") as file:
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+
+
+def workers(launcher: int) -> list[int]:
+    """The launcher's children."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True).stdout
+    return [int(pid) for pid in found.split()]
+
+
+def disturb(process: subprocess.Popen[bytes], way: str, chance: random.Random) -> float:
+    """Kill in one of `WAYS`; returns the seconds until everything had ended."""
+    started = time.perf_counter()
+    children = workers(process.pid)
+    if way == "machine":
+        for pid in (process.pid, *children):  # workers have sessions of their own, so killpg would miss them
+            os.kill(pid, signal.SIGKILL)
+    elif way == "worker" and children:
+        os.kill(chance.choice(children), signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGTERM)
+    process.wait(timeout=120)
+    return time.perf_counter() - started
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    path = checkpoint.latest(folder)
+    assert path is not None, f"{folder} has no checkpoint"
+    tensors, _ = checkpoint.load(path)
+    return {f"{part}/{name}": value for part, group in tensors.items() for name, value in group.items()}
+
+
+def trial(folder: Path, epochs: int, kills: int, seed: int) -> dict[str, object]:
+    """The undisturbed run, the disturbed one, and what they have in common."""
+    chance, log = random.Random(seed), folder / "log.txt"
+    ended: list[dict[str, object]] = []
+    paths: dict[str, Path] = {}
+    for name in ("whole", "broken"):
+        paths[name] = folder / f"{name}.yaml"
+        paths[name].write_text(yaml.safe_dump({**CONFIG, "epochs": epochs, "run_dir": str(folder / name)}))
+    started = time.perf_counter()
+    assert launch(paths["whole"], log).wait() == 0, f"the undisturbed run failed: {log}"
+    seconds = time.perf_counter() - started
+    while True:
+        process = launch(paths["broken"], log)
+        if len(ended) < kills:
+            try:
+                process.wait(timeout=chance.uniform(0.1, 0.6) * seconds)
+            except subprocess.TimeoutExpired:
+                way = chance.choice(WAYS)
+                ended.append({"way": way, "seconds_to_the_end": round(disturb(process, way, chance), 2)})
+                epoch = max([m["epoch"] for m in read_metrics(folder / "broken")], default=-1)
+                print(f"kill {len(ended)}: {way}, after epoch {epoch}", flush=True)
+                continue
+        assert process.wait() == 0, f"the last part failed: {log}"
+        break
+    whole, broken = final(folder / "whole"), final(folder / "broken")
+    lines = [m["epoch"] for m in read_metrics(folder / "broken")]
+    names = [{str(p.relative_to(folder / n)) for p in (folder / n).rglob("*")} for n in ("whole", "broken")]
+    return {
+        "kills": ended,
+        "weights_equal_to_the_bit": whole.keys() == broken.keys()
+        and all(torch.equal(whole[key], broken[key]) for key in whole),
+        "epochs_once_each": lines == list(range(epochs + 1)),
+        "files_that_differ": sorted(names[0] ^ names[1]),
+        "undisturbed_seconds": round(seconds, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = trial(Path(folder), args.epochs, args.kills, args.seed)
+    result = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__, "torch": torch.__version__}
+    args.out.write_text(json.dumps(result | {"epochs": args.epochs} | found, indent=1) + "\n")
+    good = found["weights_equal_to_the_bit"] and found["epochs_once_each"] and not found["files_that_differ"]
+    print("equal" if good else f"DIFFERENT: {found}")
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""DivGenBench on models: images drawn once, by any number of processes, and the small version in a training."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from diffrl import divgen_run
+from diffrl.config import load_config
+from diffrl.divgen.extractors import NONE, load_extractors
+from diffrl.divgen.observe import Item, as_written, observe, read_folder
+from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.divgen.score import score
+from diffrl.divgen_run import IN_TRAINING, Job, generate_images, score_folder
+from diffrl.errors import UserError
+from diffrl.evaluation import Drawing
+from diffrl.prompts import Prompt
+from diffrl.report import write_report
+from diffrl.rollout import generate
+from diffrl.tracking import read_metrics
+from diffrl.trainers.run import train
+
+PROMPTS = [
+    Prompt(f"red {word}", {"dimension": d, "keyword": word}) for d in DIMENSIONS for word in (f"a {d}", f"b {d}")
+]
+NAMES = {"identity": NONE, "style": NONE, "layout": NONE, "features": "pixels", "lpips": NONE}
+
+
+@pytest.fixture
+def job(tiny_model: Path) -> Job:
+    return Job(Drawing(str(tiny_model), per_prompt=2, steps=2, batch_size=3))
+
+
+def pictures(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.png"))}
+
+
+def test_an_interrupted_call_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert generate_images(job, PROMPTS, whole) == 16
+    write, written = divgen_run._write, []
+
+    def failing(*arguments: Any) -> None:
+        if len(written) == 7:
+            raise KeyboardInterrupt
+        written.append(arguments)
+        write(*arguments)
+
+    monkeypatch.setattr(divgen_run, "_write", failing)
+    with pytest.raises(KeyboardInterrupt):
+        generate_images(job, PROMPTS, broken)
+    assert len(pictures(broken)) == 7
+    missing = score_folder(broken, NAMES)
+    assert len(missing.unreadable) == 9 and missing.dimensions["tonal"]["unreadable"] == 4  # told, not passed over
+    monkeypatch.setattr(divgen_run, "_write", write)
+    assert generate_images(job, PROMPTS, broken) == 10  # three prompts are complete; the fourth is drawn again
+    assert pictures(broken).keys() == pictures(whole).keys()
+    for name in pictures(whole):
+        pixels = [torch.tensor(list(Image.open(folder / name).tobytes())) for folder in (whole, broken)]
+        assert (pixels[0] - pixels[1]).abs().max() <= 1  # another place in a batch rounds otherwise
+    assert generate_images(job, PROMPTS, whole) == 0
+
+
+def test_images_tell_what_they_show(job: Job, tmp_path: Path) -> None:
+    generate_images(job, PROMPTS[:2], tmp_path)
+    with Image.open(tmp_path / "images" / "id" / "00001-01.png") as image:
+        text = dict(image.info)
+    assert text == {"prompt": "red b id", "seed": "0", "member": "1", "dimension": "id", "keyword": "b id"}
+    items = read_folder(tmp_path)
+    assert [(item.prompt, item.member) for item in items] == [(p, m) for p in PROMPTS[:2] for m in (0, 1)]
+
+
+def test_another_job_does_not_continue_a_folder(job: Job, tmp_path: Path) -> None:
+    generate_images(job, PROMPTS[:1], tmp_path)
+    other = Job(replace(job.drawing, seed=3, batch_size=1))
+    with pytest.raises(UserError, match="holds images of another job"):
+        generate_images(other, PROMPTS[:1], tmp_path)
+    with pytest.raises(UserError, match="prompts"):
+        generate_images(job, PROMPTS[:2], tmp_path)
+
+
+def test_two_processes_draw_the_images_of_one(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads play the processes: every one meets the other where a process would."""
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    generate_images(job, PROMPTS, alone)
+    barrier, rank, drawn = threading.Barrier(2, timeout=60), threading.local(), {}
+
+    class Process:
+        num_processes = 2
+        device = torch.device("cpu")
+
+        def __init__(self) -> None:
+            self.process_index = rank.number
+            self.is_main_process = rank.number == 0
+
+        def wait_for_everyone(self) -> None:
+            barrier.wait()
+
+    policies = [job.policy() for _ in range(2)]
+    monkeypatch.setattr(divgen_run, "Accelerator", Process)
+    monkeypatch.setattr(Job, "policy", lambda self: policies[rank.number])
+
+    def work(number: int) -> None:
+        rank.number = number
+        drawn[number] = generate_images(job, PROMPTS, shared)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn == {0: 16, 1: 16}  # the job's images; each drew its half
+    assert pictures(shared).keys() == pictures(alone).keys()
+
+
+def test_scores_of_a_folder_equal_those_of_the_model(job: Job, tmp_path: Path) -> None:
+    generate_images(job, PROMPTS, tmp_path)
+    policy = job.policy()
+    extractors, missing = load_extractors(NAMES)
+    drawn = generate(policy, PROMPTS, job.drawing.spec(policy), **job.drawing.amount())
+    batches = [([Item(PROMPTS[i // 2], i % 2) for i in n.tolist()], as_written(images)) for n, images in drawn]
+    direct = score(observe(batches, extractors), None, missing)
+    assert score_folder(tmp_path, NAMES).values() == direct.values()
+    assert direct.values().keys() >= {"pvs", "diversity", "vendi"}
+
+
+def test_a_training_measures_the_small_version(
+    config_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a model without the published extractors' weights: what needs them is left out with a warning."""
+    monkeypatch.setitem(divgen_run.DEFAULTS, "general", {**NAMES, "layout": "grounding-dino"})
+    monkeypatch.setattr(divgen_run, "IN_TRAINING", 4)
+    path = config_file(evaluate={"every": 3, "prompts": 2, "per_prompt": 2, "divgen": 2})
+    config = load_config(path)
+    train(config)
+    rows = read_metrics(config.run_dir)
+    measured = {row["epoch"]: {k for k in row if k.startswith("eval/divgen/")} for row in rows}
+    keys = {f"eval/divgen/{name}" for name in ("pvs", "diversity", "vendi")}
+    assert measured == {0: keys, 1: set(), 2: keys, 3: keys}
+    assert all(row[key] > 0 for row in rows for key in measured[row["epoch"]])
+    page = write_report(config.run_dir).read_text()
+    assert all(f"divgen/{name}" in page for name in ("pvs", "diversity", "vendi"))
+    assert "divgen/ids" not in page
+
+
+def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    config = load_config(config_file(epochs=1))
+    train(config)
+    checkpoint = next((Path(config.run_dir) / "checkpoints").glob("step-*"))
+    drawing = Drawing(config.model, per_prompt=1, steps=2)
+    generate_images(Job(drawing, checkpoint=str(checkpoint)), PROMPTS[:3], tmp_path / "checkpoint")
+    lora = replace(drawing, lora=str(Path(config.run_dir) / "lora"))
+    generate_images(Job(lora), PROMPTS[:3], tmp_path / "lora")
+    assert pictures(tmp_path / "checkpoint") == pictures(tmp_path / "lora")
+    generate_images(Job(drawing), PROMPTS[:3], tmp_path / "base")
+    assert pictures(tmp_path / "base") != pictures(tmp_path / "lora")
+    record = json.loads((tmp_path / "checkpoint" / "job.json").read_text())
+    assert record["checkpoint"] == str(checkpoint) and record["weights"]
+
+
+def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
+    """True renderings that lose one kind of variety, half of them and all: see scripts/divgen_collapse.py."""
+    path = Path(__file__).parents[2] / "scripts" / "divgen_collapse.py"
+    spec = importlib.util.spec_from_file_location("divgen_collapse", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    items = script.pictured(48)
+    extractors, _ = load_extractors({"identity": "playground", "layout": "playground"})
+
+    def measured(kind: str, share: float) -> dict[str, float]:
+        return score(observe(script.batches(items, kind, share), extractors)).values()
+
+    base = measured("none", 0.0)
+    for kind, name in (("identity", "ids"), ("layout", "sdi"), ("tone", "pvs")):
+        half, full = measured(kind, 0.5), measured(kind, 1.0)
+        falls = [-values[name] if name == "ids" else values[name] for values in (base, half, full)]
+        assert falls[0] > falls[1] > falls[2], (kind, falls)
+        for other in {"ids", "sdi", "pvs"} - {name}:
+            assert full[other] == pytest.approx(base[other], rel=0.15), (kind, other)
+    assert measured("image", 1.0) == {"ids": pytest.approx(1.0), "sdi": pytest.approx(0.0), "pvs": pytest.approx(0.0)}
+
+
+def test_the_small_set_is_as_the_config_says() -> None:
+    assert IN_TRAINING * len(DIMENSIONS) == 64  # evaluate.divgen's help names the number

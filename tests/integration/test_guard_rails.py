@@ -1,0 +1,62 @@
+"""The guard rails in a run: alarms in metrics and console, the last healthy LoRA, an early end, and a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffrl.config import load_config
+from diffrl.tracking import read_metrics
+from diffrl.trainers.run import Run, train
+
+PROXY = [0.1, 0.2, 0.3, 0.4, 0.5]
+TRUTH = [0.5, 0.6, 0.5, 0.4, 0.3]  # best at epoch 1; has parted twice in a row at epoch 3
+
+
+@pytest.fixture
+def hacked(config_file, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config of four epochs whose evaluations say that the proxy rises and the truth falls."""
+
+    def evaluate(self: Run) -> dict[str, float]:
+        return {"eval/redness": PROXY[self.epoch], "eval/truth": TRUTH[self.epoch], "eval/diversity": 0.4}
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    reward = str(Path(__file__).parents[1] / "data" / "warmth.py") + ":Warmth"
+    sections = {"watch": {"truth": {"plugin": reward}}, "epochs": 4, "evaluate": {"every": 1}}
+    return config_file("hacked", guard={"evaluations": 2}, **sections)
+
+
+def alarms(folder: Path) -> dict[int, list[str]]:
+    return {m["epoch"]: [key for key in m if key.startswith("alarm/")] for m in read_metrics(folder)}
+
+
+def test_alarms_are_logged_and_the_last_healthy_lora_is_kept(hacked: Path, capsys) -> None:
+    config = load_config(hacked)
+    train(config)
+    folder = Path(config.run_dir)
+    assert alarms(folder) == {0: [], 1: [], 2: [], 3: ["alarm/parted/truth"], 4: ["alarm/parted/truth"]}
+    assert capsys.readouterr().out.count("ALARM: truth, which is only watched") == 2
+    assert json.loads((folder / "healthy" / "evaluation.json").read_text())["epoch"] == 2
+    healthy, last = (load_file(folder / name / "pytorch_lora_weights.safetensors") for name in ("healthy", "lora"))
+    assert healthy.keys() == last.keys() and any(not torch.equal(healthy[k], last[k]) for k in last)
+
+
+def test_an_alarm_can_end_the_run_and_a_resume_remembers(hacked: Path, capsys) -> None:
+    config = load_config(hacked, ["guard.stop=true"])
+    train(config)
+    folder = Path(config.run_dir)
+    assert list(alarms(folder)) == [0, 1, 2, 3]
+    assert "ended after epoch 3; the last healthy LoRA is" in capsys.readouterr().out
+    # Someone looked, and goes on without the early end: the fourth evaluation knows the first ones.
+    train(load_config(hacked, ["guard.stop=false"]), resume=folder)
+    assert alarms(folder)[4] == ["alarm/parted/truth"]
+
+
+def test_without_a_guard_there_is_none(hacked: Path) -> None:
+    config = load_config(hacked, ["guard.evaluations=null"])
+    train(config)
+    assert not any(alarms(Path(config.run_dir)).values())

@@ -1,0 +1,124 @@
+"""Pre-empted by a signal, a run saves, exits with its own code, and a resume continues as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import final_tensors
+
+from diffrl import checkpoint
+from diffrl.cli import main
+from diffrl.config import load_config
+from diffrl.tracking import read_metrics
+from diffrl.trainers.interrupt import EXIT_CODE, Interrupted, Interrupts
+from diffrl.trainers.loop import TrainingError
+from diffrl.trainers.run import train
+
+# Where the signal arrives: (class, attribute, number of the call).
+MOMENTS = {
+    "sampling": ("diffrl.policy.base:Policy.decode", 5),
+    "optimising": ("diffrl.trainers.loop:Loop._step", 3),
+    "evaluating": ("diffrl.trainers.run:Run.evaluate", 2),
+}
+EVERY = {"every": 3}  # epochs between checkpoints, more than the run has until the signal
+
+
+def signal_at(target: str, call: int, number: int) -> None:
+    """Let the function send a signal to its own process at its `call`-th call, before it does its work."""
+    import importlib
+
+    module, path = target.split(":")
+    kind, name = path.split(".")
+    owner = getattr(importlib.import_module(module), kind)
+    function, count = getattr(owner, name), 0
+
+    def disturbed(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count == call:
+            os.kill(os.getpid(), number)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, disturbed)
+
+
+def train_disturbed(path: Path, moment: str, number: int) -> int:
+    """`diffrl train` in a forked child that gets a signal; its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            signal_at(*MOMENTS[moment], number)
+            code = main(["train", str(path)])
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_loses_nothing(config_file, moment: str) -> None:
+    """Checkpoints are three epochs apart, the signal comes in the second: its first one is kept all the same."""
+    whole, broken = (config_file(name, checkpoint=EVERY) for name in ("whole", "broken"))
+    train(load_config(whole))
+    number = signal.SIGINT if moment == "optimising" else signal.SIGTERM
+    assert train_disturbed(broken, moment, number) == EXIT_CODE
+    folder = Path(load_config(broken).run_dir)
+    kept = checkpoint.latest(folder)
+    assert kept is not None and checkpoint.load(kept)[1]["epoch"] >= 1
+    assert main(["train", str(broken), "--resume", "auto"]) == 0
+    expected, ours = final_tensors(Path(load_config(whole).run_dir)), final_tensors(folder)
+    for part, tensors in expected.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(ours[part][name], tensor), f"{part}/{name} differs after the interruption"
+    assert [m["epoch"] for m in read_metrics(folder)] == [0, 1, 2, 3]
+
+
+def test_resume_auto_starts_a_run_where_there_is_none(config_file, capsys) -> None:
+    path = config_file("fresh", epochs=1)
+    assert main(["train", str(path), "--resume", "auto"]) == 0
+    assert main(["train", "--resume", "auto"]) == 2
+    assert "give CONFIG" in capsys.readouterr().err
+
+
+def test_the_first_signal_is_noted_and_the_second_ctrl_c_stops() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        interrupts.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted, match="ended by SIGINT"):
+            interrupts.check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            sys.stderr.flush()  # the handler runs at the next bytecode
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_of_non_finite_gradients_leaves_its_epoch_to_look_at(config_file, monkeypatch) -> None:
+    """The checkpoint is the epoch's beginning, so a resume runs into the same step; a file says what is known."""
+    from diffrl.trainers.nft import NFT
+
+    loss, calls = NFT.loss, []
+
+    def breaks(self, phi, rows):
+        calls.append(0)
+        return loss(self, phi, rows) * (float("nan") if len(calls) > 4 else 1.0)  # from the second epoch on
+
+    monkeypatch.setattr(NFT, "loss", breaks)
+    config = load_config(config_file("bad", checkpoint=EVERY), ["optimise.max_skipped=0"])
+    with pytest.raises(TrainingError, match="not finite"):
+        train(config)
+    folder = Path(config.run_dir)
+    kept = checkpoint.latest(folder)
+    assert kept is not None and checkpoint.load(kept)[1]["epoch"] == 1
+    found = json.loads((folder / "nonfinite.json").read_text())
+    assert found["epoch"] == 2 and found["step"] == 2 and found["loss"] == "nan"
+    assert set(found["prompts"]) <= set(Path(config.prompts.train).read_text().splitlines())

@@ -1,0 +1,97 @@
+"""The estimate of memory: fake tensors must count what real ones would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_flux, tiny_sd, tiny_sd3
+
+from diffrl import fit
+from diffrl.cli import main
+from diffrl.config import load_config
+from diffrl.policy import load_policy
+from diffrl.policy.lora import LoraSpec
+
+MODELS = {
+    "sd3": lambda folder: tiny_sd3(folder, t5=True, max_sequence_length=8),
+    "flux": tiny_flux,
+    "sd": tiny_sd,
+    "sdxl": lambda folder: tiny_sd(folder, xl=True),
+}
+
+
+def peak_of(forward, parameters) -> int:
+    with fit.Alive(parameters) as alive:
+        forward()
+    return alive.peak
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, family: str) -> None:
+    """A training micro-batch and a sampling forward, on the policy itself and as estimated from its configs."""
+    model = str(MODELS[family](tmp_path / family))
+    config = load_config(config_file("run", model=model, rollout={"resolution": 16}))
+    found = fit.estimate(config)
+    policy = load_policy(model, lora=LoraSpec(rank=4, alpha=8), resolution=16)
+    tokens, width, pooled = policy.backbone.text_shape
+    rows = found.rows
+    real = {}
+    for train, count in ((True, rows), (False, config.rollout.batch_size)):
+        x, t = torch.randn(count, *policy.latent_shape), torch.full((count,), 0.5)
+        cond = type(policy.encode(["a"]))(torch.randn(count, tokens, width), torch.randn(count, pooled))
+        inputs = [x, t, cond.embeds, cond.pooled]  # made outside of what is counted
+
+        def forward(x=x, t=t, cond=cond, train=train) -> None:
+            with torch.set_grad_enabled(train):
+                prediction = policy.predict(x, t, cond)
+                if train:
+                    prediction.v.square().mean().backward()
+
+        real[train] = peak_of(forward, [*policy.network.parameters(), *inputs]) + sum(v.nbytes for v in inputs)
+    assert found.peaks[f"training {rows} rows"] == pytest.approx(real[True], rel=0.05)
+    assert found.peaks[f"sampling {config.rollout.batch_size} rows"] == pytest.approx(real[False], rel=0.05)
+    network = sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)
+    assert found.parts["network"] == network
+    assert found.parts["LoRA, 3 of them"] == 3 * sum(p.nbytes for _, p in policy.trainable)
+
+
+def test_options_that_save_memory_do(config_file) -> None:
+    path = config_file("run")
+
+    def training(*overrides: str) -> int:
+        peaks = fit.estimate(load_config(path, overrides)).peaks
+        return next(size for name, size in peaks.items() if name.startswith("training"))
+
+    plain = training()
+    assert training("optimise.accumulation=4") < 0.7 * plain
+    assert training("optimise.gradient_checkpointing=true") < plain
+    assert training("optimise.precision=bf16") < plain
+
+
+def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "CONTEXT", 0)
+    path = config_file("run", optimise={"accumulation": 1})  # training then needs more than decoding
+    config = load_config(path)
+    whole = fit.estimate(config)
+    assert fit.advise(config, whole.total) == (whole, [])
+    smaller, overrides = fit.advise(config, whole.total - 1)
+    assert smaller.total < whole.total and overrides[0] == "optimise.gradient_checkpointing=true"
+    assert fit.estimate(load_config(path, overrides)).total == smaller.total
+    assert fit.advise(config, sum(whole.parts.values())) is None
+
+
+def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from diffrl import doctor
+
+    path = str(config_file("run", optimise={"accumulation": 1}))
+    assert main(["doctor", path]) == 0
+    assert "it fits" in capsys.readouterr().out
+    needed = fit.estimate(load_config(path)).total
+    monkeypatch.setattr(doctor, "_free", lambda: ("a small card", needed - 1))
+    assert main(["doctor", path]) == 1
+    assert "it would: optimise.gradient_checkpointing=true" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "_free", lambda: ("a tiny card", 1000))
+    assert main(["doctor", path]) == 1
+    assert "would not help" in capsys.readouterr().out

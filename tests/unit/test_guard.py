@@ -1,0 +1,73 @@
+"""The guard rails: when they speak up, and when they keep quiet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diffrl.guard import Guard
+
+GUARD = Guard(trained=["proxy"], watched=["truth", "flaws"], lower={"flaws"})
+
+
+def history(**columns: list[float | None]) -> list[dict[str, Any]]:
+    """Evaluations every ten epochs with `eval/NAME` from each column."""
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {"epoch": 10 * i, **{f"eval/{name}": value for name, value in zip(columns, row, strict=True)}}
+        for i, row in enumerate(rows)
+    ]
+
+
+def names(past: list[dict[str, Any]], guard: Guard = GUARD) -> list[str]:
+    return [alarm.name for alarm in guard.alarms(past)]
+
+
+def test_parted_for_three_evaluations_and_not_before() -> None:
+    past = history(proxy=[0.1, 0.2, 0.3, 0.4, 0.5], truth=[0.5, 0.6, 0.5, 0.4, 0.3])
+    assert [names(past[:n]) for n in range(1, 6)] == [[], [], [], [], ["parted/truth"]]
+    (alarm,) = GUARD.alarms(past)
+    assert "truth" in alarm.text and "0.600 in epoch 10 to 0.300 in epoch 40" in alarm.text
+
+
+def test_an_evaluation_in_between_that_agrees_starts_the_count_again() -> None:
+    past = history(proxy=[0.1, 0.2, 0.3, 0.4, 0.5], truth=[0.6, 0.5, 0.65, 0.5, 0.4])
+    assert names(past) == []
+
+
+def test_of_flaws_a_lower_number_is_better() -> None:
+    past = history(proxy=[0.1, 0.2, 0.3, 0.4], flaws=[0.1, 0.2, 0.3, 0.4])
+    assert names(past) == ["parted/flaws"]
+    assert names(history(proxy=[0.1, 0.2, 0.3, 0.4], flaws=[0.4, 0.3, 0.2, 0.1])) == []
+
+
+def test_both_falling_is_no_hacking() -> None:
+    assert names(history(proxy=[0.5, 0.4, 0.3, 0.2], truth=[0.6, 0.5, 0.4, 0.3])) == []
+
+
+def test_a_little_worse_is_noise() -> None:
+    assert names(history(proxy=[0.1, 0.2, 0.3, 0.4], truth=[0.5, 0.495, 0.495, 0.495])) == []
+
+
+def test_a_value_that_applies_to_nothing_is_left_out() -> None:
+    past = history(proxy=[0.1, 0.2, 0.3, 0.4, 0.5], truth=[0.6, 0.5, None, 0.4, 0.3])
+    assert names(past) == ["parted/truth"]
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0.21, []), (0.19, ["diversity"])])
+def test_diversity_below_half_of_the_base_models(now: float, expected: list[str]) -> None:
+    assert names(history(diversity=[0.4, now])) == expected
+    assert names(history(diversity=[0.4, now]), Guard([], [], diversity=None)) == []
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0.55, []), (0.65, ["saturation"]), (0.15, ["saturation"])])
+def test_saturation_outside_of_the_base_models_range(now: float, expected: list[str]) -> None:
+    past = history(saturation=[0.4, now])
+    past[0]["eval/saturation/std"] = 0.1
+    assert names(past) == expected
+    assert names(past, Guard([], [], saturation=False)) == []
+
+
+def test_the_base_model_alone_raises_no_alarm() -> None:
+    assert names(history(proxy=[0.1], truth=[0.5], diversity=[0.3])) == []

@@ -1,0 +1,228 @@
+"""A run's rewards: built once, offloaded, kept on disk, and what a config may ask of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.rewards import RewardError
+from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
+from diffrl.trainers.parts import build_scorers
+
+CPU = torch.device("cpu")
+IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+PLUGIN = """
+import torch
+
+class Linear:
+    name = "linear"
+
+    def __init__(self, gain: float = 1.0, device: str | None = None, weights: str = ""):
+        self.device = device
+        self.model = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(self.model.weight, gain)
+        self.calls = []
+
+    def __call__(self, images, prompts, metadata):
+        self.calls.append(len(images))
+        self.seen = {str(p.device) for p in self.model.parameters()}
+        return images.mean((1, 2, 3)) * self.model.weight.sum().to(images)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    return f"{tmp_path / 'mine.py'}:Linear"
+
+
+def test_equal_rewards_are_built_once(plugin: str) -> None:
+    entries = {
+        "a": Entry(plugin, {"gain": 2.0}),
+        "b": Entry(plugin, {"gain": 2.0}),
+        "c": Entry(plugin, {"gain": 3.0}),
+        "d": Entry(plugin, {"gain": 2.0, "device": "meta"}),
+    }
+    rewards: dict[str, Any] = build_rewards(entries, CPU)
+    assert rewards["a"] is rewards["b"] and len(set(map(id, rewards.values()))) == 3
+    assert (rewards["a"].device, rewards["d"].device) == ("cpu", "meta")
+
+
+def test_training_and_evaluation_share_rewards(plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(
+        f"rewards: {{a: {{plugin: '{plugin}', gain: 2.0}}}}\nwatch: {{b: {{plugin: '{plugin}', gain: 2.0}}}}\n"
+    )
+    scorer, judges = build_scorers(load_config("run.yaml"), CPU)
+    assert scorer.names == ["a"] and judges.names == ["a", "b"]
+    assert scorer.rewards["a"] is judges.rewards["a"] is judges.rewards["b"]
+
+
+class Owner:
+    """A reward whose weights lie two objects deep, seen by two names."""
+
+    name, device = "owner", "meta"
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = {"inner": [module]}
+        self.again = module
+        self.here: set[str] = set()
+
+    def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+        self.here = {parameter.device.type for parameter in self.again.parameters()}
+        return images.mean((1, 2, 3))
+
+
+def test_modules_are_found_once_and_outermost() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert modules_of(Owner(module)) == [module]
+    assert modules_of(object()) == []
+
+
+def test_offloaded_weights_are_on_the_device_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[str] = []
+    module = nn.Linear(2, 2)
+    monkeypatch.setattr(module, "to", lambda device: moves.append(str(device)))
+    reward = Owner(module)
+    offloaded = Offloaded(reward)
+    assert moves == ["cpu"]
+    torch.testing.assert_close(offloaded(IMAGES, [""] * 6, [{}] * 6), IMAGES.mean((1, 2, 3)))
+    assert moves == ["cpu", "meta", "cpu"]
+    monkeypatch.setattr(Owner, "__call__", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        offloaded(IMAGES, [""] * 6, [{}] * 6)
+    assert moves[-1] == "cpu"
+    with pytest.raises(UserError, match='"owner" has no torch modules'):
+        Offloaded(Owner("no module"))  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_offloading_frees_the_accelerator(plugin: str) -> None:
+    reward: Any = build_rewards({"a": Entry(plugin, {"gain": 2.0}, offload=True)}, torch.device("cuda"))["a"]
+    scores = reward(IMAGES.cuda(), [""] * 6, [{}] * 6).cpu()
+    torch.testing.assert_close(scores, IMAGES.mean((1, 2, 3)) * 6)
+    assert reward.reward.seen == {"cuda:0"}
+    assert {p.device.type for p in reward.reward.model.parameters()} == {"cpu"}
+
+
+def test_on_the_cpu_nothing_is_offloaded_and_shared_weights_only_together(plugin: str) -> None:
+    asked = Entry(plugin, {}, offload=True)
+    assert not isinstance(build_rewards({"a": asked}, CPU)["a"], Offloaded)
+    elsewhere = {"device": "meta"}
+    entries = {"a": Entry(plugin, elsewhere, offload=True), "b": Entry(plugin, elsewhere)}
+    with pytest.raises(UserError, match='a: offload: its weights are shared with "b"'):
+        build_rewards(entries, CPU)
+
+
+def scored(reward: Any, images: Tensor, prompt: str = "a", metadata: dict | None = None) -> Tensor:
+    return reward(images, [prompt] * len(images), [metadata or {}] * len(images))
+
+
+def test_a_cached_score_is_computed_once(plugin: str, tmp_path: Path) -> None:
+    def build(**arguments: Any) -> Any:
+        return build_rewards({"a": Entry(plugin, arguments, cache=str(tmp_path / "kept"))}, CPU)["a"]
+
+    first = build(gain=2.0)
+    twice = torch.cat([IMAGES[:4], IMAGES[:2]])
+    torch.testing.assert_close(scored(first, twice), twice.mean((1, 2, 3)) * 6)
+    assert first.reward.calls == [4] and (first.hits, first.misses) == (2, 4)
+    again = build(gain=2.0)  # as another process would
+    torch.testing.assert_close(scored(again, IMAGES), IMAGES.mean((1, 2, 3)) * 6)
+    assert again.reward.calls == [2]
+    torch.testing.assert_close(scored(again, IMAGES), scored(first, IMAGES), rtol=0, atol=0)
+    assert again.reward.calls == [2] and first.reward.calls == [4]
+    # Whatever may change a score is another key.
+    for other in (
+        lambda: scored(again, IMAGES[:1], "b"),
+        lambda: scored(again, IMAGES[:1], "a", {"n": 1}),
+        lambda: scored(again, IMAGES[:1] + 1e-7),
+        lambda: scored(again, IMAGES[:1].mT.contiguous()),
+    ):
+        before = len(again.reward.calls)
+        other()
+        assert len(again.reward.calls) == before + 1
+    assert scored(build(gain=3.0), IMAGES[:1]).item() == pytest.approx(9 * IMAGES[0].mean().item())
+
+
+def test_the_key_follows_code_arguments_and_files(plugin: str, tmp_path: Path) -> None:
+    reward = build_rewards({"a": Entry(plugin)}, CPU)["a"]
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"1")
+    plain = identity_of(plugin, {"weights": str(weights)}, reward)
+    assert plain == identity_of(plugin, {"weights": str(weights), "device": "cuda:3", "batch_size": 4}, reward)
+    assert plain != identity_of(plugin, {"weights": str(weights), "gain": 2.0}, reward)
+    weights.write_bytes(b"22")
+    assert plain != (changed := identity_of(plugin, {"weights": str(weights)}, reward))
+    assert changed != identity_of(plugin, {"weights": str(tmp_path)}, reward)
+    os.utime(weights, (0, 0))  # a copy on another machine
+    assert changed == identity_of(plugin, {"weights": str(weights)}, reward)
+    (tmp_path / "mine.py").write_text(PLUGIN + "\n# another version\n")
+    assert changed != identity_of(plugin, {"weights": str(weights)}, reward)
+
+
+def test_failures_are_not_kept(tmp_path: Path) -> None:
+    class Bad:
+        name = "bad"
+        answer: Any = torch.full((6,), torch.nan)
+
+        def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Any:
+            return self.answer
+
+    reward = Bad()
+    cached = Cached(reward, tmp_path, "")
+    for answer, said in ((reward.answer, "returned nan"), (torch.ones(5), r"shape \(5,\)"), (None, "NoneType")):
+        reward.answer = answer
+        with pytest.raises(RewardError, match=said):
+            scored(cached, IMAGES)
+    reward.answer = torch.ones(6)
+    assert scored(cached, IMAGES).eq(1).all()
+
+
+def test_what_cannot_be_cached_is_said(plugin: str, tmp_path: Path) -> None:
+    class Group:
+        name, groupwise = "group", True
+
+        def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+            return images.mean((1, 2, 3))
+
+    with pytest.raises(UserError, match='"group" judges whole groups'):
+        Cached(Group(), tmp_path, "")
+    (tmp_path / "scores.sqlite").write_text("no database, but long enough to be looked at as one" * 20)
+    with pytest.raises(UserError, match=r"a: cache: .*scores.sqlite cannot be used: file is not a database"):
+        build_rewards({"a": Entry(plugin, cache=str(tmp_path))}, CPU)
+
+
+def test_a_run_composes_and_reports_the_plain_scores(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    import json
+
+    from diffrl.trainers.run import train
+
+    red = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
+    shape = {"standardise": {}, "gate": {"by": "power", "least": 2.0, "otherwise": 0.0}}  # shut: no signal at all
+    config = load_config(
+        config_file(
+            epochs=1,
+            objective="grpo",
+            grpo={"beta": 0.0},
+            rollout={"sampler": "flow_sde"},
+            rewards={"redness": {"plugin": red, "shape": shape, "cache": str(tmp_path / "kept")}},
+            watch={"power": {"plugin": red, "power": 0.5}, "unread": {"plugin": red, "power": 0.25}},
+            tracking={"samples": 0},
+        )
+    )
+    train(config)
+    first, last = (json.loads(line) for line in (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines())
+    assert last["reward/redness"] > 0 and last["reward/redness/std"] > 0  # measured as it is, although the gate is shut
+    assert last["watch/power"] > 0 and "watch/unread" not in last and {"eval/power", "eval/unread"} <= set(last)
+    assert last["grad_norm"] == 0  # nothing is better than anything else
+    assert first["eval/redness"] is not None

@@ -1,0 +1,372 @@
+"""The vision-language judge: against a real small HTTP server, and on a tiny Qwen2.5-VL saved in the hub's format."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffrl.errors import UserError
+from diffrl.rewards import RewardError, load_reward
+from diffrl.rewards.check import examine, playground_examples
+from diffrl_zoo.vlm import rubric_score, win_rates, winner, yes_probability
+from diffrl_zoo.vlm_backends import Reply, Unreadable
+
+PROMPT = 'a {red} "circle" on white'
+
+
+class Judge(ThreadingHTTPServer):
+    """An OpenAI-compatible server that judges by brightness; `script` has the faults of the next requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.script: list[str] = []
+        self.models, self.delay, self.busy, self.peak, self.lock = ["judge"], 0.0, 0, 0, threading.Lock()
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        content = body["messages"][0]["content"]
+        lights, text = [], content[-1]["text"]
+        for part in content[:-1]:
+            head, _, data = part["image_url"]["url"].partition(",")
+            assert head == "data:image/png;base64"
+            lights.append(float(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).mean()) / 255)
+        if body.get("logprobs"):
+            p = lights[0] if len(lights) == 1 else 0.5 + (lights[0] - lights[1]) / 2
+            top = [("Yes", 0.6 * p), (" yes", 0.3 * p), ("No", 0.9 * (1 - p)), ("Well", 0.1)]
+            entries = [{"token": token, "logprob": log(max(value, 1e-9))} for token, value in top]
+            return {"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": entries}]}}
+        if len(lights) == 2:
+            gap = lights[0] - lights[1]
+            said = "tie" if abs(gap) < 0.01 else "A" if gap > 0 else "B"
+            return {"message": {"content": f"A is nice. B, too.\n\n**Winner: {said}**"}}
+        assert "Score: X" in text
+        return {"message": {"content": f"It shows a shape.\nScore: {1 + 4 * lights[0]:.3f}"}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Judge
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def send(self, status: int, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        self.send(200, json.dumps({"data": [{"id": name} for name in self.server.models]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append(body)
+            self.server.headers.append(dict(self.headers))
+            self.server.busy += 1
+            self.server.peak = max(self.server.peak, self.server.busy)
+            fault = self.server.script.pop(0) if self.server.script else ""
+        time.sleep(self.server.delay)
+        with self.server.lock:
+            self.server.busy -= 1
+        if fault == "slow":
+            time.sleep(1.5)
+        if fault.isdigit():
+            self.send(int(fault), "no such luck")
+        elif fault == "hang up":
+            self.close_connection = True
+            self.connection.close()
+        elif fault == "no json":
+            self.send(200, "<html>")
+        elif fault:
+            self.send(200, json.dumps({"choices": [{"message": {"content": "" if fault == "slow" else fault}}]}))
+        else:
+            self.send(200, json.dumps({"choices": [self.server.answer(body)]}))
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    server = Judge()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def build(judge: Judge, name: str = "vlm", **params: Any) -> Any:
+    return load_reward(name, server=judge.url, key="JUDGE_KEY", backoff=0.0, **params)
+
+
+def lit(*lights: float) -> torch.Tensor:
+    """One grey image of each brightness, exact in bytes."""
+    return torch.stack([torch.full((3, 16, 16), round(255 * light) / 255) for light in lights])
+
+
+def failure(reward: Any, images: torch.Tensor) -> str:
+    with pytest.raises(RewardError) as caught:
+        reward(images, [PROMPT] * len(images), [{}] * len(images))
+    return str(caught.value)
+
+
+# the server
+
+
+def test_yes_is_the_share_of_yes_and_no(judge: Judge) -> None:
+    reward, images = build(judge), lit(0.0, 0.25, 0.5, 1.0)
+    scores = reward(images, [PROMPT] * 4, [{}] * 4)
+    torch.testing.assert_close(scores, images.mean(dim=(1, 2, 3)), atol=1e-6, rtol=0)
+    body = judge.requests[0]
+    assert body["model"] == "judge" and body["temperature"] == 0.0 and body["max_tokens"] == 1
+    assert body["logprobs"] is True and body["top_logprobs"] == 20
+    assert PROMPT in body["messages"][0]["content"][1]["text"]  # braces and quotes as they are
+    assert judge.headers[0]["Authorization"] == "Bearer sesame"
+
+
+def test_the_rubrics_number(judge: Judge) -> None:
+    reward, images = build(judge, mode="score", low=1, high=5), lit(0.2, 0.8)
+    scores = reward(images, [PROMPT] * 2, [{}] * 2)
+    torch.testing.assert_close(scores, 1 + 4 * images.mean(dim=(1, 2, 3)), atol=1e-3, rtol=0)
+    assert reward.card.range == (1, 5)
+
+
+def test_win_rates_in_a_group(judge: Judge) -> None:
+    reward = build(judge, "vlm_pairs")
+    assert reward(lit(0.5, 0.1, 0.9, 0.5), [PROMPT] * 4, [{}] * 4).tolist() == pytest.approx([0.5, 0.0, 1.0, 0.5])
+    assert len(judge.requests) == 12  # every pair in both orders
+    soft = build(judge, "vlm_pairs", mode="yes")
+    lights = lit(0.4, 0.2, 0.8)
+    values = lights.mean(dim=(1, 2, 3))
+    expected = torch.stack([(0.5 + (v - values) / 2).sum() - 0.5 for v in values]) / 2
+    torch.testing.assert_close(soft(lights, [PROMPT] * 3, [{}] * 3), expected, atol=1e-6, rtol=0)
+    assert "set rollout.group_size to 2 or more" in failure(reward, lit(0.5))
+
+
+def test_requests_run_at_once_and_answers_keep_their_order(judge: Judge) -> None:
+    judge.delay = 0.1
+    reward, images = build(judge, concurrency=8), torch.rand(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = (images * torch.linspace(0.1, 1, 24).view(-1, 1, 1, 1) * 255).round() / 255
+    scores = reward(images, [PROMPT] * 24, [{}] * 24)
+    assert 4 <= judge.peak <= 8
+    torch.testing.assert_close(scores, images.mean(dim=(1, 2, 3)), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "hang up", "no json", "slow", "I cannot say."])
+def test_a_fault_that_passes_is_tried_again(judge: Judge, fault: str) -> None:
+    judge.script = [fault, fault]
+    limit = 0.6 if fault == "slow" else 30.0
+    reward, images = build(judge, mode="score", concurrency=1, request_timeout=limit), lit(0.5)
+    assert reward(images, [PROMPT], [{}]).item() == pytest.approx(1 + 4 * images.mean().item(), abs=1e-3)
+    assert len(judge.requests) == 3
+    heat = [body["temperature"] for body in judge.requests]
+    assert heat == ([0.0, 0.5, 0.5] if fault == "I cannot say." else [0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("500", "HTTPStatusError"),
+        ("no json", "JSONDecodeError"),
+        ("Score: 0", "is not a number from 1 to 5"),
+        ("I would give it a Score: 4", 'the last line is not "Score: X"'),
+        ("hang up", "RemoteProtocolError"),
+    ],
+)
+def test_a_fault_that_stays_is_an_error_and_no_number(judge: Judge, fault: str, said: str) -> None:
+    judge.script = [fault] * 3
+    message = failure(build(judge, mode="score", request_retries=2, concurrency=1), lit(0.5))
+    assert said in message and judge.url in message and PROMPT in message and "in 3 tries" in message
+
+
+def test_what_trying_again_cannot_mend_fails_at_once(judge: Judge) -> None:
+    judge.script = ["401"] * 9
+    assert "answered 401: no such luck" in failure(build(judge, concurrency=1), lit(0.5))
+    assert len(judge.requests) == 1
+    judge.script = ["Yes"]
+    assert "no probabilities of the first token" in failure(build(judge, concurrency=1, request_retries=0), lit(0.5))
+
+
+def test_after_a_failure_the_others_are_not_tried_again(judge: Judge) -> None:
+    judge.delay, judge.script = 0.05, ["401", *["500"] * 20]
+    reward = load_reward("vlm", server=judge.url, concurrency=4, backoff=60.0)  # a minute until the second try
+    start = time.perf_counter()
+    failure(reward, lit(0.1, 0.2, 0.3, 0.4))
+    assert time.perf_counter() - start < 30 and len(judge.requests) <= 4
+
+
+def test_servers_that_cannot_be_used_are_named(judge: Judge) -> None:
+    judge.models = ["one", "two"]
+    with pytest.raises(UserError, match="serves one, two; name one as `model`"):
+        build(judge)
+    chosen = build(judge, model="two")
+    assert chosen.backend.model == "two" and chosen.remote is True and chosen.device is None
+    with pytest.raises(UserError, match="does not tell its models: ConnectError"):
+        load_reward("vlm", server="http://127.0.0.1:9/v1")
+    with pytest.raises(UserError, match="name a `server`"):
+        load_reward("vlm")
+    with pytest.raises(UserError, match=r'unknown mode "pairs".*vlm_pairs compares'):
+        build(judge, mode="pairs")
+
+
+def test_all_modes_conform_on_the_server(judge: Judge) -> None:
+    images, prompts = playground_examples()
+    for name, mode, every in (("vlm", "yes", 16), ("vlm", "score", 16), ("vlm_pairs", "answer", 24)):
+        bad = [r for r in examine(build(judge, name, mode=mode), images[::every], prompts[::every]) if not r.passed]
+        assert not bad, bad
+
+
+# reading answers
+
+
+def test_numbers_are_read_strictly() -> None:
+    def score(text: str) -> float:
+        return rubric_score(Reply(text), 0.0, 10.0)
+
+    for text in ("Score: 7", "good\n**Score: 7**\n", "score = 7.0", "Final Score: 7/10.", "Score: 7\nScore: 7"):
+        assert score(text) == 7.0, text
+    for text in ("", "7", "Score: seven", "Score: 7 of 10", "Score: 11", "Score: -1", "Score: 7/5", "Score: 7\nThanks!",
+                 "Score: 3\nScore: 7", "Score: 7 8", "Score: nan", "Score: 1e1"):  # fmt: skip
+        with pytest.raises(Unreadable):
+            score(text)
+
+
+def test_winners_are_read_strictly() -> None:
+    texts = ("Winner: A", "hm\nwinner: image b.", "**Winner: tie**")
+    assert [winner(Reply(text)) for text in texts] == [1.0, 0.0, 0.5]
+    for text in ("", "A", "Winner: C", "Winner: A or B", "Winner: A\nor not"):
+        with pytest.raises(Unreadable):
+            winner(Reply(text))
+
+
+def test_yes_needs_yes_or_no() -> None:
+    tokens = [("Yes", 0.5), ("▁yes", 0.1), (" NO.", 0.2), ("yesterday", 0.2)]
+    assert yes_probability(Reply("", tokens), 0.5) == pytest.approx(0.75)
+    assert yes_probability(Reply("", [("no", 0.9)]), 0.5) == 0.0
+    with pytest.raises(Unreadable, match=r"0\.8 together"):
+        yes_probability(Reply("", tokens), 0.9)
+    with pytest.raises(Unreadable):
+        yes_probability(Reply("", [("maybe", 1.0)]), 0.0)
+
+
+def test_win_rates_by_hand() -> None:
+    wins = {(0, 1): 1.0, (1, 0): 1.0, (0, 2): 1.0, (2, 0): 0.0, (1, 2): 0.5, (2, 1): 0.5}
+    assert win_rates(wins, 3).tolist() == pytest.approx([3 / 4, 2 / 4, 1 / 4])
+
+
+# in process
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random Qwen2.5-VL with its processor, a byte-pair tokenizer and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    special = ["<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    pairs = [(word[:i], word[i]) for word in ("Yes", "yes", "No", "no") for i in range(1, len(word))]
+    tokens = Counter([*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in pairs)])
+    ids = {token: i for i, token in enumerate(tokens)}
+    base = Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    base.pre_tokenizer, base.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=base, pad_token=special[0], eos_token=special[0], additional_special_tokens=special
+    )
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    parts = (Qwen2VLImageProcessor(size=size), tokenizer, Qwen2VLVideoProcessor(size=size))
+    width = {"hidden_size": 32, "intermediate_size": 64}
+    vision = {
+        **width,
+        "depth": 2,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    text = {**width, "vocab_size": len(ids), "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    text |= {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    names = {"image_token_id": 4, "video_token_id": 5, "vision_start_token_id": 2, "vision_end_token_id": 3}
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(vision_config=vision, text_config=text, **names))
+    folder = tmp_path_factory.mktemp("qwen")
+    model.save_pretrained(folder)
+    Qwen2_5_VLProcessor(*parts, chat_template=template).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_local_model_conforms(qwen: str) -> None:
+    images, prompts = playground_examples()
+    common = {"model": qwen, "device": "cpu", "precision": "fp32", "least": 0.0, "batch_size": 8}
+    bad = [r for r in examine(load_reward("vlm", **common), images[::16], prompts[::16]) if not r.passed]
+    assert not bad, bad
+    pairs: Any = load_reward("vlm_pairs", mode="yes", **common)
+    assert pairs.remote is False and pairs.device == torch.device("cpu") and pairs.groupwise
+    bad = [r for r in examine(pairs, images[:4], prompts[:4]) if not r.passed]
+    assert not bad, bad
+    assert pairs(images[:4], prompts[:1] * 4, [{}] * 4).mean().item() == pytest.approx(0.5)  # every win is a loss
+
+
+def test_the_probability_is_the_next_tokens(qwen: str) -> None:
+    """Softmax over the whole vocabulary at the place of the answer, yes over yes and no, one image alone."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    images, prompts = playground_examples()
+    reward: Any = load_reward("vlm", model=qwen, device="cpu", precision="fp32", least=0.0, question="Is it {prompt}?")
+    scores = reward(images[:3], prompts[:3], [{}] * 3)
+    model, processor = (
+        Qwen2_5_VLForConditionalGeneration.from_pretrained(qwen).eval(),
+        AutoProcessor.from_pretrained(qwen),
+    )
+    ids = {word: processor.tokenizer.encode(word)[0] for word in ("Yes", "yes", "No", "no")}
+    for image, prompt, score in zip(images[:3], prompts[:3], scores.tolist(), strict=True):
+        picture = Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+        asked = f"<|vision_start|><|image_pad|><|vision_end|>Is it {prompt}?"
+        chat = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+        with torch.no_grad():
+            inputs = processor(text=[chat], images=[picture], return_tensors="pt")
+            p = model(**inputs).logits[0, -1].softmax(-1)
+        yes, no = float(p[ids["Yes"]] + p[ids["yes"]]), float(p[ids["No"]] + p[ids["no"]])
+        assert score == pytest.approx(yes / (yes + no), abs=1e-5)
+
+
+def test_a_local_model_that_talks_nonsense_is_an_error(qwen: str, tmp_path: Path) -> None:
+    images = lit(0.5)
+    words = {"model": qwen, "device": "cpu", "precision": "fp32", "max_tokens": 4}
+    assert 'the last line is not "Score: X"' in failure(load_reward("vlm", mode="score", **words), images)
+    assert 'the last line is not "Winner: A"' in failure(load_reward("vlm_pairs", **words), lit(0.2, 0.5))
+    assert "less than 0.5" in failure(load_reward("vlm", model=qwen, device="cpu", precision="fp32"), images)
+    with pytest.raises(UserError, match="vlm: cannot load"):
+        load_reward("vlm", model=str(tmp_path))
