@@ -1,8 +1,18 @@
-"""Where the shipped folders (`configs`, `assets`) are: beside the package in a checkout, inside it in a wheel."""
+"""Files: where the shipped folders (`configs`, `assets`) are, and a user's own Python files.
+
+The shipped folders lie beside the package in a checkout, inside it in a wheel.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import sys
+import traceback
 from pathlib import Path
+from types import ModuleType
+
+from diffrl.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -15,3 +25,30 @@ def shipped(folder: str, *parts: str) -> Path:
     checkout = _PACKAGE.parent / folder
     root = checkout if (_PACKAGE.parent / "pyproject.toml").exists() and checkout.exists() else _PACKAGE / f"_{folder}"
     return root.joinpath(*parts)
+
+
+def import_file(path: Path, kind: str) -> ModuleType:
+    """The module in a user's Python file; `kind` ("reward", "extractor") is for messages and the module's name.
+
+    Raises:
+        UserError: what went wrong in the file, and in which line.
+    """
+    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
+    name = f"diffrl_{kind}_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
+    return module
+
+
+def where(error: Exception) -> str:
+    """`TypeError: message (file.py:12)`, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

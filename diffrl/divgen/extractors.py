@@ -13,11 +13,9 @@ arrays, or None where nothing was found:
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +27,7 @@ from torch import Tensor
 from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Prompt
+from diffrl.resources import import_file
 
 Found = np.ndarray | None
 Device = torch.device | str
@@ -140,16 +139,7 @@ def load_extractors(names: Mapping[str, str], device: Device = "cpu") -> tuple[d
 
 
 def _class_of(path: Path, class_name: str) -> Any:
-    name = f"diffrl_extractor_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    module = import_file(path, "extractor")
     if not hasattr(module, class_name):
         raise UserError(f'no class "{class_name}" in {path}{nearest(class_name, vars(module))}')
     return getattr(module, class_name)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -15,6 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from diffrl.errors import UserError, nearest
+from diffrl.resources import import_file, where
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 
 GROUP = "diffrl.rewards"
@@ -45,7 +42,7 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f'reward "{name_or_path}" could not be built: {_where(error)}') from error
+        raise UserError(f'reward "{name_or_path}" could not be built: {where(error)}') from error
     if missing := missing_of_instance(reward):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return cast(Reward, reward)
@@ -118,7 +115,7 @@ def _installed(name: str) -> type:
     try:
         return plugins[name].load()
     except Exception as error:
-        raise UserError(f'reward "{name}" ({plugins[name].value}) cannot be imported: {_where(error)}') from error
+        raise UserError(f'reward "{name}" ({plugins[name].value}) cannot be imported: {where(error)}') from error
 
 
 def _class_in_file(path: Path, class_name: str) -> type:
@@ -132,27 +129,9 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UserError(f'no reward file "{path}"{nearest(path.name, siblings)}')
-    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
-    name = f"diffrl_reward_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"reward file {path} cannot be imported: {_where(error)}") from error
-    return module
+    return import_file(path, "reward")
 
 
 def _fitting_classes(module: ModuleType) -> list[str]:
     own = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
     return [c.__name__ for c in own if not missing_of_class(c)]
-
-
-def _where(error: Exception) -> str:
-    """`TypeError: message (file.py:12)`, on one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
