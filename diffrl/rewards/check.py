@@ -22,7 +22,13 @@ from diffrl.rewards.scoring import applies
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
 COUNT = 12
-GENERAL = ('a shop sign that says "OPEN"', "a photo of a dog beside a red bench", "two cats left of a blue door")
+GENERAL = (
+    'a shop sign that says "OPEN"',
+    "a photo of a dog beside a red bench",
+    "two cats left of a blue door",
+    "a photo of a dog",  # this one and the next are GenEval's templates
+    "a photo of two dogs",
+)
 
 
 @dataclass(frozen=True)
