@@ -84,7 +84,7 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{part}/{name}": value for part, group in tensors.items() for name, value in group.items()}
 
 
-def trial(folder: Path, epochs: int, kills: int, seed: int) -> dict[str, object]:
+def trial(folder: Path, epochs: int, kills: int, life: tuple[float, float], seed: int) -> dict[str, object]:
     """The undisturbed run, the disturbed one, and what they have in common."""
     chance, log = random.Random(seed), folder / "log.txt"
     ended: list[dict[str, object]] = []
@@ -99,7 +99,7 @@ def trial(folder: Path, epochs: int, kills: int, seed: int) -> dict[str, object]
         process = launch(paths["broken"], log)
         if len(ended) < kills:
             try:
-                process.wait(timeout=chance.uniform(0.1, 0.6) * seconds)
+                process.wait(timeout=chance.uniform(*life))
             except subprocess.TimeoutExpired:
                 way = chance.choice(WAYS)
                 ended.append({"way": way, "seconds_to_the_end": round(disturb(process, way, chance), 2)})
@@ -124,12 +124,13 @@ def trial(folder: Path, epochs: int, kills: int, seed: int) -> dict[str, object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--life", type=float, nargs=2, default=(5.0, 15.0), help="shortest and longest, in seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = trial(Path(folder), args.epochs, args.kills, args.seed)
+        found = trial(Path(folder), args.epochs, args.kills, tuple(args.life), args.seed)
     result = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__, "torch": torch.__version__}
     args.out.write_text(json.dumps(result | {"epochs": args.epochs} | found, indent=1) + "\n")
     good = found["weights_equal_to_the_bit"] and found["epochs_once_each"] and not found["files_that_differ"]
