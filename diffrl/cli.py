@@ -13,10 +13,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from diffrl import __version__
+from diffrl.commands import subcommand
 from diffrl.d2_cli import add_d2align
 from diffrl.divgen_cli import add_divgen
 from diffrl.errors import UserError, nearest
@@ -30,7 +32,6 @@ FAILURES = (
     ("diffrl.rollout", "SamplingError", ""),
     ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
 )
-Handler = Callable[[argparse.Namespace, list[str]], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,19 +109,7 @@ def _parsers() -> tuple[_Parser, list[str]]:
     parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, handler: Handler, summary: str, *examples: str, words_anywhere: bool = False) -> _Parser:
-        text = "".join(f"\n  {example}" for example in examples)
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example{'s' if len(examples) > 1 else ''}:{text}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.set_defaults(handler=handler, parser=command, words_anywhere=words_anywhere)
-        return command
-
+    add: Callable[..., _Parser] = partial(subcommand, commands)
     _add_train(add)
     _add_sample_and_evaluate(add)
     compare = add(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diffrl.commands import subcommand
 from diffrl.errors import UserError, nearest
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
@@ -27,19 +29,7 @@ def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> N
     )
     actions = command.add_subparsers(metavar="prompts|generate|score|reference|report", required=True)
 
-    def action(name: str, handler: Callable[..., int], summary: str, *examples: str) -> Any:
-        text = "".join(f"\n  {example}" for example in examples)
-        made = actions.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example{'s' if len(examples) > 1 else ''}:{text}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        made.set_defaults(handler=handler, parser=made, words_anywhere=False)
-        return made
-
+    action = partial(subcommand, actions)
     _add_prompts(action)
     _add_generate(action, add_drawing)
     _add_score(action)
@@ -178,6 +168,7 @@ def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
 
 def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_model
+    from diffrl.divgen.prompts import world_of
     from diffrl.prompts import load_prompts
 
     try:
@@ -191,7 +182,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
-    world = "playground" if arguments.model == "playground" else "general"
+    world = world_of(arguments.model)
     if arguments.prompts and (arguments.small or arguments.base):
         raise UserError("--prompts: the file says what is drawn; leave out --small and --base")
     prompts = load_prompts(arguments.prompts) if arguments.prompts else _benchmark(arguments, world)

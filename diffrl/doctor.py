@@ -53,7 +53,7 @@ def check_fit(config: Config) -> bool:
     if fit.total <= free:
         print("it fits")
         return True
-    found = advise(config, free, world)
+    found = advise(config, free, world, fit)
     if found is None:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
         return False

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl import __version__
-from diffrl.divgen.diversity import Features, group_diversity, load_features
+from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.prompts import Prompt, load_prompts
@@ -157,7 +157,7 @@ def evaluate(*, rewards: Sequence[str], out: Path, **drawing: Any) -> dict[str, 
     scorer = Scorer({name: load_reward(name) for name in rewards})
     chosen, policy = job.chosen(), job.policy()
     spec = job.spec(policy)
-    features = load_features("clip" if job.model == "playground" else "pixels", policy.device)
+    features = load_features(default_features(job.model), policy.device)
     scores, diversity, _ = score_policy(policy, scorer, features, chosen, spec, **job.amount())
     # Images of one prompt are not independent: the error is over prompts.
     by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)

@@ -25,10 +25,9 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
-from diffrl.policy import FAMILIES, PRECISIONS
-from diffrl.policy import _find as find_model
-from diffrl.policy.base import CHUNK_IMAGES, CHUNK_PIXELS, Conditioning, settings_of
-from diffrl.policy.lora import _find_layers as find_layers
+from diffrl.policy import FAMILIES, PRECISIONS, find_model
+from diffrl.policy.base import Conditioning, decoded_at_once, settings_of
+from diffrl.policy.lora import find_layers
 from diffrl.trainers.parts import build_objective, sampler_spec
 
 GIB = 2**30
@@ -52,14 +51,16 @@ class Fit:
         return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
 
 
-def advise(config: Config, free: int, world: int = 1) -> tuple[Fit, list[str]] | None:
+def advise(config: Config, free: int, world: int = 1, fit: Fit | None = None) -> tuple[Fit, list[str]] | None:
     """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
 
     Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
+    `fit`: the config's estimate, if it is known.
     """
     changed: dict[str, Any] = {}
-    while (fit := estimate(config, world)).total > free:
-        optimise, worst = config.optimise, max(fit.peaks, key=lambda name: fit.peaks[name])
+    fit = estimate(config, world) if fit is None else fit
+    while fit.total > free:
+        optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
         key, value = "", 0  # the type of both kinds of values
         if worst.startswith("training") and not optimise.gradient_checkpointing:
             key, value = "optimise.gradient_checkpointing", True
@@ -72,6 +73,7 @@ def advise(config: Config, free: int, world: int = 1) -> tuple[Fit, list[str]] |
         section, name = key.split(".")
         update = getattr(config, section).model_copy(update={name: value})
         config, changed[key] = config.model_copy(update={section: update}), value
+        fit = estimate(config, world)
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
 
 
@@ -233,8 +235,7 @@ def _forward(backbone: Any, config: Config, rows: int, train: bool) -> int:
 def _decode(backbone: Any) -> int:
     """The most that decoding a chunk of latents needs."""
     channels, height, width = backbone.latent_shape
-    pixels = height * width * backbone.pipe.vae_scale_factor**2
-    count = min(max(CHUNK_PIXELS // pixels, 1), CHUNK_IMAGES)
+    count = decoded_at_once(height, width, backbone.pipe.vae_scale_factor)
     dtype = next(backbone.vae.parameters()).dtype
     with Alive(backbone.vae.parameters()) as alive, torch.no_grad():
         backbone.vae.decode(torch.empty(count, channels, height, width, dtype=dtype), return_dict=False)

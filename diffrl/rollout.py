@@ -149,8 +149,7 @@ def collect(
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory)
     texts = [p.text for p in prompts]
-    prompt_index, member, local = _plan(texts, group_size, rank, world)
-    prompt_index, member = prompt_index[local], member[local]
+    prompt_index, member, local = _share(texts, group_size, rank, world)
     assert len(member) > 0, "more processes than images"
     cond = policy.encode(texts)
     latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
@@ -273,6 +272,12 @@ def _plan(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tens
         torch.arange(group).repeat(len(texts)),
         slice(rank * total // world, (rank + 1) * total // world),
     )
+
+
+def _share(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tensor, Tensor, slice]:
+    """`_plan` with prompt_index and member of this rank's images alone, (n,) each."""
+    prompt_index, member, local = _plan(texts, group, rank, world)
+    return prompt_index[local], member[local], local
 
 
 def _batches(n: int, size: int) -> list[slice]:

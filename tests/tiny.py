@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -258,3 +260,17 @@ def velocity(policy: Policy, guidance: float = 1.0) -> Tensor:
     """The active LoRA's prediction for `inputs`."""
     with torch.no_grad():
         return policy.predict(*inputs(policy), guidance).v
+
+
+def count_forwards(run: Any, monkeypatch: Any) -> Counter:
+    """Images that go through the network, by adapter and by whether a gradient is kept."""
+    seen: Counter = Counter()
+    forward = run.policy.backbone.forward
+
+    def counting(network, x_t, t, cond, guidance):
+        active = run.policy.lora._active
+        seen[(active[0] if active else "pretrained", torch.is_grad_enabled())] += len(x_t)
+        return forward(network, x_t, t, cond, guidance)
+
+    monkeypatch.setattr(run.policy.backbone, "forward", counting)
+    return seen

@@ -59,19 +59,11 @@ def check_timesteps(name: str, section: NFT | CRD, rollout: Rollout) -> None:
         raise Problem(f"{name}.timestep_fraction", text)
 
 
-class NFT(Section):
-    beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
-    b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
-    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
-    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+class ForwardProcess(Section):
+    """What DiffusionNFT and CRD share: images are noised again, at timesteps of the sampling schedule."""
+
     timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
     timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
-    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
-        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
-    )
-    old: Decay = section(
-        Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
-    )
 
     def trained_steps(self, rollout: Rollout) -> int:
         return self.timesteps or self.levels(rollout)
@@ -79,6 +71,19 @@ class NFT(Section):
     def levels(self, rollout: Rollout) -> int:
         """How many of the schedule's timesteps, from the noisiest on, are trained."""
         return noisiest(rollout, self.timestep_fraction)
+
+
+class NFT(ForwardProcess):
+    beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
+    b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
+        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
+    )
+    old: Decay = section(
+        Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
+    )
 
     def check(self, config: Config) -> None:
         check_timesteps("nft", self, config.rollout)
@@ -122,7 +127,7 @@ class CRDSampling(Decay):
     cap: Share = key(0.999, "largest decay")
 
 
-class CRD(Section):
+class CRD(ForwardProcess):
     whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
     beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)
     anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
@@ -138,8 +143,6 @@ class CRD(Section):
     weighted: bool = key(True, "each velocity error over its own mean absolute error")
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
-    timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
-    timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
     timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
         "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1); the same for a group"
     )
@@ -148,13 +151,6 @@ class CRD(Section):
     )
     old: CRDOld = section(CRDOld, "how the snapshot behind the implicit reward follows the trained weights each epoch")
     sampling: CRDSampling = section(CRDSampling, "how the snapshot that draws the images follows each epoch")
-
-    def trained_steps(self, rollout: Rollout) -> int:
-        return self.timesteps or self.levels(rollout)
-
-    def levels(self, rollout: Rollout) -> int:
-        """How many of the schedule's timesteps, from the noisiest on, are trained."""
-        return noisiest(rollout, self.timestep_fraction)
 
     def check(self, config: Config) -> None:
         check_timesteps("crd", self, config.rollout)

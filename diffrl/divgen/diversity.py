@@ -53,6 +53,11 @@ def _vit_features(model: nn.Module, size: int, mean: Tensor, std: Tensor, images
     return output.pooler_output.float().cpu()
 
 
+def default_features(model: str) -> str:
+    """The features of a model for which none are named: the playground's CLIP there, else a grid of colours."""
+    return "clip" if model == "playground" else "pixels"
+
+
 def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     """A feature extractor by name.
 

@@ -30,6 +30,11 @@ TOTAL = 3200
 SMALL = 80  # prompts of each dimension in the small set
 
 
+def world_of(model: str) -> str:
+    """Whose prompts and extractors a model is measured with: "playground" or "general"."""
+    return "playground" if model == "playground" else "general"
+
+
 def benchmark(world: str = "general", *, total: int = TOTAL, base: str = BASE) -> list[Prompt]:
     """The prompts of all four dimensions, one dimension after another; always the same ones.
 

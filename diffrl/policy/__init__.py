@@ -18,7 +18,17 @@ from diffrl.policy.sd3 import SD3
 from diffrl.policy.unet import StableDiffusion, StableDiffusionXL
 from diffrl.resources import shipped
 
-__all__ = ["FAMILIES", "PRECISIONS", "Backbone", "Conditioning", "LoraSpec", "Policy", "load_policy", "read_lora"]
+__all__ = [
+    "FAMILIES",
+    "PRECISIONS",
+    "Backbone",
+    "Conditioning",
+    "LoraSpec",
+    "Policy",
+    "find_model",
+    "load_policy",
+    "read_lora",
+]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAMILIES: dict[str, Any] = {  # pipeline class in model_index.json -> its backbone
@@ -51,7 +61,7 @@ def load_policy(
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
-    source, index = _find(model)
+    source, index = find_model(model)
     family = str(index.get("_class_name"))
     if family not in FAMILIES:
         raise UserError(f'model: "{model}" is a {family}, supported are {", ".join(FAMILIES)}')
@@ -64,7 +74,7 @@ def load_policy(
     return Policy(backbone, lora=lora, device=device, seed=seed)
 
 
-def _find(model: str) -> tuple[str, dict[str, Any]]:
+def find_model(model: str) -> tuple[str, dict[str, Any]]:
     """Where the model is (folder or hub id), and its model_index.json."""
     folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
     if folder.is_dir():

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from diffusers import AutoencoderKL
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
@@ -113,6 +114,33 @@ def latent_side(resolution: int | None, default: int, vae_scale_factor: int, pat
         near = max(round(resolution / step), 1) * step
         raise UserError(f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
     return resolution // vae_scale_factor
+
+
+# Joint attention's projections of image and text; Flow-GRPO's choice for SD3.5 (2505.05470).
+JOINT_ATTENTION = tuple(
+    f"attn.{name}"
+    for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+)
+
+
+def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> float:
+    """The `mu` of a scheduler that shifts by the number of image tokens, as the pipelines compute it.
+
+    `max_shift`: the family's, where the scheduler's config names none.
+    """
+    return calculate_shift(
+        tokens,
+        config.get("base_image_seq_len", 256),
+        config.get("max_image_seq_len", 4096),
+        config.get("base_shift", 0.5),
+        config.get("max_shift", max_shift),
+    )
+
+
+def decoded_at_once(height: int, width: int, vae_scale_factor: int) -> int:
+    """Images of a decoding chunk, for latents of this height and width."""
+    pixels = height * width * vae_scale_factor**2
+    return min(max(CHUNK_PIXELS // pixels, 1), CHUNK_IMAGES)
 
 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
@@ -268,8 +296,8 @@ class Policy:
         config = self.vae.config
         scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
         if chunk is None:
-            height, width = (side * self.backbone.pipe.vae_scale_factor for side in latents.shape[-2:])
-            chunk = min(max(CHUNK_PIXELS // (height * width), 1), CHUNK_IMAGES)
+            height, width = latents.shape[-2:]
+            chunk = decoded_at_once(height, width, self.backbone.pipe.vae_scale_factor)
         images = []
         with torch.set_grad_enabled(grad):
             for part in latents.split(chunk):

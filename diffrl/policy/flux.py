@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FluxPipeline
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor, nn
 
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import Conditioning, latent_side, load_pipeline, settings_of
+from diffrl.policy.base import JOINT_ATTENTION, Conditioning, latent_side, load_pipeline, schedule_shift, settings_of
 
 MAX_SEQUENCE_LENGTH = 512  # of the T5; diffusers' own default
 
@@ -30,11 +29,7 @@ class Flux:
     is classifier-free, two rows each, what the plain pipeline calls `true_cfg_scale`.
     """
 
-    # The attention's projections, of image and text in the double blocks, of both together in the single ones.
-    targets: tuple[str, ...] = tuple(
-        f"attn.{name}"
-        for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    )
+    targets: tuple[str, ...] = JOINT_ATTENTION  # of the double blocks; its first three of the single ones, too
     dead_targets: tuple[str, ...] = ()  # the text stream of the last double block goes on into the single ones
 
     def __init__(self, pipe: Any, resolution: int | None = None, max_sequence_length: int | None = None) -> None:
@@ -81,14 +76,8 @@ class Flux:
 
     def timesteps(self, steps: int) -> Tensor:
         scheduler = copy.deepcopy(self.pipe.scheduler)
-        config, (_, height, width) = scheduler.config, self.latent_shape
-        mu = calculate_shift(
-            height // 2 * (width // 2),
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
+        _, height, width = self.latent_shape
+        mu = schedule_shift(scheduler.config, height // 2 * (width // 2), 1.15)
         # What the pipeline itself passes: evenly spaced down to 1 / steps, then shifted by the scheduler.
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device="cpu", mu=mu)
         return scheduler.sigmas.float()

@@ -74,7 +74,7 @@ class Adapters:
         # requires_grad, which would take "default" out of a graph that is waiting for its backward pass. Empty means
         # the pretrained network.
         self._active: list[str] = [TRAINED]
-        self.targets = _find_layers(network, targets if spec.targets is None else spec.targets, dead)
+        self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
 
@@ -205,7 +205,7 @@ def _matches(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _find_layers(network: nn.Module, targets: Sequence[str], dead: Sequence[str]) -> list[str]:
+def find_layers(network: nn.Module, targets: Sequence[str], dead: Sequence[str]) -> list[str]:
     """Full names of the linear layers that end in one of `targets`, without the `dead` ones."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 from torch import Tensor, nn
 
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import Conditioning, latent_side, load_pipeline, settings_of
+from diffrl.policy.base import JOINT_ATTENTION, Conditioning, latent_side, load_pipeline, schedule_shift, settings_of
 
 MAX_SEQUENCE_LENGTH = 256  # diffusers' own default
 
@@ -25,11 +24,7 @@ class SD3:
     """The family's part of a policy (see `diffrl.policy.base.Backbone`)."""
 
     classifier_free = True
-    # The joint attention's projections of image and text, Flow-GRPO's choice for SD3.5 (2505.05470).
-    targets: tuple[str, ...] = tuple(
-        f"attn.{name}"
-        for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    )
+    targets: tuple[str, ...] = JOINT_ATTENTION
 
     def __init__(self, pipe: Any, resolution: int | None = None, max_sequence_length: int | None = None) -> None:
         config = pipe.transformer.config
@@ -75,13 +70,8 @@ class SD3:
         if config.get("use_dynamic_shifting"):  # as the pipeline itself does
             _, height, width = self.latent_shape
             patch = self.network.config.patch_size  # type: ignore[union-attr]
-            shift["mu"] = calculate_shift(
-                (height // patch) * (width // patch),  # type: ignore[operator]
-                config.get("base_image_seq_len", 256),
-                config.get("max_image_seq_len", 4096),
-                config.get("base_shift", 0.5),
-                config.get("max_shift", 1.16),
-            )
+            tokens = (height // patch) * (width // patch)  # type: ignore[operator]
+            shift["mu"] = schedule_shift(config, tokens, 1.16)
         scheduler.set_timesteps(steps, device="cpu", **shift)
         return scheduler.sigmas.float()
 

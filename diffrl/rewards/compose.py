@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from diffrl.advantages import win_rates
 from diffrl.rewards.order import STEPS, Steps, in_order
 
 
@@ -53,11 +54,8 @@ def win_rate(column: Tensor, groups: Tensor) -> Tensor:
     """
     rates = column.clone()
     for group in groups.unique():
-        rows = ((groups == group) & ~column.isnan()).nonzero().flatten()
-        scores = column[rows]
-        beaten = (scores[:, None] > scores).float() + 0.5 * (scores[:, None] == scores).float()
-        wins = beaten.sum(dim=1) - 0.5  # without the tie with itself
-        rates[rows] = wins / (len(rows) - 1) if len(rows) > 1 else torch.full_like(scores, 0.5)
+        rows = groups == group
+        rates[rows] = win_rates(column[rows, None])[:, 0].to(rates.dtype)
     return rates
 
 

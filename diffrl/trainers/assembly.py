@@ -19,6 +19,7 @@ from torch import Tensor
 from diffrl import checkpoint
 from diffrl.config import Config
 from diffrl.divgen.diversity import load_features
+from diffrl.divgen.prompts import world_of
 from diffrl.divgen_run import SmallBenchmark
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
@@ -78,18 +79,33 @@ class Run:
         self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.features = load_features(features_name(config), device)
-        weights = torch.tensor([config.rewards[name].weight for name in config.rewards])
         self.optimiser = torch.optim.AdamW(
             [parameter for _, parameter in self.policy.trainable],
             lr=config.optimise.learning_rate,
             betas=config.optimise.betas,
             weight_decay=config.optimise.weight_decay,
         )
-        self.loop = Loop(
+        self.loop = self._loop()
+        if isinstance(self.objective, Gardo) and self.objective.auxiliary:
+            self.loop.inspect = self.keep_uncertain
+        # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
+        if device.type == "cpu":
+            self.loop.clock.watch(self.policy)
+        self.divgen: SmallBenchmark | None = None
+        if config.evaluate.divgen:
+            self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, device)
+        self.guard = build_guard(config)
+        self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
+        self.epoch = 0
+        self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+
+    def _loop(self) -> Loop:
+        config = self.config
+        return Loop(
             self.policy,
             self.objective,
             self.scorer,
-            weights,
+            torch.tensor([reward.weight for reward in config.rewards.values()]),
             stream_of(config.prompts.train, config.rollout.groups, config.seed),
             self.spec,
             loop_settings(config),
@@ -100,19 +116,6 @@ class Run:
             compose=build_composition(config),
             fp16=config.optimise.precision == "fp16",
         )
-        if isinstance(self.objective, Gardo) and self.objective.auxiliary:
-            self.loop.inspect = self.keep_uncertain
-        # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
-        if device.type == "cpu":
-            self.loop.clock.watch(self.policy)
-        self.divgen: SmallBenchmark | None = None
-        if config.evaluate.divgen:
-            world = "playground" if config.model == "playground" else "general"
-            self.divgen = SmallBenchmark(world, config.evaluate.per_prompt, device)
-        self.guard = build_guard(config)
-        self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
-        self.epoch = 0
-        self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
 
     def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
         """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""

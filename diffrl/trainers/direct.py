@@ -25,7 +25,7 @@ from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout
 from diffrl.samplers import ode_step
 from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
-from diffrl.trainers.nft import noise_levels, noised_rows, reference_prediction, velocity_kl
+from diffrl.trainers.nft import kl_penalty, noise_levels, noised_rows, reference_prediction, velocity_kl
 
 
 def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
@@ -124,11 +124,7 @@ class Direct:
 
     def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
         """`beta * mean (v_theta - v_ref)^2`, as NFT's; the paper has none."""
-        if self.beta == 0:
-            return None
-        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
-        self._means.add("kl", kl)
-        return self.beta * kl
+        return kl_penalty(self, policy, rows, self._means)
 
     def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
         return reference_prediction(policy, rows, self.reference)

@@ -18,30 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.advantages import group_mean
+from diffrl.advantages import group_mean, win_rates
 
 Diversity = Literal["off", "raw", "group_mean"]
-
-
-def win_rates(scores: Tensor) -> Tensor:
-    """w(R): the share of the other samples with a lower score, a tie counting one half, in O(N log N).
-
-    Args:
-        scores: (N, K); NaN where a reward does not apply. Only their order counts.
-
-    Returns:
-        (N, K) float64 in [0, 1], mean 1/2 over the known scores of a column; NaN stays NaN; 1/2 for an only score.
-    """
-    rates = torch.full(scores.shape, torch.nan, dtype=torch.float64)
-    for column, rate in zip(scores.T, rates.T, strict=True):
-        known = ~column.isnan()
-        values = column[known].contiguous()
-        ordered = values.sort().values
-        lower = torch.searchsorted(ordered, values).double()
-        not_higher = torch.searchsorted(ordered, values, right=True).double()  # the sample itself among them
-        others = len(values) - 1
-        rate[known] = (lower + not_higher - 1) / (2 * others) if others > 0 else torch.full_like(lower, 0.5)
-    return rates
 
 
 def uncertainty(proxy: Tensor, auxiliary: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
-from diffrl.trainers.nft import reference_prediction
+from diffrl.trainers.nft import kl_penalty, reference_prediction
 
 
 def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
@@ -116,11 +116,7 @@ class GRPO:
 
     def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
         """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions."""
-        if self.beta == 0:
-            return None
-        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
-        self._means.add("kl", kl)
-        return self.beta * kl
+        return kl_penalty(self, policy, rows, self._means)
 
     def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
         return reference_prediction(policy, rows, self.reference)

@@ -21,7 +21,7 @@ from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import AdvantageRule, Decay, Rows, RunningMeans, Scored, Step
+from diffrl.trainers.algorithm import AdvantageRule, Decay, Objective, Rows, RunningMeans, Scored, Step
 
 TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
 Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed by
@@ -114,11 +114,7 @@ class NFT:
 
     def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
         """`beta * mean (v_theta - v_ref)^2`, the reference being the pretrained model."""
-        if self.beta == 0:
-            return None
-        kl = self.divergence(policy, rows, self.reference_of(policy, rows))
-        self._means.add("kl", kl)
-        return self.beta * kl
+        return kl_penalty(self, policy, rows, self._means)
 
     def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
         return reference_prediction(policy, rows, self.reference)
@@ -192,6 +188,15 @@ def reference_prediction(policy: Policy, rows: Rows, name: str | None) -> Predic
     """The prediction of the reference snapshot `name` for the rows, without gradient; None is the pretrained model."""
     with torch.no_grad(), policy.using(name):
         return policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+
+
+def kl_penalty(objective: Objective, policy: Policy, rows: Rows, means: RunningMeans) -> Tensor | None:
+    """(b,) `beta * KL` of every row, the KL being logged; None, and no reference forward, where beta is 0."""
+    if objective.beta == 0:
+        return None
+    kl = objective.divergence(policy, rows, objective.reference_of(policy, rows))
+    means.add("kl", kl)
+    return objective.beta * kl
 
 
 def velocity_kl(prediction: Prediction | None, reference: Prediction) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from diffrl.config import Config
 from diffrl.config.reward import read_by_steps
+from diffrl.divgen.diversity import default_features
 from diffrl.guard import Guard
 from diffrl.report.data import lower_is_better
 from diffrl.rewards.building import Entry, build_rewards
@@ -156,11 +157,9 @@ def build_guard(config: Config) -> Guard:
 
 
 def features_name(config: Config) -> str:
-    """The feature space of the diversity measure: "auto" is the playground's CLIP there, else a grid of colours."""
+    """The feature space of the diversity measure."""
     name = config.evaluate.features
-    if name != "auto":
-        return name
-    return "clip" if config.model == "playground" else "pixels"
+    return default_features(config.model) if name == "auto" else name
 
 
 def describe(run: Any) -> str:

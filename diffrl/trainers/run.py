@@ -126,15 +126,15 @@ def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> N
         if tracker is not None and table is not None:
             tracker.log(metrics)
             table.add(metrics)
-        if epoch % config.checkpoint.every == 0 or last:
+        stop = bool(alarms) and config.guard.stop and not last
+        if epoch % config.checkpoint.every == 0 or last or stop:
             run.save()
         if tracker is not None and "eval/diversity" in metrics:
             write_report(run.folder)
         if table is not None:
             for text in alarms:
                 table.note(f"ALARM: {text}")
-        if alarms and config.guard.stop and not last:
-            run.save()
+        if stop:
             if table is not None:
                 table.note(f"guard.stop: ended after epoch {epoch}; the last healthy LoRA is {run.folder / 'healthy'}")
             return

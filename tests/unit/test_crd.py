@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tiny import scramble
+from tiny import count_forwards, scramble
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
@@ -24,20 +23,6 @@ REDNESS = {"plugin": str(Path(__file__).parents[1] / "data" / "redness.py") + ":
 
 def make(config_file: Any, overrides: list[str] | None = None, name: str = "crd", **sections: Any) -> Run:
     return Run(load_config(config_file(name, objective="crd", **sections), overrides or []))
-
-
-def count_forwards(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """Images that go through the network, by adapter and by whether a gradient is kept."""
-    seen: Counter = Counter()
-    forward = run.policy.backbone.forward
-
-    def counting(network, x_t, t, cond, guidance):
-        active = run.policy.lora._active
-        seen[(active[0] if active else "pretrained", torch.is_grad_enabled())] += len(x_t)
-        return forward(network, x_t, t, cond, guidance)
-
-    monkeypatch.setattr(run.policy.backbone, "forward", counting)
-    return seen
 
 
 def test_no_forward_is_run_whose_result_is_unused(config_file, monkeypatch) -> None:

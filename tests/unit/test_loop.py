@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.policy.base import Policy
@@ -18,20 +18,6 @@ from diffrl.trainers.run import Run
 def make(config_file: Any, overrides: list[str], **sections: Any) -> Run:
     path: Path = config_file("loop", **sections)
     return Run(load_config(path, overrides))
-
-
-def count_forwards(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """Images that go through the network, by adapter and by whether a gradient is kept."""
-    seen: Counter = Counter()
-    forward = run.policy.backbone.forward
-
-    def counting(network, x_t, t, cond, guidance):
-        active = run.policy.lora._active
-        seen[(active[0] if active else "pretrained", torch.is_grad_enabled())] += len(x_t)
-        return forward(network, x_t, t, cond, guidance)
-
-    monkeypatch.setattr(run.policy.backbone, "forward", counting)
-    return seen
 
 
 def test_nft_runs_no_forward_whose_result_is_unused(config_file, monkeypatch) -> None:
