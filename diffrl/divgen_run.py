@@ -263,7 +263,8 @@ class SmallBenchmark:
             for index, images in drawn if mine else ():
                 yield [Item(mine[i // each], i % each) for i in index.tolist()], as_written(images)
 
-        parts = [observe(batches(), self.extractors)]
+        with policy.together():
+            parts = [observe(batches(), self.extractors)]
         if world > 1:
             parts = gather_object(parts)
         scores = score(sum(parts, Sight()), self.reference, self.missing)

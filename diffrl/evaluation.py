@@ -57,12 +57,13 @@ def score_policy(
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
-    for index, images in batches if mine else ():
-        check()  # may raise, to break off between batches
-        scores = scorer.submit(images, [mine[int(i) // per_prompt] for i in index]).result()
-        parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
-        if scorer.groupwise:
-            pictures.append(images.cpu())
+    with policy.together():
+        for index, images in batches if mine else ():
+            check()  # may raise, to break off between batches
+            scores = scorer.submit(images, [mine[int(i) // per_prompt] for i in index]).result()
+            parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
+            if scorer.groupwise:
+                pictures.append(images.cpu())
     if pictures:
         owners = torch.arange(len(mine)).repeat_interleave(per_prompt)
         texts = [mine[int(i)] for i in owners]

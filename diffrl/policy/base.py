@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from accelerate import Accelerator
 from diffusers import AutoencoderKL
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
@@ -25,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
+from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep, shard
 
 # Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
 CACHE_BYTES = 4 << 30
@@ -205,6 +207,7 @@ class Policy:
         )
         self._cache: dict[str, Conditioning] = {}  # one row each, on the CPU, oldest first
         self._negative: Conditioning | None = None  # of the empty prompt, on the device
+        self._lockstep: Lockstep | None = None  # of a sharded network
 
     # ---- text
 
@@ -258,6 +261,8 @@ class Policy:
         `guidance` 1 runs the conditional row only. Otherwise classifier-free guidance (Ho & Salimans 2207.12598),
         `out(empty) + guidance * (out(cond) - out(empty))`, with both rows in one forward.
         """
+        if self._lockstep is not None:
+            self._lockstep.announce()
         x_t, t = x_t.float(), t.float()
         if guidance == 1.0 or not self.backbone.classifier_free:
             with self._autocast():
@@ -284,6 +289,32 @@ class Policy:
         """Recompute activations in the backward pass: less memory, one forward more. Run it with "default" active."""
         self.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
         self.vae.enable_gradient_checkpointing()
+
+    # ---- many processes
+
+    def shard(self, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:
+        """Keep only this process's share of the frozen network, see `sharding`; after the last `add_snapshot`."""
+        layers = self.lora.layers.values()
+        shard(self.network, [part for layer in layers for part in (layer.lora_A, layer.lora_B)], plugin, accelerator)
+        self._lockstep = Lockstep(self._idle, self.device)
+
+    @property
+    def sharded(self) -> bool:
+        """Does this process hold a share of the network only?"""
+        return self._lockstep is not None
+
+    def together(self) -> AbstractContextManager[None]:
+        """Predictions inside may be unevenly many on the processes of a sharded network; no other exchange is there.
+
+        Every process enters and leaves it.
+        """
+        return nullcontext() if self._lockstep is None else self._lockstep.uneven()
+
+    @torch.no_grad()
+    def _idle(self) -> None:
+        """One row's forward, for its part in gathering the others' weights."""
+        row = torch.zeros(1, *self.latent_shape, device=self.device)
+        self.predict(row, torch.ones(1, device=self.device), self.encode([""]))
 
     # ---- the autoencoder
 

@@ -24,6 +24,7 @@ from diffrl.divgen_run import SmallBenchmark
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, load_policy
+from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.report.gardo import save_uncertain
 from diffrl.rewards.scoring import applies
@@ -54,6 +55,7 @@ class Run:
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
         self.accelerator = Accelerator(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
+        sharding = plugin_of(self.accelerator)
         self.folder = Path(config.run_dir)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
@@ -73,6 +75,8 @@ class Run:
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
             self.policy.add_snapshot(name)
+        if sharding is not None:
+            self.policy.shard(sharding, self.accelerator)
         train_prompts = load_prompts(config.prompts.train)
         # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
         self.prompts_digest = hashlib.sha256("\n".join(p.text for p in train_prompts).encode()).hexdigest()
@@ -185,8 +189,13 @@ class Run:
     def draw_samples(self, epoch: int, tracker: Tracker | None) -> None:
         """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
         count = min(self.config.tracking.samples, len(self.test_prompts))
-        if tracker is None or not count:
+        if not count:
             return
+        with self.policy.together():
+            if tracker is not None:
+                self._draw(epoch, count, tracker)
+
+    def _draw(self, epoch: int, count: int, tracker: Tracker) -> None:
         prompts = self.test_prompts[:count]
         batches = generate(
             self.policy,

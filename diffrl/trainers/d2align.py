@@ -129,8 +129,8 @@ def embed_images(
     width = reward.embed_text([prompts[0].text]).shape[-1]
     rows = torch.zeros(len(prompts) * per_prompt, width)
     device, size = getattr(reward, "device", None), getattr(reward, "batch_size", None)
-    for index, images in generate(policy, prompts, spec, **amount, rank=rank, world=world, snapshot=None):
-        with torch.no_grad():
+    with torch.no_grad(), policy.together():
+        for index, images in generate(policy, prompts, spec, **amount, rank=rank, world=world, snapshot=None):
             parts = images.to(device or images.device).split(size or len(images))
             rows[index] = torch.cat([reward.embed_image(part).float().cpu() for part in parts])
     if world > 1:  # every image is one process's; the others hold zeros there
@@ -231,8 +231,12 @@ class _Stage1:
         tensors, state = _saved(self.folder, self.identity) if main else ({}, {})
         self.e_img = tensors.get("pool", {}).get("e_img", self.e_img)
         self.draw_pool(main)
-        if not main:
-            return
+        with self.policy.together():  # the pictures of the evidence are the main process's alone
+            if main:
+                self.find(tensors, state)
+
+    def find(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        """On the main process, from the embedded pool; `tensors` and `state` are what an earlier start left."""
         e_text = self.reward.embed_text([prompt.text for prompt in self.prompts]).float()
         owner = torch.arange(len(self.prompts), device=e_text.device).repeat_interleave(self.per_prompt)
         images, section = self.e_img.to(e_text.device), self.section

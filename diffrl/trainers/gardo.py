@@ -171,9 +171,10 @@ class Gardo:
             counts = step.reduce(torch.tensor([len(pairs), len(chosen)], device=policy.device, dtype=torch.float32))
             self._weight = self.beta * counts[0] / counts[1].clamp_min(1)
         predictions = []
-        for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
-            rows = self.base.rows(rollout, step.advantages, part, step.key)
-            predictions.append(self.base.reference_of(policy, rows))
+        with policy.together():  # processes have unevenly many
+            for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
+                rows = self.base.rows(rollout, step.advantages, part, step.key)
+                predictions.append(self.base.reference_of(policy, rows))
         self._forwards += len(chosen)
         self._references = _joined(predictions)
 

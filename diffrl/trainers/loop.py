@@ -170,21 +170,22 @@ class Loop:
             self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
             self.check()
 
-        rollout = collect(
-            self.policy,
-            prompts,
-            self.spec,
-            seed=self.settings.seed,
-            epoch=epoch,
-            group_size=group_size,
-            batch_size=self.settings.rollout_batch,
-            rank=rank,
-            world=world,
-            snapshot=self.objective.samples_from,
-            on_batch=on_batch,
-            keep_trajectory=self.objective.keep_trajectory,
-            keep_images=bool(self.scorer.groupwise),
-        )
+        with self.policy.together():
+            rollout = collect(
+                self.policy,
+                prompts,
+                self.spec,
+                seed=self.settings.seed,
+                epoch=epoch,
+                group_size=group_size,
+                batch_size=self.settings.rollout_batch,
+                rank=rank,
+                world=world,
+                snapshot=self.objective.samples_from,
+                on_batch=on_batch,
+                keep_trajectory=self.objective.keep_trajectory,
+                keep_images=bool(self.scorer.groupwise),
+            )
         mark = time.perf_counter()
         scores = torch.cat([future.result() for future in pending])
         if rollout.images is not None:

@@ -168,10 +168,11 @@ def describe(run: Any) -> str:
     parameters = sum(p.numel() for _, p in policy.trainable)
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
+    sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
         f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
-        f"{run.accelerator.num_processes} process(es) on {policy.device}; run folder {run.folder}"
+        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}; run folder {run.folder}"
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launching import launch
 
 from diffrl import checkpoint
 from diffrl.config import load_config
@@ -29,7 +26,18 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return (difference / sum(float(v.double().square().sum()) for v in b.values())) ** 0.5
 
 
-@pytest.mark.parametrize("objective", ["nft", "grpo"])
+def same_lora(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Equal to 1e-5, and in what was learned to 1e-3: A hardly leaves its start, B starts at zero.
+
+    Early steps of Adam divide small gradients by themselves, and so their rounding, too.
+    """
+    learned = [{k: v for k, v in lora.items() if k.endswith("lora_B.weight")} for lora in (a, b)]
+    assert distance(a, b) < 1e-5
+    assert distance(*learned) < 1e-3
+    return True
+
+
+@pytest.mark.parametrize("objective", ["nft", "grpo", "crd"])
 def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective: str) -> None:
     sampler = {"sampler": "flow_sde"} if objective == "grpo" else {}
     loras = []
@@ -39,10 +47,10 @@ def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective
         config = load_config(path)
         train(config)
         loras.append(lora_of(config.run_dir))
-    assert distance(*loras) < 1e-5
+    assert same_lora(*loras)
 
 
-@pytest.mark.parametrize("objective", ["nft", "grpo"])
+@pytest.mark.parametrize("objective", ["nft", "grpo", "crd"])
 def test_one_process_equals_two(config_file, tmp_path: Path, objective: str) -> None:
     """Same images, and the LoRA after 3 epochs equal to 1e-5 relative, launched as a user would."""
     sections: dict = {"objective": objective, "optimise": {"inner_epochs": 2 if objective == "grpo" else 1}}
@@ -51,36 +59,10 @@ def test_one_process_equals_two(config_file, tmp_path: Path, objective: str) -> 
         sections |= {"rollout": {"sampler": "flow_sde"}, "grpo": {"beta": 0.04, "clip": 0.2}}
     alone, shared = (config_file(name, **sections) for name in ("alone", "shared"))
     train(load_config(alone))
-    with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    command += [
-        "--main_process_port",
-        str(port),
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "-m",
-        "diffrl",
-        "train",
-        str(shared),
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = launch(2, shared)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
-    assert distance(lora_of(two), lora_of(one)) < 1e-5
+    assert same_lora(lora_of(two), lora_of(one))
     for a, b in zip(read_metrics(one), read_metrics(two), strict=True):
         for key in ("reward/redness", "reward/redness/std", "diversity", "eval/redness", "eval/diversity", "loss"):
             assert (key in a) == (key in b)

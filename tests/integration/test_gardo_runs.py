@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_equivalence import distance, lora_of
+from launching import launch
+from test_equivalence import lora_of, same_lora
 from test_resume import PHASES, final_tensors, run_and_die
 
 from diffrl import checkpoint
@@ -75,17 +73,10 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
     optimise = {"batch_size": 6, "accumulation": 3}
     alone, shared = (gardo_file(name, rollout=rollout, optimise=optimise) for name in ("alone", "shared"))
     train(load_config(alone))
-    with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = f"-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --main_process_port {port}"
-    launch += f" --mixed_precision no --dynamo_backend no -m diffrl train {shared}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, *launch.split()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = launch(2, shared)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
-    assert distance(lora_of(two), lora_of(one)) < 1e-5
+    assert same_lora(lora_of(two), lora_of(one))
     a, b = objective_state(one), objective_state(two)
     assert (a["steps"], a["since_reset"], a["resets"]) == (b["steps"], b["since_reset"], b["resets"]) and a["resets"]
     assert a["share"] == b["share"] and a["window"] == pytest.approx(b["window"])

@@ -1,0 +1,29 @@
+"""`diffrl train` on several CPU processes, launched as a user would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def launch(processes: int, *arguments: str | Path, config_file: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`torchrun ... -m diffrl train ARGUMENTS`, or `accelerate launch` with a config file. AssertionError for fewer.
+
+    `accelerate launch --cpu --num_processes 2` runs one process, without a word: so we look how many there were.
+    """
+    with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if config_file:
+        options = f"accelerate.commands.launch --config_file {config_file} --num_machines 1 --num_processes {processes}"
+        options += f" --main_process_port {port}"
+    else:
+        options = f"torch.distributed.run --nnodes 1 --nproc_per_node {processes} --master_port {port}"
+    command = [sys.executable, "-m", *options.split(), "-m", "diffrl", "train", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode or f"{processes} process(es)" in done.stdout, done.stdout
+    return done
