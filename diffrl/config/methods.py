@@ -266,9 +266,15 @@ class D2Align(Section):
     direction: PathText | None = key(
         None, "a file that `diffrl d2align learn` wrote; null: learned before the training, in RUN_DIR/d2align"
     )
+    word: str | None = key(
+        None,
+        'not learned: b_v is what this word at the prompts\' end, as in "a red circle, realistic", adds on average',
+    )
     omega: FiniteFloat = key(1.5, "weight of e+ against e- in the guided embedding; 0.5 is their middle")
     steps: int = key(3000, "steps in which the direction is learned", "optimiser steps", ge=1)
-    learning_rate: FiniteFloat = key(1e-3, "Adam's step size for the direction", gt=0)
+    learning_rate: FiniteFloat = key(
+        5e-6, "Adam's step size for the direction: each of its numbers moves at most steps times this", gt=0
+    )
     batch_size: int = key(64, "images per step", "images", ge=1)
     pool: int = key(
         2048, "images of the frozen model, drawn and embedded once, that the steps draw from", "images", ge=1
@@ -293,6 +299,8 @@ class D2Align(Section):
             raise Problem("d2align.reward" if self.reward else f"rewards.{name}", f"{text}; clip, pickscore, hpsv2 do")
         if plugin.split(":")[0] == "d2":
             raise Problem(f"rewards.{name}", f'"{plugin}" is corrected already; leave out the section d2align')
+        if self.direction is not None and self.word is not None:
+            raise Problem("d2align.word", f'"{self.word}", but d2align.direction names a file; give one of them')
         if self.direction is not None and not Path(self.direction).is_file():
             raise Problem("d2align.direction", f'no file "{self.direction}"; null learns one')
 

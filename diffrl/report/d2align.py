@@ -44,14 +44,17 @@ def _section(folder: Path) -> str:
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     first, last = found["course"][0], found["course"][-1]
     agreement = "" if found["spearman"] is None else f", whose rank correlation is {found['spearman']:.3f}"
+    images = f"{found['images']:,} images of the pretrained model"
+    made = f"{last[0]:,} steps brought the mean guided reward of {images} from {number(first[1])} to {number(last[1])}"
+    if word := found.get("word"):
+        made = f"the direction is that of the word “{escape(word)}”; mean guided reward of {images}: {number(last[1])}"
     lead = (
-        f"<p>Reward {escape(found['reward'])}, omega {found['omega']:g}: {last[0]:,} steps brought the mean guided "
-        f"reward of {found['images']:,} images of the pretrained model from {number(first[1])} to {number(last[1])}; "
-        f"the direction has length {number(last[2])}. Below, those images are ranked by the plain and by the corrected "
-        f"reward{agreement}.</p>"
+        f"<p>Reward {escape(found['reward'])}, omega {found['omega']:g}: {made}; the direction has length "
+        f"{number(last[2])}. Below, those images are ranked by the plain and by the corrected reward{agreement}.</p>"
     )
-    note = "A direction in the reward's text space, learned before the training; what lies along it stops to be paid."
-    parts = [lead, grid([*_course(found["course"]), _ranking(found["ranks"])]), _words(found["words"])]
+    note = "A direction in the reward's text space, found before the training; what lies along it stops to be paid."
+    course = _course(found["course"]) if len(found["course"]) > 1 else []
+    parts = [lead, grid([*course, _ranking(found["ranks"])]), _words(found["words"])]
     parts += [_images(folder, "falls", found["fallen"]), _images(folder, "rises", found["risen"])]
     return section("D2-Align's direction", "".join(parts), note)
 

@@ -64,16 +64,22 @@ def learn(
     learning_rate: float,
     batch_size: int,
     seed: int,
+    start: Tensor | None = None,
     resume: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
     keep: Callable[[int, dict[str, Tensor], dict[str, Any]], None] = lambda step, tensors, state: None,
 ) -> tuple[Tensor, list[list[float]]]:
-    """b_v (D,) by Adam on `-R_guided` from b_v = 0, and its course: [step, mean guided reward of the pool, norm].
+    """b_v (D,) by Adam on `-R_guided` from `start`, and its course: [step, mean guided reward of the pool, norm].
+
+    The paper says 3,000 steps and no step size, which decides: Adam's steps have one length, so b_v becomes about
+    `steps * learning_rate * sqrt(D)` long before it converges, to nearly the images' mean embedding, with which the
+    prompt hardly counts. The default, 5e-6, is the paper's for the generator: a length of 0.5 for D = 1024.
 
     Args:
+        start: (D,), or None for 0.
         e_img, e_text, owner: (N, D), (P, D) and (N,) int64, see the module; constants.
         resume, keep: `keep(step, tensors, state)` gets every 500 steps what `resume` continues from, to the bit.
     """
-    vector = torch.zeros_like(e_text[0]).requires_grad_()
+    vector = (torch.zeros_like(e_text[0]) if start is None else start.clone()).requires_grad_()
     optimiser = torch.optim.Adam([vector], lr=learning_rate)
     course: list[list[float]] = []
     start = 0
@@ -103,6 +109,13 @@ def learn(
             saved, numbers = checkpoint.optimiser_to_tensors(optimiser)
             keep(step + 1, {**saved, "vector": vector}, {"step": step + 1, "course": course, "optimiser": numbers})
     return vector.detach(), course
+
+
+def word_direction(reward: Embedder, texts: Sequence[str], word: str) -> Tensor:
+    """b_v (D,) picked by hand: the mean of `e_text("<prompt>, <word>") - e_text("<prompt>")` over the prompts."""
+    with torch.no_grad():
+        pairs = (reward.embed_text([f"{text}, {word}" for text in texts]), reward.embed_text(list(texts)))
+    return (pairs[0].float() - pairs[1].float()).mean(0)
 
 
 def pool_prompts(prompts: Sequence[Prompt], pool: int, seed: int) -> tuple[list[Prompt], int]:
@@ -185,7 +198,7 @@ def identity_of(config: Config, prompts: Sequence[Prompt]) -> Identity:
     entry = config.rewards[name]
     digest = hashlib.sha256("\n".join(prompt.text for prompt in prompts).encode()).hexdigest()
     drawn = {"model": config.model, "sampler": config.rollout.sampler, "sampling_steps": config.rollout.steps}
-    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool")}
+    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool", "word")}
     arguments = essential(entry.arguments)
     return Identity(entry.plugin or name, arguments, digest, config.seed, section.omega, {**drawn, **learned})
 
@@ -239,26 +252,31 @@ class _Stage1:
         """On the main process, from the embedded pool; `tensors` and `state` are what an earlier start left."""
         e_text = self.reward.embed_text([prompt.text for prompt in self.prompts]).float()
         owner = torch.arange(len(self.prompts), device=e_text.device).repeat_interleave(self.per_prompt)
-        images, section = self.e_img.to(e_text.device), self.section
+        images, section, start = self.e_img.to(e_text.device), self.section, None
+        if section.word is not None:
+            start = word_direction(self.reward, [prompt.text for prompt in self.prompts], section.word)
         vector, course = learn(
             self.reward,
             images,
             e_text,
             owner,
             omega=section.omega,
-            steps=section.steps,
+            steps=section.steps if start is None else 0,
             learning_rate=section.learning_rate,
             batch_size=section.batch_size,
             seed=self.config.seed,
+            start=start,
             resume=(tensors["learned"], state["learned"]) if "learned" in tensors else None,
             keep=self.keep,
         )
         found = evidence(self.reward, images, e_text, owner, vector, section.omega, self.vocabulary)
-        self.write(vector, found | {"reward": self.identity.name, "omega": section.omega, "course": course})
+        found |= {"reward": self.identity.name, "omega": section.omega, "word": section.word, "course": course}
+        self.write(vector, found)
+        how = f"learned in {section.steps:,} steps" if start is None else f'that of the word "{section.word}"'
         words = ", ".join(word for word, _ in found["words"]["nearest"][:5])
         print(
-            f"D2-Align: direction of length {course[-1][2]:.3f} learned in {section.steps:,} steps; mean guided reward "
-            f"{course[0][1]:.4f} -> {course[-1][1]:.4f}; nearest words: {words}",
+            f"D2-Align: direction of length {course[-1][2]:.3f}, {how}; mean guided reward {course[0][1]:.4f} -> "
+            f"{course[-1][1]:.4f}; nearest words: {words}",
             flush=True,
         )
 

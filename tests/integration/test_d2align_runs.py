@@ -15,6 +15,7 @@ from test_resume import final_tensors, run_and_die
 from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.prompts import load_prompts
 from diffrl.rewards.direction import load_direction
 from diffrl.tracking import read_metrics
 from diffrl.trainers.d2align import prepare_direction
@@ -144,6 +145,23 @@ def test_accumulation_does_not_change_direct_alignment(config_file: Any) -> None
         train(config)
         loras.append(lora_of(config.run_dir))
     assert same_lora(*loras)
+
+
+def test_a_direction_picked_by_hand_is_what_a_word_adds_to_the_prompts(config_file: Any, capsys: Any) -> None:
+    section = {**TWO_STAGES["d2align"], "word": "glossy"}
+    path = config_file("word", **{**TWO_STAGES, "d2align": section, "epochs": 1})
+    assert main(["train", str(path)]) == 0
+    assert 'that of the word "glossy"' in capsys.readouterr().out
+    config = load_config(path)
+    embed = Run(config).scorer.rewards["redness"].base.embed_text  # type: ignore[attr-defined]
+    texts = [prompt.text for prompt in load_prompts(config.prompts.train)]
+    expected = torch.stack([embed([f"{text}, glossy"])[0] - embed([text])[0] for text in texts]).mean(0)
+    assert expected.norm() > 1e-3
+    torch.testing.assert_close(direction_of(config.run_dir), expected)
+    page = (Path(config.run_dir) / "report.html").read_text()
+    assert "that of the word “glossy”" in page and "guided reward against steps" not in page
+    with pytest.raises(UserError, match="learned with word glossy, and the config says None"):
+        train(load_config(path, ["d2align.word=null"]), resume=Path(config.run_dir))
 
 
 def test_the_recipe_on_two_processes_is_that_on_one(config_file: Any) -> None:
