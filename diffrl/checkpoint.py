@@ -15,7 +15,7 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,15 @@ def holds_a_run(run_dir: Path) -> bool:
 
 
 def optimiser_to_tensors(optimiser: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    """An optimiser's whole state as tensors `INDEX.NAME` (parameter number, `exp_avg` ...) and a JSON-able rest."""
+    """An optimiser's whole state as tensors `INDEX.NAME` (parameter number, `exp_avg` ...) and a JSON-able rest.
+
+    What an optimiser keeps one level deeper (8-bit moments) is named `INDEX.GROUP/NAME`.
+    """
     whole = optimiser.state_dict()
     tensors: Tensors = {}
     values: dict[str, dict[str, Any]] = {}
     for index, entries in whole["state"].items():
-        for name, value in entries.items():
+        for name, value in _flat(entries):
             if isinstance(value, Tensor):
                 tensors[f"{index}.{name}"] = value
             else:
@@ -156,12 +159,32 @@ def optimiser_from_tensors(optimiser: torch.optim.Optimizer, tensors: Tensors, s
         index, name = key.split(".", 1)
         # A clone: `load_state_dict` may keep what it is given, and `step` is changed in place.
         per_parameter.setdefault(int(index), {})[name] = value.clone()
+    per_parameter = {index: _nested(entries) for index, entries in per_parameter.items()}
     # JSON has no tuples, and the only true list in a parameter group is that of its parameters.
     groups = [
         {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
         for group in state["param_groups"]
     ]
     optimiser.load_state_dict({"state": per_parameter, "param_groups": groups})
+
+
+def _flat(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}/{inner}", part) for inner, part in value.items())
+        else:
+            yield name, value
+
+
+def _nested(entries: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in entries.items():
+        group, _, inner = name.partition("/")
+        if inner:
+            found.setdefault(group, {})[inner] = value
+        else:
+            found[name] = value
+    return found
 
 
 def rng_state() -> tuple[Tensors, dict[str, Any]]:

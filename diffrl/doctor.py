@@ -19,7 +19,12 @@ from diffrl.resources import shipped
 OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
 NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
-OPTIONAL = {"wandb": "tracking.wandb", "tensorboard": "tracking.tensorboard", "xformers": "memory-efficient attention"}
+OPTIONAL = {  # package -> (extra, what it is for)
+    "wandb": ("wandb", "tracking.wandb"),
+    "tensorboard": ("tensorboard", "tracking.tensorboard"),
+    "xformers": ("xformers", "engine.attention"),
+    "bitsandbytes": ("8bit", "engine.optimiser"),
+}
 DISTRIBUTIONS = {"open_clip": "open-clip-torch"}
 GIB = 2**30
 Finding = tuple[str, str, str]  # mark, subject, what was found
@@ -90,9 +95,9 @@ def libraries() -> Iterator[Finding]:
             yield BAD, name, _explain(error)
             continue
         yield OK, name, _version(name)
-    for name, use in OPTIONAL.items():
+    for name, (extra, use) in OPTIONAL.items():
         if importlib.util.find_spec(name) is None:
-            yield OK, name, f'not installed; for {use}: pip install "diffrl[{name}]"'
+            yield OK, name, f'not installed; for {use}: pip install "diffrl[{extra}]"'
         else:
             yield OK, name, _version(name)
 

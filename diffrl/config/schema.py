@@ -7,6 +7,7 @@ What a section needs of the rest of the config, it says in its own `check`.
 
 from __future__ import annotations
 
+import importlib.util
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -124,6 +125,24 @@ class Optimise(Section):
     weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
 
 
+class Engine(Section):
+    attention: str = key(
+        "native", "attention kernel, by diffusers' names: native (torch's own), xformers, flash, sage, ..."
+    )
+    compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
+    optimiser: Literal["adamw", "adamw8bit"] = key(
+        "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
+    )
+    offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
+    tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
+
+    def check(self, config: Config) -> None:
+        if self.offload_vae and config.objective == "direct":
+            raise Problem("engine.offload_vae", 'true, but objective "direct" decodes while it optimises')
+        if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
+            raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
+
+
 class Evaluate(Section):
     every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)
     prompts: int = key(64, "how many of the test prompts are used, at most", "prompts", ge=1)
@@ -188,6 +207,7 @@ class Config(Section):
     )
     marble: Marble | None = key(None, "MARBLE, rewards balanced by their gradients (arXiv 2605.06507); present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
+    engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
     guard: GuardRails = section(GuardRails, "alarms against reward hacking, in every evaluation")
     checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")

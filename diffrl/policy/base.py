@@ -290,6 +290,15 @@ class Policy:
         self.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
         self.vae.enable_gradient_checkpointing()
 
+    @contextmanager
+    def without_vae(self) -> Iterator[None]:
+        """The autoencoder waits on the CPU inside the context; whoever decodes there must not."""
+        self.vae.to("cpu")
+        try:
+            yield
+        finally:
+            self.vae.to(self.device)
+
     # ---- many processes
 
     def shard(self, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:

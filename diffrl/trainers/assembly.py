@@ -38,10 +38,12 @@ from diffrl.trainers.parts import (
     build_gradients,
     build_guard,
     build_objective,
+    build_optimiser,
     build_scorers,
     evaluation_spec,
     features_name,
     loop_settings,
+    prepare_engine,
     sampler_spec,
 )
 
@@ -77,18 +79,14 @@ class Run:
             self.policy.add_snapshot(name)
         if sharding is not None:
             self.policy.shard(sharding, self.accelerator)
+        prepare_engine(config, self.policy)
         train_prompts = load_prompts(config.prompts.train)
         # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
         self.prompts_digest = hashlib.sha256("\n".join(p.text for p in train_prompts).encode()).hexdigest()
         self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.features = load_features(features_name(config), device)
-        self.optimiser = torch.optim.AdamW(
-            [parameter for _, parameter in self.policy.trainable],
-            lr=config.optimise.learning_rate,
-            betas=config.optimise.betas,
-            weight_decay=config.optimise.weight_decay,
-        )
+        self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
             self.loop.inspect = self.keep_uncertain

@@ -64,22 +64,22 @@ def learn(
     learning_rate: float,
     batch_size: int,
     seed: int,
-    start: Tensor | None = None,
+    initial: Tensor | None = None,
     resume: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
     keep: Callable[[int, dict[str, Tensor], dict[str, Any]], None] = lambda step, tensors, state: None,
 ) -> tuple[Tensor, list[list[float]]]:
-    """b_v (D,) by Adam on `-R_guided` from `start`, and its course: [step, mean guided reward of the pool, norm].
+    """b_v (D,) by Adam on `-R_guided` from `initial`, and its course: [step, mean guided reward of the pool, norm].
 
     The paper says 3,000 steps and no step size, which decides: Adam's steps have one length, so b_v becomes about
     `steps * learning_rate * sqrt(D)` long before it converges, to nearly the images' mean embedding, with which the
     prompt hardly counts. The default, 5e-6, is the paper's for the generator: a length of 0.5 for D = 1024.
 
     Args:
-        start: (D,), or None for 0.
+        initial: (D,), or None for 0.
         e_img, e_text, owner: (N, D), (P, D) and (N,) int64, see the module; constants.
         resume, keep: `keep(step, tensors, state)` gets every 500 steps what `resume` continues from, to the bit.
     """
-    vector = (torch.zeros_like(e_text[0]) if start is None else start.clone()).requires_grad_()
+    vector = (torch.zeros_like(e_text[0]) if initial is None else initial.clone()).requires_grad_()
     optimiser = torch.optim.Adam([vector], lr=learning_rate)
     course: list[list[float]] = []
     start = 0
@@ -265,7 +265,7 @@ class _Stage1:
             learning_rate=section.learning_rate,
             batch_size=section.batch_size,
             seed=self.config.seed,
-            start=start,
+            initial=start,
             resume=(tensors["learned"], state["learned"]) if "learned" in tensors else None,
             keep=self.keep,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,7 @@ class LoopSettings:
     max_grad_norm: float
     ema: float  # 0: none
     max_skipped: int = 0  # optimiser steps in a row that may be skipped for a non-finite gradient
+    offload_vae: bool = False  # while it is optimised
 
 
 @dataclass
@@ -133,7 +135,8 @@ class Loop:
         advantages = self.objective.advantages(scored)
         self.inspect(epoch, rollout)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
-        losses, norms = self._optimise(rollout, local, epoch)
+        with self.policy.without_vae() if self.settings.offload_vae else nullcontext():
+            losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)
         metrics = self._metrics(epoch, scores, losses, norms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -11,6 +11,8 @@ from diffrl.config import Config
 from diffrl.config.reward import read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.guard import Guard
+from diffrl.policy import Policy
+from diffrl.policy.engine import compile_blocks, set_attention
 from diffrl.report.data import lower_is_better
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
@@ -141,7 +143,31 @@ def loop_settings(config: Config) -> LoopSettings:
         max_grad_norm=optimise.max_grad_norm,
         ema=optimise.ema,
         max_skipped=optimise.max_skipped,
+        offload_vae=config.engine.offload_vae,
     )
+
+
+def prepare_engine(config: Config, policy: Policy) -> None:
+    """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
+    network: Any = policy.backbone.network
+    if config.engine.attention != "native":
+        set_attention(network, config.engine.attention)
+    if config.engine.tile_vae:
+        policy.vae.enable_tiling()
+    if config.engine.compile:
+        compile_blocks(network)
+
+
+def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
+    """AdamW on the trained LoRA."""
+    parameters = [parameter for _, parameter in policy.trainable]
+    optimise = config.optimise
+    arguments: dict[str, Any] = {"betas": optimise.betas, "weight_decay": optimise.weight_decay}
+    if config.engine.optimiser == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        return cast(torch.optim.Optimizer, AdamW8bit(parameters, optimise.learning_rate, **arguments))
+    return torch.optim.AdamW(parameters, optimise.learning_rate, **arguments)
 
 
 def build_guard(config: Config) -> Guard:

@@ -1,0 +1,51 @@
+"""Faster and smaller forms of the same computation, all of them somebody else's: attention kernels, compiled blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers.models.attention_dispatch import AttentionBackendName
+from torch import nn
+
+from diffrl.errors import UserError, nearest
+
+ATTENTION = "engine.attention"
+
+
+def set_attention(network: Any, kernel: str) -> None:
+    """Run attention with this kernel: "native" is torch's scaled dot product; "xformers", "flash", ... as diffusers
+    names them.
+
+    Raises:
+        UserError: if there is no such kernel, it cannot run here, or this network's attention takes no kernels.
+    """
+    known = [backend.value for backend in AttentionBackendName if not backend.value.startswith("_")]
+    if kernel not in known:
+        raise UserError(f'{ATTENTION}: "{kernel}" is no kernel of diffusers{nearest(kernel, known)}')
+    processors = getattr(network, "attn_processors", {}).values()
+    try:
+        if any(hasattr(processor, "_attention_backend") for processor in processors):
+            network.set_attention_backend(kernel)
+        elif kernel == "xformers":  # older attention, SD3's and the UNets', has its own switch
+            network.enable_xformers_memory_efficient_attention()
+        elif kernel != "native":
+            name = type(network).__name__
+            raise UserError(f'{ATTENTION}: "{kernel}", but {name} has older attention: native and xformers only')
+    except (ImportError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error
+
+
+def compile_blocks(network: nn.Module, **options: Any) -> int:
+    """torch.compile of the network's repeated blocks, in place, when they first run; returns how many they are.
+
+    Blocks are compiled one by one, since they are alike: the first costs its seconds, the others come from the cache.
+    The LoRA snapshots are switched inside of them; each one that runs is compiled once.
+    """
+    kinds = getattr(network, "_repeated_blocks", None) or getattr(network, "_no_split_modules", None) or []
+    blocks = [module for module in network.modules() if type(module).__name__ in kinds]
+    if not blocks:
+        raise UserError(f"engine.compile: {type(network).__name__} names no repeated blocks")
+    for block in blocks:
+        block.compile(**options)
+    return len(blocks)

@@ -1,0 +1,139 @@
+"""Attention kernels, compiled blocks, an autoencoder that comes and goes, 8-bit moments: the same run otherwise."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_equivalence import lora_of, same_lora
+from test_resume import PHASES, final_tensors, run_and_die
+from tiny import tiny_flux, tiny_sd, tiny_sd3
+
+from diffrl.cli import main
+from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy.engine import compile_blocks, set_attention
+from diffrl.trainers.run import Run, train
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
+    folder = tmp_path_factory.mktemp("engine")
+    paths = {"sd3": tiny_sd3(folder / "sd3"), "flux": tiny_flux(folder / "flux"), "sd": tiny_sd(folder / "sd")}
+    return {name: load_policy(str(path), lora=LoraSpec(rank=2, alpha=4)) for name, path in paths.items()}
+
+
+def predicted(policy: Policy, seed: int = 0) -> torch.Tensor:
+    x_t = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(seed))
+    return policy.predict(x_t, torch.tensor([0.9, 0.3]), policy.encode(["red a", "red b"])).v
+
+
+def test_an_attention_kernel_is_the_networks_or_refused_with_the_reason(policies: dict[str, Policy]) -> None:
+    flux = policies["flux"]
+    before = predicted(flux)
+    set_attention(flux.backbone.network, "native")
+    kernels = {str(p._attention_backend) for p in flux.backbone.network.attn_processors.values()}  # type: ignore[operator, union-attr]
+    assert len(kernels) == 1 and "native" in kernels.pop().lower()
+    torch.testing.assert_close(predicted(flux), before)
+    with pytest.raises(UserError, match=r'"natve" is no kernel of diffusers.*native'):
+        set_attention(flux.backbone.network, "natve")
+    with pytest.raises(UserError, match=r'engine.attention: "sage" cannot run here \(.*sageattention'):
+        set_attention(flux.backbone.network, "sage")
+    for name in ("sd3", "sd"):
+        network = policies[name].backbone.network
+        set_attention(network, "native")
+        with pytest.raises(UserError, match=r'"flash", but .* has older attention: native and xformers only'):
+            set_attention(network, "flash")
+        if not torch.cuda.is_available():
+            with pytest.raises(UserError, match=r'"xformers" cannot run here \(.+\)'):
+                set_attention(network, "xformers")
+
+
+def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str, Policy]) -> None:
+    """Dynamo traces the blocks, and must see a switch of snapshots; the backend does not matter for that."""
+    for policy in policies.values():
+        policy.add_snapshot("old")
+        with torch.no_grad():
+            for _, parameter in policy.trainable:
+                parameter.normal_(std=0.3)
+        names: list[str | None] = [None, "default", "old"]
+
+        def all_of(policy: Policy = policy, names: list[str | None] = names) -> list[torch.Tensor]:
+            found = []
+            for name in names:
+                with policy.using(name):
+                    found.append(predicted(policy).detach())
+            return found
+
+        expected = all_of()
+        assert not torch.allclose(expected[0], expected[1])
+        assert compile_blocks(policy.backbone.network, backend="eager") >= 2
+        for ours, theirs in zip(all_of(), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.compiler.reset()
+
+
+def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, compiled = (config_file(name, epochs=2) for name in ("plain", "compiled"))
+    train(load_config(plain))
+    seen: list[int] = []
+
+    def traced(network: Any) -> None:
+        seen.append(compile_blocks(network, backend="aot_eager"))  # as inductor, without its compiler's seconds
+
+    monkeypatch.setattr("diffrl.trainers.parts.compile_blocks", traced)
+    train(load_config(compiled, ["engine.compile=true", "optimise.gradient_checkpointing=true"]))
+    torch.compiler.reset()
+    assert seen == [2]
+    assert same_lora(lora_of(load_config(compiled).run_dir), lora_of(load_config(plain).run_dir))
+
+
+def test_the_autoencoder_leaves_while_the_lora_is_optimised(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays, leaves = (config_file(name, epochs=1) for name in ("stays", "leaves"))
+    train(load_config(stays))
+    moved: list[str] = []
+    original = torch.nn.Module.to
+
+    def watched(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if type(self).__name__ == "AutoencoderKL":
+            moved.append(str(args[0]))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "to", watched)
+    train(load_config(leaves, ["engine.offload_vae=true", "engine.tile_vae=true"]))
+    assert moved[-2:] == ["cpu", "cpu"]  # away, and back to this machine's device
+    assert same_lora(lora_of(load_config(leaves).run_dir), lora_of(load_config(stays).run_dir))
+    with pytest.raises(UserError, match=r"engine\.offload_vae"):
+        load_config("playground/d2align", ["engine.offload_vae=true"])
+
+
+def test_eight_bit_moments_train_and_resume_to_the_bit(config_file: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    # Only matrices of at least 4,096 numbers get 8 bits: rank 256 makes some of that size.
+    sections = {"lora": {"rank": 256, "alpha": 256}, "engine": {"optimiser": "adamw8bit"}}
+    undisturbed, broken = (config_file(name, **sections) for name in ("undisturbed", "broken"))
+    train(load_config(undisturbed))
+    run = Run(load_config(undisturbed))
+    run.restore()
+    kinds = {
+        value.dtype for state in run.optimiser.state.values() for value in state.values() if torch.is_tensor(value)
+    }
+    assert torch.uint8 in kinds
+    assert run_and_die(broken, *PHASES["optimising"]) == -signal.SIGKILL
+    folder = Path(load_config(broken).run_dir)
+    train(load_config(broken), resume=folder)
+    expected, found = final_tensors(Path(load_config(undisturbed).run_dir)), final_tensors(folder)
+    for part, tensors in expected.items():
+        assert all(torch.equal(found[part][name], tensor) for name, tensor in tensors.items()), part
+
+
+def test_what_cannot_run_here_is_one_line(config_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file("refused")
+    assert main(["train", str(path), "engine.attention=flsh"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "engine.attention" in said[0] and "flash" in said[0]
+    assert not Path(load_config(path).run_dir).exists()
