@@ -47,7 +47,8 @@ def check_fit(config: Config) -> bool:
     from diffrl.fit import advise, estimate
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    fit = estimate(config, world)
+    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    fit = estimate(config, world, sharded)
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
@@ -58,9 +59,12 @@ def check_fit(config: Config) -> bool:
     if fit.total <= free:
         print("it fits")
         return True
-    found = advise(config, free, world, fit)
+    found = advise(config, free, world, fit, sharded)
     if found is None:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
+        if (spread := estimate(config, 8, sharded=True)).total < fit.total:
+            text = f"spread over 8 devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs {spread.total / GIB:.1f} GiB"
+            print(f"{text} on each, and less with smaller micro-batches")
         return False
     print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
     return False

@@ -51,14 +51,16 @@ class Fit:
         return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
 
 
-def advise(config: Config, free: int, world: int = 1, fit: Fit | None = None) -> tuple[Fit, list[str]] | None:
+def advise(
+    config: Config, free: int, world: int = 1, fit: Fit | None = None, sharded: bool = False
+) -> tuple[Fit, list[str]] | None:
     """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
 
     Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
     `fit`: the config's estimate, if it is known.
     """
     changed: dict[str, Any] = {}
-    fit = estimate(config, world) if fit is None else fit
+    fit = estimate(config, world, sharded) if fit is None else fit
     while fit.total > free:
         optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
         key, value = "", 0  # the type of both kinds of values
@@ -73,7 +75,7 @@ def advise(config: Config, free: int, world: int = 1, fit: Fit | None = None) ->
         section, name = key.split(".")
         update = getattr(config, section).model_copy(update={name: value})
         config, changed[key] = config.model_copy(update={section: update}), value
-        fit = estimate(config, world)
+        fit = estimate(config, world, sharded)
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
 
 
@@ -103,8 +105,10 @@ class Alive(TorchDispatchMode):
         self.now -= self._sizes.pop(key, 0)
 
 
-def estimate(config: Config, world: int = 1) -> Fit:
+def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
     """What one process of `world` needs for this config. Only configs of the model are read, no weights.
+
+    `sharded`: FSDP2 spreads the network over them; the block that runs is whole, and so is the next one on its way.
 
     Raises UserError as loading the model would.
     """
@@ -112,8 +116,12 @@ def estimate(config: Config, world: int = 1) -> Fit:
     lora = _with_lora(backbone, config)
     objective = build_objective(config, sampler_spec(config), {})
     copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
+    frozen, whole = _bytes(backbone.network) - lora, 0
+    if sharded and world > 1:
+        kinds = getattr(backbone.network, "_no_split_modules", None) or ()
+        whole = 2 * max((_bytes(m) for m in backbone.network.modules() if type(m).__name__ in kinds), default=0)
     parts = {
-        "network": _bytes(backbone.network) - lora,
+        "network": frozen if not whole else frozen // world + whole,
         "autoencoder": _bytes(backbone.vae),
         f"LoRA, {copies} of them": copies * lora,
         "gradient and Adam's moments": 3 * lora,

@@ -2,8 +2,14 @@
 # Train on the GPUs of this machine, all of them unless GPUS says how many. Started again, it goes on where it stopped.
 #
 #     scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml run_dir=runs/mine
+#     ENGINE=fsdp2 scripts/launch/gpus.sh configs/flux/nft_pickscore.yaml   # the network spread over the GPUs
 #     GPUS=1 scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml optimise.accumulation=480
 set -euo pipefail
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-exec accelerate launch --num_processes "$gpus" --num_machines 1 --mixed_precision no --dynamo_backend no \
+case ${ENGINE:-ddp} in
+ddp) engine=(--mixed_precision no --dynamo_backend no) ;;
+fsdp2) engine=(--config_file "$(dirname "$0")/fsdp2.yaml") ;;
+*) echo "ENGINE: \"$ENGINE\" is neither ddp nor fsdp2" >&2 && exit 2 ;;
+esac
+exec accelerate launch --num_processes "$gpus" --num_machines 1 "${engine[@]}" \
     -m diffrl train "$@" --resume auto

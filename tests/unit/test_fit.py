@@ -70,6 +70,18 @@ def test_options_that_save_memory_do(config_file) -> None:
     assert training("optimise.precision=bf16") < plain
 
 
+def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path, config_file) -> None:
+    config = load_config(config_file("run", model=str(tiny_flux(tmp_path / "flux")), rollout={"resolution": 16}))
+    whole, four = fit.estimate(config), fit.estimate(config, world=4, sharded=True)
+    policy = load_policy(config.model, resolution=16)
+    blocks = [*policy.network.transformer_blocks, *policy.network.single_transformer_blocks]
+    largest = max(sum(p.nbytes for n, p in block.named_parameters() if "lora_" not in n) for block in blocks)
+    lora = max(sum(p.nbytes for n, p in block.named_parameters() if "lora_" in n) for block in blocks)
+    expected = whole.parts["network"] // 4 + 2 * largest
+    assert expected <= four.parts["network"] <= expected + 2 * lora  # the blocks' own LoRA is counted along
+    assert four.parts["autoencoder"] == whole.parts["autoencoder"]
+
+
 def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "CONTEXT", 0)
     path = config_file("run", optimise={"accumulation": 1})  # training then needs more than decoding

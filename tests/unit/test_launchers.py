@@ -1,0 +1,56 @@
+"""The launch scripts, with stand-ins for the programs that they call: what would be run?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "scripts" / "launch"
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> dict[str, str]:
+    """An environment in which accelerate and torchrun print their arguments and what accelerate would read."""
+    for name in ("accelerate", "torchrun"):
+        program = tmp_path / name
+        program.write_text('#!/usr/bin/env bash\necho "$(basename "$0") $* fsdp=${ACCELERATE_USE_FSDP:-no}"\n')
+        program.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPUS": "4"}
+
+
+def run(script: str, environment: dict[str, str], **variables: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(LAUNCH / script), "my.yaml", "epochs=3"]
+    return subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=False)
+
+
+def test_one_machine(stand_ins: dict[str, str]) -> None:
+    said = run("gpus.sh", stand_ins).stdout
+    assert said.startswith("accelerate launch --num_processes 4 --num_machines 1 --mixed_precision no")
+    assert said.split(" -m ")[1].startswith("diffrl train my.yaml epochs=3 --resume auto")
+    sharded = run("gpus.sh", stand_ins, ENGINE="fsdp2").stdout
+    assert f"--config_file {LAUNCH / 'fsdp2.yaml'} -m diffrl train my.yaml" in sharded
+
+
+def test_several_machines(stand_ins: dict[str, str]) -> None:
+    where = {"NODES": "2", "RANK": "1", "MASTER": "10.0.0.1"}
+    said = run("nodes.sh", stand_ins, **where).stdout
+    assert "--nnodes 2 --node_rank 1 --master_addr 10.0.0.1" in said and "--nproc_per_node 4" in said
+    assert said.strip().endswith("diffrl train my.yaml epochs=3 --resume auto fsdp=no")
+    assert run("nodes.sh", stand_ins, ENGINE="fsdp2", **where).stdout.strip().endswith("fsdp=true")
+    missing = run("nodes.sh", stand_ins, NODES="2", RANK="1")
+    assert missing.returncode != 0 and "address of machine 0" in missing.stderr
+
+
+@pytest.mark.parametrize("script", ["gpus.sh", "nodes.sh"])
+def test_an_unknown_engine_is_refused(stand_ins: dict[str, str], script: str) -> None:
+    done = run(script, stand_ins, ENGINE="zero3", NODES="1", RANK="0", MASTER="here")
+    assert done.returncode == 2 and '"zero3" is neither ddp nor fsdp2' in done.stderr and not done.stdout
+
+
+def test_slurm_is_told_to_queue_the_job_again() -> None:
+    text = (LAUNCH / "slurm.sbatch").read_text()
+    assert subprocess.run(["bash", "-n", str(LAUNCH / "slurm.sbatch")], check=False).returncode == 0
+    assert "#SBATCH --requeue" in text and "--signal=B:TERM@" in text and "scontrol requeue" in text
