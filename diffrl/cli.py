@@ -364,5 +364,7 @@ class _ToStderr(logging.Handler):
 
 def _show_warnings() -> None:
     logger = logging.getLogger("diffrl")
+    # peft imports it wherever it is installed, and without a GPU it then asks for a package that nobody needs here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not logger.handlers:
         logger.addHandler(_ToStderr())
