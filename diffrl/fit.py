@@ -112,7 +112,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
 
     Raises UserError as loading the model would.
     """
-    backbone = _backbone(config)
+    backbone = hollow_backbone(config)
     lora = _with_lora(backbone, config)
     objective = build_objective(config, sampler_spec(config), {})
     copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
@@ -144,8 +144,8 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
     return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders))
 
 
-def _backbone(config: Config) -> Any:
-    """The family's backbone over a pipeline's modules without weights."""
+def hollow_backbone(config: Config) -> Any:
+    """The family's backbone over a pipeline's modules without weights (on the meta device), from the model's configs."""
     source, index = find_model(config.model)
     dtype = PRECISIONS[config.optimise.precision]
     parts = {name: _component(source, name, entry, dtype) for name, entry in index.items() if isinstance(entry, list)}

@@ -3,8 +3,10 @@
 OMP_NUM_THREADS=1 python scripts/benchmark_marble.py --out assets/results/marble_cost.json
 python scripts/benchmark_marble.py --model sd35 --rows 8 --out assets/results/marble_cost_sd35.json   # on a CUDA device
 
-`--model sd35` is a transformer of SD3.5-Medium's size with random weights, in bf16, at 512 pixels. A step is forwards
-(of the trained LoRA and of old, which lags), losses, backward passes, the QP, clipping and AdamW, on random rows.
+`--model sd35` is a transformer of SD3.5-Medium's size with random weights, at 512 pixels, in bf16 on a CUDA device.
+Its blocks are alike, so fewer of them (`--layers`) have the same ratios; that is how a CPU can measure them.
+A step is forwards (of the trained LoRA and of old, which lags), losses, backward passes, the QP, clipping and AdamW, on
+random rows.
 Variants take turns, so that a machine that slows down slows all of them; times are medians. On the CPU they are the
 process's own CPU time: wall time with one thread on a free core. `speed` is the weighted sum's time over the variant's.
 Peak memory is beyond what lies there before the step; on the CPU it is the process's high-water mark, which the
@@ -28,6 +30,7 @@ from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
+from published_models import SD35_MEDIUM
 from torch import nn
 
 from diffrl.policy import Conditioning, LoraSpec, Policy, load_policy
@@ -39,38 +42,29 @@ from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.nft import NFT
 
-SD35_MEDIUM: dict[str, Any] = {
-    "sample_size": 128,
-    "patch_size": 2,
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": tuple(range(13)),
-    "qk_norm": "rms_norm",
-}
 EVERY = 10
 
 
-def build_policy(model: str, device: torch.device) -> tuple[Policy, Conditioning]:
+def build_policy(args: argparse.Namespace, device: torch.device) -> tuple[Policy, Conditioning]:
     """The policy, with a LoRA that is not zero, and one row of conditioning."""
-    if model == "playground":
+    if args.model == "playground":
         policy = load_policy("playground", device=device)
         cond = policy.encode(["a red circle on white"])
     else:
         with torch.device(device):
-            network: Any = SD3Transformer2DModel(**SD35_MEDIUM)
+            sizes = SD35_MEDIUM | {
+                "num_layers": args.layers,
+                "dual_attention_layers": list(range(min(args.layers, 13))),
+            }
+            network: Any = SD3Transformer2DModel(**sizes)
             cond = Conditioning(torch.randn(1, 333, 4096), torch.randn(1, 2048))
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         parts = {"text_encoder": None, "text_encoder_2": None, "text_encoder_3": None, "vae_scale_factor": 8}
-        network.to(torch.bfloat16)
+        parts |= {"tokenizer_max_length": 77}
+        if device.type == "cuda":
+            network.to(torch.bfloat16)
         pipe = SimpleNamespace(transformer=network, vae=nn.Identity(), scheduler=scheduler, **parts)
-        backbone: Any = SD3(pipe, resolution=512)
+        backbone: Any = SD3(pipe, resolution=args.resolution)
         policy = Policy(backbone, lora=LoraSpec(), device=device)
     with torch.no_grad():
         for _, parameter in policy.trainable:
@@ -119,7 +113,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.policy, self.cond = build_policy(args.model, self.device)
+        self.policy, self.cond = build_policy(args, self.device)
         self.objective = build_objective(args.objective, self.policy, args.beta)
         if args.checkpointing:
             self.policy.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -212,6 +206,8 @@ def measure(bench: Bench, rewards: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["playground", "sd35"], default="playground")
+    parser.add_argument("--layers", type=int, default=24, help="of sd35: fewer show the same ratios in less time")
+    parser.add_argument("--resolution", type=int, default=512, help="of sd35, pixels")
     parser.add_argument("--objective", choices=["nft", "grpo"], default="nft")
     parser.add_argument("--rewards", type=int, nargs="+", default=[2, 5, 10, 50])
     parser.add_argument("--rows", type=int, default=64, help="rows of a micro-batch")
