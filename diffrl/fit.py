@@ -145,7 +145,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
 
 
 def hollow_backbone(config: Config) -> Any:
-    """The family's backbone over a pipeline's modules without weights (on the meta device), from the model's configs."""
+    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
     source, index = find_model(config.model)
     dtype = PRECISIONS[config.optimise.precision]
     parts = {name: _component(source, name, entry, dtype) for name, entry in index.items() if isinstance(entry, list)}

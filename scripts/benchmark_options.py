@@ -51,7 +51,7 @@ OPTIONS = {
     "base": [],
     "gradient checkpointing": ["optimise.gradient_checkpointing=true"],
     "bf16": ["optimise.precision=bf16"],
-    "fp16": ["optimise.precision=fp16"],
+    "fp16 (on a GPU)": ["optimise.precision=fp16"],
     "micro-batches of half the size": ["optimise.accumulation=HALF"],
     "LoRA on queries and values": ["lora.targets=[attn.to_q,attn.to_v]"],
     "compiled blocks": ["engine.compile=true"],
@@ -211,6 +211,8 @@ def main() -> None:
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": device, **settings}
     result |= {"diffrl_version": __version__, "torch": torch.__version__, "load": os.getloadavg()[0], "options": {}}
     for option in args.options:
+        if "GPU" in option and not cuda:
+            continue
         with tempfile.TemporaryDirectory() as work:
             path = write_config(Path(work), args, cuda)
             accumulation = load_config(path).optimise.accumulation

@@ -307,10 +307,11 @@ class D2Align(Section):
 
 class Marble(Section):
     mode: Literal["fresh", "full", "amortised", "uniform", "sequential", "advantages", "sum"] = key(
-        "fresh",
-        "fresh: coefficients are solved for in every step; full: the same from one backward pass for each reward; "
-        "amortised: every N steps (the paper); uniform: 1 / K of each normalised gradient; sequential: one reward "
-        "after the other; advantages: the weighted sum of advantages; sum: of rewards, as without marble but measured",
+        "amortised",
+        "amortised: coefficients are solved for every N steps (the paper); fresh: in every step, with normalised "
+        "gradients; full: the same from one backward pass for each reward; uniform: 1 / K of each normalised gradient; "
+        "sequential: one reward after the other; advantages: the weighted sum of advantages; sum: of rewards, as "
+        "without marble but measured",
     )
     smoothing: Share = key(0.7, "rho of abar <- rho abar + (1 - rho) alpha*, per solve; 0: no memory")
     every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)

@@ -22,15 +22,15 @@ def set_attention(network: Any, kernel: str) -> None:
     known = [backend.value for backend in AttentionBackendName if not backend.value.startswith("_")]
     if kernel not in known:
         raise UserError(f'{ATTENTION}: "{kernel}" is no kernel of diffusers{nearest(kernel, known)}')
-    processors = getattr(network, "attn_processors", {}).values()
+    modern = any(hasattr(part, "_attention_backend") for part in getattr(network, "attn_processors", {}).values())
+    if not modern and kernel not in ("native", "xformers"):
+        name = type(network).__name__
+        raise UserError(f'{ATTENTION}: "{kernel}", but {name} has older attention: native and xformers only')
     try:
-        if any(hasattr(processor, "_attention_backend") for processor in processors):
+        if modern:
             network.set_attention_backend(kernel)
         elif kernel == "xformers":  # older attention, SD3's and the UNets', has its own switch
             network.enable_xformers_memory_efficient_attention()
-        elif kernel != "native":
-            name = type(network).__name__
-            raise UserError(f'{ATTENTION}: "{kernel}", but {name} has older attention: native and xformers only')
     except (ImportError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error

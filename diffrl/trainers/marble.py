@@ -90,7 +90,7 @@ class Marble:
         self,
         names: Sequence[str],
         *,
-        mode: Mode = "fresh",
+        mode: Mode = "amortised",
         smoothing: float = 0.7,
         every: int = 10,
         stage: int = 10,

@@ -154,7 +154,7 @@ def flat(value: Tensor, parameters: list[Tensor]) -> Tensor:
 
 def bank_of(case: Case, marble: Marble | None = None) -> Tensor:
     """(K, size) gradients by the constant-cost path."""
-    marble = marble or Marble([str(k) for k in range(case.advantages.shape[1])])
+    marble = marble or Marble([str(k) for k in range(case.advantages.shape[1])], mode="fresh")
     case.begin()
     for part in case.parts:
         marble.add(case.objective, case.policy, case.rows(part), case.rows_of_step, SCALER)
@@ -206,7 +206,7 @@ def test_a_step_is_the_papers_direction_in_float64(make) -> None:
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / norms[:, None]
     alpha = solve_by_scipy(unit @ unit.T)
-    marble = Marble(list("abcd"), smoothing=0.0)
+    marble = Marble(list("abcd"), mode="fresh", smoothing=0.0)
     step = make("nft", 4, beta=0.1).run(marble)
     assert np.allclose(marble.ema, alpha, atol=1e-5)
     assert distance(step.double(), torch.from_numpy((alpha @ unit) * norms.mean() + penalty)) < 1e-4
@@ -228,7 +228,7 @@ def test_permuted_rewards_get_permuted_coefficients(make) -> None:
     order = [2, 0, 3, 1]
     one, other = make("nft", 4), make("nft", 4)
     other.advantages = other.advantages[:, order]
-    first, second = (Marble(list("abcd"), smoothing=0.0) for _ in range(2))
+    first, second = (Marble(list("abcd"), mode="fresh", smoothing=0.0) for _ in range(2))
     assert distance(other.run(second), one.run(first)) < 1e-5
     assert np.allclose(second.ema, first.ema[order], atol=1e-6)
     assert first.ema.std() > 0.01  # they differ, or permuting would say nothing
@@ -242,7 +242,7 @@ def test_a_reward_times_a_thousand_changes_nothing(make) -> None:
     for factor in (1.0, 1000.0):
         scaled = (scores * torch.tensor([factor, 1.0, 1.0])) * 1e4  # far above the 1e-4 that guards a std of zero
         case.advantages = case.objective.advantages(Scored(scaled, torch.ones(3), groups, empty, empty)).float()
-        marbles.append(Marble(list("abc"), smoothing=0.0))
+        marbles.append(Marble(list("abc"), mode="fresh", smoothing=0.0))
         steps.append(case.run(marbles[-1]))
     assert distance(*steps) < 1e-5
     assert np.allclose(marbles[0].ema, marbles[1].ema, atol=1e-5)
@@ -285,7 +285,7 @@ def test_the_loss_at_mixed_advantages_is_the_mix_of_losses() -> None:
 def test_a_reward_without_signal_is_left_out_and_keeps_its_coefficient(make) -> None:
     case = make("nft", 3)
     gradients, _ = by_definition(replace(case, advantages=case.advantages[:, [0, 2]]))
-    marble = Marble(list("abc"), smoothing=0.5)
+    marble = Marble(list("abc"), mode="fresh", smoothing=0.5)
     case.run(marble)
     before = marble.ema.copy()
     case.advantages = case.advantages.clone()
@@ -333,7 +333,7 @@ def test_sequential_stages_and_a_uniform_end(make) -> None:
     norms = each.norm(dim=1)
     balanced = (each / norms[:, None]).mean(0) * norms.mean()
     assert distance(case.run(Marble(["a", "b"], mode="uniform")), balanced) < 1e-5
-    fresh = Marble(["a", "b"], uniform_after=1)
+    fresh = Marble(["a", "b"], mode="fresh", uniform_after=1)
     case.run(fresh)
     kept = fresh.ema.copy()
     assert distance(case.run(fresh), balanced) < 1e-5 and np.array_equal(fresh.ema, kept)

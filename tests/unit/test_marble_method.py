@@ -109,26 +109,26 @@ def finished(marble: Marble, gradients: torch.Tensor, signal: list[float] | None
 
 
 def test_coefficients_are_smoothed_and_stay_on_the_simplex() -> None:
-    marble = Marble(["a", "b"], smoothing=0.7)
+    marble = Marble(["a", "b"], mode="fresh", smoothing=0.7)
     finished(marble, torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
     assert marble.ema == pytest.approx([0.5, 0.5])  # of unit vectors
     step = finished(marble, torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
     assert marble.ema == pytest.approx([0.5, 0.5])
     assert torch.allclose(step, torch.tensor([0.8, 0.4]))
     side = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])  # a lies between b and c
-    three = Marble(["a", "b", "c"], smoothing=0.7)
+    three = Marble(["a", "b", "c"], mode="fresh", smoothing=0.7)
     finished(three, side)
     assert three.ema == pytest.approx([0.7 / 3, 0.7 / 3 + 0.15, 0.7 / 3 + 0.15])
 
 
 def test_opposed_rewards_stop_each_other_and_say_so() -> None:
-    marble = Marble(["a", "b"])
+    marble = Marble(["a", "b"], mode="fresh")
     assert finished(marble, torch.tensor([[1.0, 2.0], [-2.0, -4.0]])).abs().max() < 1e-6
     assert marble.metrics()["marble/cos_min"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_gradient_that_is_not_finite_reaches_the_loop_and_changes_no_coefficient() -> None:
-    marble = Marble(["a", "b"])
+    marble = Marble(["a", "b"], mode="fresh")
     finished(marble, torch.tensor([[1.0, 0.0], [1.0, 0.1]]))
     before = marble.ema.copy()
     step = finished(marble, torch.tensor([[1.0, float("inf")], [1.0, 0.1]]))
@@ -139,7 +139,7 @@ def test_a_gradient_that_is_not_finite_reaches_the_loop_and_changes_no_coefficie
 
 
 def test_norms_are_logged_without_the_scale_of_fp16() -> None:
-    marble = Marble(["a", "b"])
+    marble = Marble(["a", "b"], mode="fresh")
     marble._scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     marble._scaler.scale(torch.ones(()))
     finished(marble, 8 * torch.tensor([[3.0, 4.0], [1.0, 0.0]]))
@@ -148,7 +148,7 @@ def test_norms_are_logged_without_the_scale_of_fp16() -> None:
 
 
 def test_metrics_are_means_of_the_epochs_steps_and_start_anew() -> None:
-    marble = Marble(["a", "b"], smoothing=0.9)
+    marble = Marble(["a", "b"], mode="fresh", smoothing=0.9)
     finished(marble, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     finished(marble, torch.tensor([[3.0, 0.0], [3.0, 0.3]]), [1.0, 0.0])
     metrics = marble.metrics()
@@ -180,7 +180,7 @@ def test_the_trained_lora_alone_is_taken_over() -> None:
 
 
 def test_the_report_draws_coefficients_norms_and_cosines(tmp_path) -> None:
-    marble = Marble(["ocr", "clip"])
+    marble = Marble(["ocr", "clip"], mode="fresh")
     (tmp_path / "config.yaml").write_text("rewards: {ocr: {}, clip: {}}\nmarble: {mode: fresh}\n")
     with Tracker(tmp_path) as tracker:
         for epoch in range(1, 4):
