@@ -16,7 +16,7 @@ import argparse
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -113,6 +113,9 @@ class PlanePolicy:
 
     def add_snapshot(self, name: str) -> None:
         self.networks[name] = copy.deepcopy(self.networks["default"]).requires_grad_(False)
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def using(self, name: str | None) -> Iterator[None]:

