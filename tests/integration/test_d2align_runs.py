@@ -112,15 +112,16 @@ KILLS = {
 
 
 def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffrl.trainers.d2align.BLOCK", 4)
-    monkeypatch.setattr("diffrl.trainers.d2align.SAVE_EVERY", 10)
+    small = {"diffrl.trainers.d2align:BLOCK": 4, "diffrl.trainers.d2align:SAVE_EVERY": 10}
+    for name, value in small.items():
+        monkeypatch.setattr(name.replace(":", "."), value)
     sections = {**TWO_STAGES, "epochs": 1, "evaluate": {"prompts": 1}, "tracking": {"samples": 0}}
     whole = load_config(config_file("whole", **sections))
     train(whole)
     expected = final_tensors(Path(whole.run_dir))
     for number, (target, call) in enumerate(KILLS.items()):
         broken = config_file(f"broken{number}", **sections)
-        assert run_and_die(broken, target, call) == -signal.SIGKILL, target
+        assert run_and_die(broken, target, call, **small) == -signal.SIGKILL, target
         folder = Path(load_config(broken).run_dir)
         train(load_config(broken), resume=folder)
         assert torch.equal(direction_of(folder), direction_of(whole.run_dir)), target

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from children import in_child, signal_at
 from test_resume import final_tensors
 
 from diffrl import checkpoint
@@ -29,39 +30,14 @@ MOMENTS = {
 EVERY = {"every": 3}  # epochs between checkpoints, more than the run has until the signal
 
 
-def signal_at(target: str, call: int, number: int) -> None:
-    """Let the function send a signal to its own process at its `call`-th call, before it does its work."""
-    import importlib
-
-    module, path = target.split(":")
-    kind, name = path.split(".")
-    owner = getattr(importlib.import_module(module), kind)
-    function, count = getattr(owner, name), 0
-
-    def disturbed(*args, **kwargs):
-        nonlocal count
-        count += 1
-        if count == call:
-            os.kill(os.getpid(), number)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, disturbed)
-
-
 def train_disturbed(path: Path, moment: str, number: int) -> int:
-    """`diffrl train` in a forked child that gets a signal; its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            signal_at(*MOMENTS[moment], number)
-            code = main(["train", str(path)])
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """`diffrl train` in a child that gets a signal; its exit code."""
+    return in_child(_train_disturbed, path, moment, number)
+
+
+def _train_disturbed(path: Path, moment: str, number: int) -> None:
+    signal_at(*MOMENTS[moment], number)
+    sys.exit(main(["train", str(path)]))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from children import in_child, replace, signal_at
 
 from diffrl import checkpoint
 from diffrl.config import load_config
@@ -25,38 +26,15 @@ PHASES = {
 }
 
 
-def die_at(target: str, call: int) -> None:
-    """Replace the function by one that sends SIGKILL to its own process at its `call`-th call."""
-    import importlib
-
-    module, path = target.split(":")
-    owner = importlib.import_module(module)
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    function, count = getattr(owner, name), 0
-
-    def deadly(*args, **kwargs):
-        nonlocal count
-        count += 1
-        if count == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, deadly)
+def run_and_die(config_path: Path, target: str, call: int, **replaced: Any) -> int:
+    """Train in a child that kills itself at a function's `call`-th call; its exit code (0: it was never killed)."""
+    return in_child(_train_to_death, config_path, target, call, replaced)
 
 
-def run_and_die(config_path: Path, target: str, call: int) -> int:
-    """Train in a forked child; returns the signal that ended it (0: none)."""
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        try:
-            die_at(target, call)
-            train(load_config(config_path))
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def _train_to_death(config_path: Path, target: str, call: int, replaced: dict[str, Any]) -> None:
+    replace(replaced)
+    signal_at(target, call)
+    train(load_config(config_path))
 
 
 def final_tensors(run_dir: Path) -> dict[str, dict[str, torch.Tensor]]:

@@ -1,0 +1,65 @@
+"""Children for tests that kill a training: forked from a clean server, never from the process that runs the tests.
+
+torch.compile (and an accelerator) starts autograd's threads; from then on, no forked child of that process can run a
+backward pass, so whether a fork works would depend on which tests the worker happened to run before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["diffrl.trainers.run", "diffrl.policy.sd3", "diffusers.pipelines.stable_diffusion_3"])
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> int:
+    """The exit code of a process that calls the function: 1 after an exception (it is on stderr), -N by signal N."""
+    child = _SERVER.Process(target=_quietly, args=(function, *arguments))
+    child.start()
+    child.join()
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+def _quietly(function: Callable[..., Any], *arguments: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # as in conftest
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    function(*arguments)
+
+
+def replace(values: Mapping[str, Any]) -> None:
+    """Set attributes, named "package.module:Class.attribute": a child sees nothing of pytest's monkeypatch."""
+    for target, value in values.items():
+        owner, name = _find(target)
+        setattr(owner, name, value)
+
+
+def signal_at(target: str, call: int, number: int = signal.SIGKILL) -> None:
+    """Let a function send a signal to its own process at its `call`-th call, before it does its work."""
+    owner, name = _find(target)
+    function, count = getattr(owner, name), 0
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            os.kill(os.getpid(), number)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, disturbed)
+
+
+def _find(target: str) -> tuple[Any, str]:
+    module, path = target.split(":")
+    owner = importlib.import_module(module)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
