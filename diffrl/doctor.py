@@ -45,9 +45,10 @@ def examine() -> bool:
 def check_fit(config: Config) -> bool:
     """Print what a config needs on each device, and what to change if that is more than there is."""
     from diffrl.fit import advise, estimate
+    from diffrl.policy.sharding import launched_with_fsdp
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    sharded = launched_with_fsdp()
     fit = estimate(config, world, sharded)
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"

@@ -26,8 +26,9 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
 from diffrl.policy import FAMILIES, PRECISIONS, find_model
-from diffrl.policy.base import Conditioning, decoded_at_once, settings_of
+from diffrl.policy.base import Conditioning, decoded_at_once
 from diffrl.policy.lora import find_layers
+from diffrl.policy.pipelines import settings_of
 from diffrl.trainers.parts import build_objective, sampler_spec
 
 GIB = 2**30

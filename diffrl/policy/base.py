@@ -6,7 +6,6 @@ conditioning of B rows: embeds (B, T, D), pooled (B, W).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,12 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from diffusers import AutoencoderKL
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
-from transformers.utils import logging as transformers_logging
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
@@ -92,79 +87,10 @@ class Backbone(Protocol):
         """Write `directory/file` through the pipeline's own `save_lora_weights`."""
 
 
-# A model folder's own settings: {"max_sequence_length": 0}. Without a T5 diffusers puts that many zero tokens in SD3's
-# text (256 unless told), which cost time and change the picture; the number belongs to the model, so it lies with it.
-SETTINGS = "diffrl.json"
-
-
-def settings_of(source: str) -> dict[str, Any]:
-    """What a local model folder records for its policy in `diffrl.json`; nothing for hub ids and other folders."""
-    path = Path(source) / SETTINGS
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def latent_side(resolution: int | None, default: int, vae_scale_factor: int, patch: int = 1) -> int:
-    """Side of the square latents, for a resolution in pixels or the model's own `default` latent side.
-
-    Raises:
-        UserError: if the resolution is not a multiple of what autoencoder and patches need.
-    """
-    if resolution is None:
-        return default
-    step = vae_scale_factor * patch
-    if resolution <= 0 or resolution % step:
-        near = max(round(resolution / step), 1) * step
-        raise UserError(f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
-    return resolution // vae_scale_factor
-
-
-# Joint attention's projections of image and text; Flow-GRPO's choice for SD3.5 (2505.05470).
-JOINT_ATTENTION = tuple(
-    f"attn.{name}"
-    for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-)
-
-
-def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> float:
-    """The `mu` of a scheduler that shifts by the number of image tokens, as the pipelines compute it.
-
-    `max_shift`: the family's, where the scheduler's config names none.
-    """
-    return calculate_shift(
-        tokens,
-        config.get("base_image_seq_len", 256),
-        config.get("max_image_seq_len", 4096),
-        config.get("base_shift", 0.5),
-        config.get("max_shift", max_shift),
-    )
-
-
 def decoded_at_once(height: int, width: int, vae_scale_factor: int) -> int:
     """Images of a decoding chunk, for latents of this height and width."""
     pixels = height * width * vae_scale_factor**2
     return min(max(CHUNK_PIXELS // pixels, 1), CHUNK_IMAGES)
-
-
-def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
-    """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
-    upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", True)
-    types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
-    # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
-    absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
-    with _quiet() if Path(source).is_dir() else nullcontext():
-        return pipeline.from_pretrained(source, dtype=types, use_safetensors=True, **absent)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars: reading a local folder takes a moment, and a dozen bars would bury a run's own output."""
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        diffusers_logging.enable_progress_bar()
-        transformers_logging.enable_progress_bar()
 
 
 class Policy:

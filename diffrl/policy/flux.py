@@ -17,7 +17,8 @@ from diffusers import FluxPipeline
 from torch import Tensor, nn
 
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import JOINT_ATTENTION, Conditioning, latent_side, load_pipeline, schedule_shift, settings_of
+from diffrl.policy.base import Conditioning
+from diffrl.policy.pipelines import JOINT_ATTENTION, latent_side, load_pipeline, schedule_shift, settings_of
 
 MAX_SEQUENCE_LENGTH = 512  # of the T5; diffusers' own default
 

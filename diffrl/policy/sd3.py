@@ -15,7 +15,8 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, nn
 
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import JOINT_ATTENTION, Conditioning, latent_side, load_pipeline, schedule_shift, settings_of
+from diffrl.policy.base import Conditioning
+from diffrl.policy.pipelines import JOINT_ATTENTION, latent_side, load_pipeline, schedule_shift, settings_of
 
 MAX_SEQUENCE_LENGTH = 256  # diffusers' own default
 

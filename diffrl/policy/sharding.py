@@ -50,9 +50,14 @@ class Lockstep:
             self._idle()
 
     def _sum(self, mine: int) -> Tensor:
-        count = torch.tensor([mine], device=self._device)
+        count = torch.full((1,), mine, device=self._device)  # made there: torch.tensor would copy, and wait for it
         dist.all_reduce(count)
         return count
+
+
+def launched_with_fsdp() -> bool:
+    """Did the launcher ask for FSDP? accelerate's own variable."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def plugin_of(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
@@ -68,8 +73,7 @@ def plugin_of(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None
             "accelerate's DeepSpeed: ZeRO shards gradients and optimiser states of what is trained, and a LoRA has 12 "
             "bytes a parameter of those; to shard the frozen network use FSDP2 (scripts/launch/fsdp2.yaml)"
         )
-    wanted = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if accelerator.num_processes == 1 or not (kind == DistributedType.FSDP or wanted):
+    if accelerator.num_processes == 1 or not (kind == DistributedType.FSDP or launched_with_fsdp()):
         return None
     # On the CPU accelerate leaves FSDP out, although torch has it there: then the plugin reads the launcher's words.
     plugin = accelerator.state.fsdp_plugin if kind == DistributedType.FSDP else FullyShardedDataParallelPlugin()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, VariancePreserving
-from diffrl.policy.base import Conditioning, latent_side, load_pipeline
+from diffrl.policy.base import Conditioning
+from diffrl.policy.pipelines import latent_side, load_pipeline
 
 
 class StableDiffusion:
