@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from diffrl import __version__
-from diffrl.commands import subcommand
+from diffrl.commands import named_rewards, subcommand
 from diffrl.d2_cli import add_d2align
 from diffrl.divgen_cli import add_divgen
 from diffrl.errors import UserError, nearest
@@ -178,8 +178,11 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         _evaluate,
         "score a model's images of prompts",
         "diffrl evaluate playground --rewards playground,clip --prompts playground/words/test --out scores.json",
+        "diffrl evaluate stabilityai/stable-diffusion-3.5-medium --rewards clip,aesthetic clip.model=ViT-H-14 "
+        "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
+        words_anywhere=True,
     )
-    text = "rewards by name, or path/to/file.py:Class, separated by commas"
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
     evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
@@ -279,9 +282,13 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
     for name in names:
         _at("--rewards", check_plugin, name)
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+    wanted = named_rewards([*names, *rest], "evaluate")
     from diffrl.evaluation import evaluate
 
-    result = evaluate(rewards=names, **common)
+    result = evaluate(rewards=wanted, **common)
     for name, mean in result["mean"].items():
         score = (
             "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"

@@ -1,10 +1,12 @@
-"""How commands of the command line look: one place for their help texts. Imports nothing heavy."""
+"""How commands of the command line look, and the words that several of them read. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from diffrl.errors import UserError, nearest
 
 
 def subcommand(
@@ -30,3 +32,30 @@ def subcommand(
     )
     command.set_defaults(handler=handler, parser=command, words_anywhere=words_anywhere)
     return command
+
+
+def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any]]:
+    """{reward: its parameters} of `clip ocr clip.model=X`; with one reward the parameters need no name in front.
+
+    In front of the parameters `path/to/file.py:Class` is called `Class`. UserError, beginning with the command's name,
+    for a reward that is named twice and for parameters of none.
+    """
+    from diffrl.config import read_parameters
+
+    names = [word for word in words if "=" not in word]
+    wanted: dict[str, dict[str, Any]] = {name: {} for name in names}
+    if len(wanted) < len(names):
+        raise UserError(f"{command}: a reward is named twice: {', '.join(names)}")
+    short = {name.rpartition(":")[2] if ".py" in name else name: name for name in names}
+    for word in words:
+        if "=" not in word:
+            continue
+        owner, dot, parameter = word.partition("=")[0].rpartition(".")
+        if not dot:
+            if len(names) > 1:
+                raise UserError(f'{command}: "{word}": of which reward? Write {next(iter(short))}.{word}')
+            owner = next(iter(short))
+        if owner not in short:
+            raise UserError(f'{command}: "{word}": "{owner}" is not one of the rewards{nearest(owner, short)}')
+        wanted[short[owner]] |= read_parameters([parameter + "=" + word.partition("=")[2]])
+    return wanted

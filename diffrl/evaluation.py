@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from diffrl.divgen.diversity import Features, default_features, group_diversity,
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.prompts import Prompt, load_prompts
-from diffrl.rewards.registry import load_reward
+from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.tracking import save_image
@@ -151,11 +151,17 @@ def sample(*, out: Path, **drawing: Any) -> None:
     (out / "images.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def evaluate(*, rewards: Sequence[str], out: Path, **drawing: Any) -> dict[str, Any]:
-    """Score a `Drawing`; writes and returns means, standard errors, diversity and every image's scores."""
+def evaluate(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: Any) -> dict[str, Any]:
+    """Score a `Drawing`; writes and returns means, standard errors, diversity and every image's scores.
+
+    Args:
+        rewards: the parameters of each plugin by its name (or `path/to/file.py:Class`).
+        out: the JSON file.
+        drawing: the keys of `Drawing`.
+    """
     started = time.perf_counter()
     job = Drawing(**drawing)
-    scorer = Scorer({name: load_reward(name) for name in rewards})
+    scorer = Scorer(build_rewards({name: Entry(name, given) for name, given in rewards.items()}, Accelerator().device))
     chosen, policy = job.chosen(), job.policy()
     spec = job.spec(policy)
     features = load_features(default_features(job.model), policy.device)
@@ -168,6 +174,7 @@ def evaluate(*, rewards: Sequence[str], out: Path, **drawing: Any) -> dict[str, 
     result = {
         "diffrl_version": __version__,
         **asdict(job),
+        "rewards": {name: dict(given) for name, given in rewards.items()},
         "prompts_count": len(chosen),
         "sampler": spec.name,
         "steps": spec.steps,

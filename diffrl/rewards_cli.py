@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from diffrl.commands import named_rewards
 from diffrl.errors import UserError, nearest
 
 ACTIONS = {
@@ -117,7 +118,7 @@ def _check(arguments: argparse.Namespace, words: list[str]) -> int:
 def _serve(arguments: argparse.Namespace, words: list[str]) -> int:
     from diffrl.config import check_plugin
 
-    wanted = _served(words)
+    wanted = named_rewards(words, "rewards serve")
     for name in wanted:
         check_plugin(name)
     for module in ("fastapi", "uvicorn"):
@@ -147,32 +148,6 @@ def _serve(arguments: argparse.Namespace, words: list[str]) -> int:
 
     serve(served, host, port, options, ready)
     return 0
-
-
-def _served(words: list[str]) -> dict[str, dict[str, Any]]:
-    """{reward: its parameters} of `clip ocr clip.model=X`; with one reward the parameters need no name in front.
-
-    In front of the parameters `path/to/file.py:Class` is called `Class`.
-    """
-    from diffrl.config import read_parameters
-
-    names = [word for word in words if "=" not in word]
-    wanted: dict[str, dict[str, Any]] = {name: {} for name in names}
-    if len(wanted) < len(names):
-        raise UserError(f"rewards serve: a reward is named twice: {', '.join(names)}")
-    short = {name.rpartition(":")[2] if ".py" in name else name: name for name in names}
-    for word in words:
-        if "=" not in word:
-            continue
-        owner, dot, parameter = word.partition("=")[0].rpartition(".")
-        if not dot:
-            if len(names) > 1:
-                raise UserError(f'rewards serve: "{word}": of which reward? Write {next(iter(short))}.{word}')
-            owner = next(iter(short))
-        if owner not in short:
-            raise UserError(f'rewards serve: "{word}": "{owner}" is not served{nearest(owner, short)}')
-        wanted[short[owner]] |= read_parameters([parameter + "=" + word.partition("=")[2]])
-    return wanted
 
 
 def _need(module: str) -> None:

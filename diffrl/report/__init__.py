@@ -13,13 +13,13 @@ from pathlib import Path
 
 from diffrl.report.compare import write_comparison
 from diffrl.report.d2align import direction
-from diffrl.report.data import RunData, lower_is_better, read_run, warnings_of
+from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.gardo import gardo
 from diffrl.report.marble import balance
 from diffrl.report.page import page
 from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
-__all__ = ["RunData", "lower_is_better", "read_run", "sections", "warnings_of", "write_comparison", "write_report"]
+__all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_comparison", "write_report"]
 
 Section = Callable[[RunData], str]
 

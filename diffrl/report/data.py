@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from diffrl.progress import PARTS, finite
 from diffrl.rewards.registry import available, load_class
 from diffrl.tracking import read_metrics
 
+FACES = "divgen/ids"  # how alike the faces are: lower is better
 COLLAPSED = 0.7  # share of the first evaluation's diversity below which a run is warned of
 PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
 MUST_BE_FINITE = ("loss", "kl", "grad_norm")
@@ -121,20 +122,29 @@ def read_run(folder: str | Path) -> RunData:
     if not metrics:
         raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
     config = _read(folder / "config.yaml", yaml.safe_load, dict)
+    starts = _read(folder / "environment.json", json.loads, list)
     return RunData(
         folder=folder,
         name=folder.resolve().name,
         metrics=metrics,
         config=config,
-        starts=_read(folder / "environment.json", json.loads, list),
+        starts=starts,
         samples=list(_samples(folder / "samples")),
-        lower=frozenset(lower_is_better(config)),
+        lower=_lower(config, starts),
     )
 
 
-def lower_is_better(config: Mapping[str, Any]) -> set[str]:
-    """Names among a config's `rewards` and `watch` whose card says so. Only installed plugins are asked: to show a
-    run must not execute a file that its config names."""
+def _lower(config: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Values of which lower is better, as the run itself has recorded them: it had the rewards at hand."""
+    recorded = starts[-1].get("lower_is_better") if starts else None
+    return frozenset(lower_by_config(config) if recorded is None else recorded)
+
+
+def lower_by_config(config: Mapping[str, Any]) -> set[str]:
+    """Names among a config's `rewards` and `watch` of which lower is better, for a run that has recorded none.
+
+    Only installed plugins are asked: to show a run must not execute a file that its config names.
+    """
     names = set()
     for table in ("rewards", "watch"):
         for name, entry in (config.get(table) or {}).items():
@@ -147,7 +157,7 @@ def lower_is_better(config: Mapping[str, Any]) -> set[str]:
                 if card is not None and card.better == "lower":
                     names.add(name)
     if (config.get("evaluate") or {}).get("divgen"):
-        names.add("divgen/ids")  # how alike the faces are
+        names.add(FACES)
     return names
 
 

@@ -55,6 +55,12 @@ class Reward(Protocol):
         ...
 
 
+def lower_is_better(rewards: Mapping[str, Reward]) -> frozenset[str]:
+    """The names whose card says so. A reward's own card counts, not its class's: a remote one has its server's."""
+    cards = {name: getattr(reward, "card", None) for name, reward in rewards.items()}
+    return frozenset(name for name, card in cards.items() if card is not None and card.better == "lower")
+
+
 class Embedder(Reward, Protocol):
     """A reward that compares an image's embedding with its prompt's (CLIP-like)."""
 

@@ -26,7 +26,9 @@ from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, load_policy
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
+from diffrl.report.data import FACES
 from diffrl.report.gardo import save_uncertain
+from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout, generate
 from diffrl.tracking import Tracker, read_metrics, save_samples
@@ -73,7 +75,8 @@ class Run:
             self.policy.enable_gradient_checkpointing()
         self.spec = sampler_spec(config)
         self.scorer, self.judges = build_scorers(config, device)
-        self.objective = build_objective(config, self.spec, self.scorer.rewards)
+        self.lower = lower_is_better(self.judges.rewards) | ({FACES} if config.evaluate.divgen else frozenset())
+        self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
             self.policy.add_snapshot(name)
@@ -96,7 +99,7 @@ class Run:
         self.divgen: SmallBenchmark | None = None
         if config.evaluate.divgen:
             self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, device)
-        self.guard = build_guard(config)
+        self.guard = build_guard(config, self.lower)
         self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,6 @@ from diffrl.divgen.diversity import default_features
 from diffrl.guard import Guard
 from diffrl.policy import Policy
 from diffrl.policy.engine import compile_blocks, set_attention
-from diffrl.report.data import lower_is_better
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
@@ -30,8 +29,13 @@ from diffrl.trainers.marble import TOTALS, Marble, set_columns
 from diffrl.trainers.nft import NFT
 
 
-def build_objective(config: Config, spec: SamplerSpec, rewards: Mapping[str, Reward] | None = None) -> Objective:
-    """The objective that the config names, with what is wrapped around it; `rewards` are for those that need them."""
+def build_objective(
+    config: Config, spec: SamplerSpec, rewards: Mapping[str, Reward] | None = None, lower: Collection[str] = ()
+) -> Objective:
+    """The objective that the config names, with what is wrapped around it.
+
+    `rewards` are for those that need them; `lower`: names of rewards of which a lower score is better.
+    """
     objective = _objective(config, spec, rewards or {})
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
@@ -39,7 +43,6 @@ def build_objective(config: Config, spec: SamplerSpec, rewards: Mapping[str, Rew
         return objective
     arguments = config.gardo.model_dump()
     reset = arguments.pop("reset")
-    lower = lower_is_better(config.resolved())
     return Gardo(objective, lower=lower, reset_kl=reset["kl"], reset_steps=reset["steps"], **arguments)
 
 
@@ -170,12 +173,12 @@ def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, optimise.learning_rate, **arguments)
 
 
-def build_guard(config: Config) -> Guard:
-    """The guard rails over all rewards of the config."""
+def build_guard(config: Config, lower: Collection[str]) -> Guard:
+    """The guard rails over all rewards of the config; `lower`: those of which a lower score is better."""
     return Guard(
         trained=list(config.rewards),
         watched=[name for name in config.watch if name not in config.rewards],
-        lower=lower_is_better(config.resolved()),
+        lower=lower,
         evaluations=config.guard.evaluations,
         diversity=config.guard.diversity,
         saturation=config.guard.saturation,

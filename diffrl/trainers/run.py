@@ -15,7 +15,6 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.progress import ProgressTable, summary
 from diffrl.report import write_report
-from diffrl.report.data import lower_is_better
 from diffrl.tracking import Tracker, read_metrics, record_environment
 from diffrl.trainers.assembly import Run
 from diffrl.trainers.d2align import direction_metrics, prepare_direction
@@ -77,18 +76,18 @@ def _lead(run: Run, console: Console, resumed: bool) -> None:
     config = run.config
     run.folder.mkdir(parents=True, exist_ok=True)
     configs.dump(config, run.folder / "config.yaml")  # on a resume too: it may have more epochs
-    record_environment(run.folder, device=str(run.policy.device), processes=run.accelerator.num_processes)
+    facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
+    record_environment(run.folder, **facts, lower_is_better=sorted(run.lower))
     if resumed:
         run.restore()
     run.check_agreement()
     tracking = config.tracking
     tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved())
     names = list(config.rewards)
-    lower = lower_is_better(config.resolved())
     try:
         console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
         past = read_metrics(run.folder)
-        shown: dict[str, Any] = {"title": str(run.folder), "console": console, "history": past, "lower": lower}
+        shown: dict[str, Any] = {"title": str(run.folder), "console": console, "history": past, "lower": run.lower}
         with ProgressTable(config.epochs, names, **shown) as table:
             run.loop.status = table.status
             _epochs(run, tracker, table)
@@ -100,7 +99,7 @@ def _lead(run: Run, console: Console, resumed: bool) -> None:
     judged = [metrics for metrics in history if "eval/diversity" in metrics]
     report = (run.folder / "report.html").resolve()
     if judged:
-        console.print(summary(judged[0], judged[-1], trained=names, lower=lower))
+        console.print(summary(judged[0], judged[-1], trained=names, lower=run.lower))
         console.print(
             f"Open {report}", soft_wrap=True, highlight=False, markup=False
         )  # a path broken in two is no path

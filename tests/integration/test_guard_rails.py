@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffrl.config import load_config
+from diffrl.report import read_run
 from diffrl.tracking import read_metrics
 from diffrl.trainers.run import Run, train
 
@@ -43,6 +44,30 @@ def test_alarms_are_logged_and_the_last_healthy_lora_is_kept(hacked: Path, capsy
     assert json.loads((folder / "healthy" / "evaluation.json").read_text())["epoch"] == 2
     healthy, last = (load_file(folder / name / "pytorch_lora_weights.safetensors") for name in ("healthy", "lora"))
     assert healthy.keys() == last.keys() and any(not torch.equal(healthy[k], last[k]) for k in last)
+
+
+LOWER = """
+from diffrl.rewards.protocol import Card
+
+class Chill:
+    name = "chill"
+    card = Card("cold", (0, 1), "", "", "", "", "", better="lower")
+
+    def __call__(self, images, prompts, metadata):
+        return images[:, 2].mean(dim=(1, 2))
+"""
+
+
+def test_a_plugin_in_a_file_says_that_lower_is_better(hacked: Path, tmp_path: Path) -> None:
+    """The truth falls, and that is good; the report knows it without running the file."""
+    plugin = tmp_path / "chill.py"
+    plugin.write_text(LOWER)
+    config = load_config(hacked, [f"watch.truth.plugin={plugin}:Chill"])
+    train(config)
+    folder = Path(config.run_dir)
+    assert alarms(folder) == {0: [], 1: [], 2: [], 3: [], 4: []}
+    plugin.unlink()
+    assert read_run(folder).lower == {"truth"}
 
 
 def test_an_alarm_can_end_the_run_and_a_resume_remembers(hacked: Path, capsys) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from pathlib import Path
+
 import pytest
 import torch
 
-from diffrl.evaluation import Drawing, sample, score_policy
+from diffrl.evaluation import Drawing, evaluate, sample, score_policy
 from diffrl.playground import grammar
 from diffrl.playground.renderer import render
 from diffrl.playground.taste import taste
@@ -103,3 +105,15 @@ def test_plain_diffusers_draws_the_same_picture(tmp_path) -> None:
     pipe.unload_lora_weights()
     plain = np.asarray(pipe(prompt, latents=latents, **call).images[0]).astype(int)
     assert np.abs(ours - plain).max() > 20  # the LoRA does something
+
+
+def test_evaluate_hands_parameters_to_the_rewards(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle left of a blue square on white\n")
+    redness = f"{Path(__file__).parents[1] / 'data' / 'redness.py'}:Redness"
+    common = {"model": "playground", "prompts": str(tmp_path / "prompts.txt"), "seed": 5, "steps": 2, "per_prompt": 2}
+    plain, squared = (
+        evaluate(rewards={redness: given}, out=tmp_path / "scores.json", **common) for given in ({}, {"power": 2.0})
+    )
+    assert squared["rewards"] == {redness: {"power": 2.0}}
+    for one, two in zip(plain["scores"][redness], squared["scores"][redness], strict=True):
+        assert two == pytest.approx(one**2, abs=2e-6) and two > 0

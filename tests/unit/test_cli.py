@@ -139,6 +139,8 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("sample playground --prompts p.txt --out o --lora runs/two/lora", "is not a folder with a LoRA"),
         ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),
         ("evaluate playground --prompts p.txt --out o --rewards ocr,clap", '--rewards: unknown reward "clap"'),
+        ("evaluate playground --prompts p.txt --out o --rewards ocr,clip orc.x=1", '"orc" is not one of the rewards'),
+        ("evaluate playground --prompts p.txt --out o --rewards ocr more", 'unexpected argument "more"'),
         ("evaluate playground --prompts p.txt --out o --rewards ,", "--rewards: name at least one reward"),
         ("evaluate playground --prompts p.txt --out runs --rewards ocr", '--out: "runs" is a folder; name a file'),
         ("compare runs/one --out x.html", "compare: name at least two runs"),
@@ -156,7 +158,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("rewards serve clap", 'unknown reward "clap" (nearest: "clip")'),
         ("rewards serve clip clip", "rewards serve: a reward is named twice: clip, clip"),
         ("rewards serve clip ocr model=x", '"model=x": of which reward? Write clip.model=x'),
-        ("rewards serve clip clp.model=x", '"clp" is not served (nearest: "clip")'),
+        ("rewards serve clip clp.model=x", '"clp" is not one of the rewards (nearest: "clip")'),
         ("rewards serve clip --port -1", "argument --port: expected"),
         ("rewards serve clip --token-file none", 'token file "none" cannot be read'),
         ("rewards serve clip --host 0.0.0.0", '--host: "0.0.0.0" is reachable from other machines'),
@@ -195,7 +197,10 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     assert calls[0] == ("sample", (), common | {"lora": "runs/one/lora", "seed": 3, "per_prompt": 1, "out": Path("o")})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
     more = {"lora": None, "seed": 0, "per_prompt": 4, "steps": 7, "limit": 2, "out": Path("s.json")}
-    assert calls[1] == ("evaluate", (), common | more | {"rewards": ["clip", "ocr"]})
+    assert calls[1] == ("evaluate", (), common | more | {"rewards": {"clip": {}, "ocr": {}}})
+    given = ["--rewards", "clip,ocr", "clip.model=tiny", "ocr.case=false"]
+    assert main([*EVALUATE, "--out", "s.json", *given]) == 0
+    assert calls[2][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["clip", "0.2500", "+-", "0.0100"] in lines and ["scores:", "s.json"] in lines
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines

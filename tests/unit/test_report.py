@@ -177,9 +177,9 @@ def test_hacking_needs_a_rising_proxy_and_a_real_fall(tmp_path: Path) -> None:
     assert warned([0.1, 0.3, 0.2], [0.5, 0.6, 0.3]) == []  # the proxy has not risen since the best
 
 
-def test_lower_is_better_never_runs_a_file_of_the_config() -> None:
+def test_lower_by_config_never_runs_a_file_of_the_config() -> None:
     config = {"rewards": {"mine": {"plugin": "noise"}, "x": {"plugin": "/tmp/x.py:X"}}, "watch": {"gold": None}}
-    assert report.lower_is_better(config) == {"mine"}
+    assert report.lower_by_config(config) == {"mine"}
 
 
 def test_a_method_adds_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
