@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from accelerate import Accelerator
+from accelerate.utils import DynamoBackend
 from diffusers.models.attention_dispatch import AttentionBackendName
 from torch import nn
 
 from diffrl.errors import UserError, nearest
 
 ATTENTION = "engine.attention"
+
+log = logging.getLogger("diffrl")
+
+
+def check_launcher(accelerator: Accelerator, precision: str) -> None:
+    """Say so where the launcher asks for what the config decides here; nothing of it would be used."""
+    asked = accelerator.mixed_precision
+    if asked not in ("no", precision):
+        log.warning("accelerate's mixed_precision %s is not used; optimise.precision is %s", asked, precision)
+    dynamo = accelerator.state.dynamo_plugin.backend
+    if dynamo != DynamoBackend.NO:
+        log.warning("accelerate's dynamo_backend %s is not used; engine.compile=true compiles the blocks", dynamo.value)
 
 
 def set_attention(network: Any, kernel: str) -> None:

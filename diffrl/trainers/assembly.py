@@ -24,6 +24,7 @@ from diffrl.divgen_run import SmallBenchmark
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import LoraSpec, load_policy
+from diffrl.policy.engine import check_launcher
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.report.data import FACES
@@ -60,6 +61,8 @@ class Run:
         self.accelerator = Accelerator(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
         sharding = plugin_of(self.accelerator)
+        if self.main:
+            check_launcher(self.accelerator, config.optimise.precision)
         self.folder = Path(config.run_dir)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,13 @@ def test_what_cannot_run_here_is_one_line(config_file: Any, capsys: pytest.Captu
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1 and "engine.attention" in said[0] and "flash" in said[0]
     assert not Path(load_config(path).run_dir).exists()
+
+
+def test_what_the_launcher_asks_for_in_vain_is_said(config_file) -> None:
+    """accelerate's own mixed precision and compilation act on what it prepares: here the config decides."""
+    asked = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "inductor", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "diffrl", "train", str(config_file("told")), "--dry-run"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "accelerate's mixed_precision bf16 is not used; optimise.precision is fp32" in done.stderr
+    assert "accelerate's dynamo_backend INDUCTOR is not used" in done.stderr
