@@ -28,7 +28,9 @@ from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.evaluation import score_policy, summarise
 from diffrl.prompts import load_prompts
+from diffrl.rewards.direction import Direction
 from diffrl.tracking import read_metrics
+from diffrl.trainers.d2align import prepare_direction
 from diffrl.trainers.parts import evaluation_spec
 from diffrl.trainers.run import Run, train
 
@@ -51,11 +53,13 @@ def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tupl
     return means, scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
 
 
-def judge_base(run: Run, args: argparse.Namespace) -> tuple[dict[str, Any], torch.Tensor]:
+def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) -> tuple[dict[str, Any], torch.Tensor]:
     """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
     config = run.config.resolved()
     depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
     depends += [asdict(evaluation_spec(run.config)), args.prompts, args.per_prompt, __version__]
+    if direction is not None:  # each seed has a corrected reward of its own
+        depends += [asdict(direction.identity), direction.vector.tolist()]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
     kept = args.runs / f"base-{name}.json"
     if kept.is_file():
@@ -77,7 +81,9 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     history = read_metrics(folder)
     run = Run(config)
     run.folder = folder
-    before, base = judge_base(run, args)
+    # What D2-Align's stage 1 has learned in the training is only read here.
+    direction = prepare_direction(config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    before, base = judge_base(run, direction, args)
     run.restore()
     after, tuned = judge(run, run.judged, args.prompts, args.per_prompt)
     tests = {}
