@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from diffrl import __version__
@@ -54,6 +54,7 @@ def check_fit(config: Config) -> bool:
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
+    print(f"{_work(fit.work)}")
     where, free = _free()
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
     print(f"{free / GIB:9.2f} GiB  free: {where}")
@@ -69,6 +70,15 @@ def check_fit(config: Config) -> bool:
         return False
     print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
     return False
+
+
+def _work(work: Mapping[str, float]) -> str:
+    """One line on an epoch's arithmetic on each device."""
+    total = sum(work.values())
+    unit, name = next(((u, n) for u, n in ((1e15, "P"), (1e12, "T")) if total >= u), (1e9, "G"))
+    parts = ", ".join(f"{phase} {value / unit:.3g}" for phase, value in work.items())
+    text = f"{total / unit:9.2f} {name}FLOP in an epoch ({parts}), without rewards and evaluations"
+    return text if name != "P" else f"{text}; {total / 2e14 / 60:.1f} minutes at 200 TFLOP/s"
 
 
 def _free() -> tuple[str, int]:

@@ -2,15 +2,16 @@
 
 So every family, resolution, LoRA and option is counted as it is, on any machine: the largest sum of bytes that are
 alive at one time in a rollout's forward, a decoding and a training micro-batch. What is not seen: the allocator's gaps,
-the device's own context, and the rewards.
+the device's own context, and the rewards. The arithmetic of an epoch is counted in the same way.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
@@ -29,6 +31,7 @@ from diffrl.policy import FAMILIES, PRECISIONS, find_model
 from diffrl.policy.base import Conditioning, decoded_at_once
 from diffrl.policy.lora import find_layers
 from diffrl.policy.pipelines import settings_of
+from diffrl.trainers.algorithm import Objective
 from diffrl.trainers.parts import build_objective, sampler_spec
 
 GIB = 2**30
@@ -45,6 +48,7 @@ class Fit:
     peaks: Mapping[str, int]
     rows: int  # of a training micro-batch
     host: int  # text encoders, between their visits to the device
+    work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
 
     @property
     def total(self) -> int:
@@ -137,12 +141,34 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in (backbone.network, backbone.vae):
             _pretend(module)
-        peaks = {
-            f"sampling {batch} rows": _forward(backbone, config, batch, train=False),
-            "decoding": _decode(backbone),
-            f"training {trained} rows": _forward(backbone, config, trained, train=True),
+        phases: dict[str, Callable[[], None]] = {
+            f"sampling {batch} rows": partial(_forward, backbone, config, batch, train=False),
+            "decoding": partial(_decode, backbone),
+            f"training {trained} rows": partial(_forward, backbone, config, trained, train=True),
         }
-    return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders))
+        peaks = {name: _peak(backbone, phase) for name, phase in phases.items()}
+        sampling, decoding, training = (_operations(phase) for phase in phases.values())
+    images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
+    silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, config.rollout.guidance_scale)
+    if config.objective == "direct":  # every row is decoded, too, and its gradient comes back through the decoder
+        silent += 2 * decoding / _chunk(backbone)
+    work = {
+        "sampling": images * config.rollout.steps * sampling / config.rollout.batch_size,
+        "decoding": images * decoding / _chunk(backbone),
+        "training": images * passes * (training / rows + silent),
+    }
+    return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders), work)
+
+
+def silent_forwards(objective: Objective, classifier_free: bool, guidance: float) -> int:
+    """Forwards without gradient for each training row: of the lagging snapshot, and of what the penalty refers to.
+
+    At most: none of the snapshot is needed while it equals the trained LoRA, and GARDO's gate leaves rows out.
+    """
+    guided = 2 if classifier_free else 1
+    policy = guided if objective.keep_trajectory and guidance != 1 else 1  # GRPO trains what was sampled
+    anchor = guided if getattr(objective, "anchor_guidance", 1.0) != 1 and objective.reference is None else policy
+    return ("old" in objective.snapshots) + (anchor if objective.beta else 0)
 
 
 def hollow_backbone(config: Config) -> Any:
@@ -223,12 +249,26 @@ def _bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _forward(backbone: Any, config: Config, rows: int, train: bool) -> int:
-    """The most that a forward (and its backward) of so many rows needs on top of the modules."""
+def _peak(backbone: Any, phase: Callable[[], None]) -> int:
+    """The most bytes that it needs on top of the modules."""
+    with Alive([*backbone.network.parameters(), *backbone.vae.parameters()]) as alive:
+        phase()
+    return alive.peak
+
+
+def _operations(phase: Callable[[], None]) -> int:
+    """Its floating-point operations, as torch counts them: those of products and attention, all else is little."""
+    with FlopCounterMode(display=False) as counter:
+        phase()
+    return counter.get_total_flops()
+
+
+def _forward(backbone: Any, config: Config, rows: int, train: bool) -> None:
+    """A forward (and its backward) of so many rows."""
     tokens, width, pooled = backbone.text_shape
     dtype = PRECISIONS[config.optimise.precision]
     narrow = torch.autocast("cpu", dtype=dtype) if dtype == torch.bfloat16 else nullcontext()
-    with Alive(backbone.network.parameters()) as alive, torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train):
         x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
         cond = Conditioning(torch.empty(rows, tokens, width, dtype=dtype), torch.empty(rows, pooled, dtype=dtype))
         with narrow:
@@ -238,14 +278,16 @@ def _forward(backbone: Any, config: Config, rows: int, train: bool) -> int:
             prediction.v.square().mean().backward()
     for parameter in backbone.network.parameters():
         parameter.grad = None
-    return alive.peak
 
 
-def _decode(backbone: Any) -> int:
-    """The most that decoding a chunk of latents needs."""
-    channels, height, width = backbone.latent_shape
-    count = decoded_at_once(height, width, backbone.pipe.vae_scale_factor)
+def _chunk(backbone: Any) -> int:
+    """How many latents are decoded at a time."""
+    _, height, width = backbone.latent_shape
+    return decoded_at_once(height, width, backbone.pipe.vae_scale_factor)
+
+
+def _decode(backbone: Any) -> None:
+    """A chunk of latents decoded."""
     dtype = next(backbone.vae.parameters()).dtype
-    with Alive(backbone.vae.parameters()) as alive, torch.no_grad():
-        backbone.vae.decode(torch.empty(count, channels, height, width, dtype=dtype), return_dict=False)
-    return alive.peak
+    with torch.no_grad():
+        backbone.vae.decode(torch.empty(_chunk(backbone), *backbone.latent_shape, dtype=dtype), return_dict=False)

@@ -1,4 +1,5 @@
-"""What the recipes need on each GPU, as `diffrl doctor` counts it on fake tensors: true sizes, no weights, any machine.
+"""What the recipes need on each GPU, memory and arithmetic, as `diffrl doctor` counts it on fake tensors: true sizes,
+no weights, any machine.
 
     python scripts/estimate_memory.py --out assets/results/memory.json
 
@@ -55,8 +56,12 @@ def main() -> None:
             sizes = {name: round(size / GIB, 2) for name, size in {**fit.parts, **fit.peaks}.items()}
             total, host = round(fit.total / GIB, 1), round(fit.host / GIB, 1)
             how = {"config": config, "overrides": overrides, "processes": processes, "fsdp2": sharded}
-            rows.append({"label": label, **how, "total_gib": total, "text_encoders_gib": host, "gib": sizes})
-            print(f"{label:<32} {processes:>3} processes {total:>7.1f} GiB  {sizes}", flush=True)
+            work = {name: round(value / 1e15, 3) for name, value in fit.work.items()}
+            epoch = {"images": loaded.rollout.images, "petaflop_of_a_device": work}
+            rows.append(
+                {"label": label, **how, "total_gib": total, "text_encoders_gib": host, "gib": sizes, "epoch": epoch}
+            )
+            print(f"{label:<32} {processes:>3} processes {total:>7.1f} GiB  {sizes}  {epoch}", flush=True)
     result = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__, "cases": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
