@@ -185,12 +185,15 @@ def assets() -> Iterator[Finding]:
 
 def rewards() -> Iterator[Finding]:
     """Installed rewards, each really built; one that cannot be is only a warning, since a run may not want it."""
-    from diffrl.rewards.registry import available, load_reward
+    from diffrl.rewards.registry import available, load_class, load_reward, required
 
     if not available():
         yield BAD, "rewards", "none is registered; install the package: pip install -e ."
     for name in available():
         try:
+            if needed := required(load_class(name)):
+                yield OK, f"reward {name}", f"is installed; it is built with: {', '.join(needed)}"
+                continue
             load_reward(name)
         except Exception as error:
             yield WARN, f"reward {name}", _line(error)

@@ -56,8 +56,8 @@ def main() -> None:
             sizes = {name: round(size / GIB, 2) for name, size in {**fit.parts, **fit.peaks}.items()}
             total, host = round(fit.total / GIB, 1), round(fit.host / GIB, 1)
             how = {"config": config, "overrides": overrides, "processes": processes, "fsdp2": sharded}
-            work = {name: round(value / 1e15, 3) for name, value in fit.work.items()}
-            epoch = {"images": loaded.rollout.images, "petaflop_of_a_device": work}
+            petaflop = {name: round(value / 1e15, 3) for name, value in fit.work.items()}
+            epoch = {"images": loaded.rollout.images, "petaflop_of_a_device": petaflop}
             rows.append(
                 {"label": label, **how, "total_gib": total, "text_encoders_gib": host, "gib": sizes, "epoch": epoch}
             )

@@ -97,14 +97,24 @@ def load_class(name_or_path: str) -> type:
 
 def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:
     """Raises `UserError` for a parameter that the constructor does not have, and for a required one that is missing."""
-    accepted = {k: p for k, p in inspect.signature(reward_class).parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    accepted = _accepted(reward_class)
     others = {k for k, p in accepted.items() if p.kind is p.VAR_KEYWORD}  # **arguments: any parameter is fine
     for key in params:
         if key not in accepted and not others:
             hint = nearest(key, accepted) if accepted else " (it has no parameters)"
             raise UserError(f'reward "{name}": unknown parameter "{key}"{hint}')
-    if needed := [k for k, p in accepted.items() if p.default is p.empty and k not in {*params, *others}]:
+    if needed := [k for k in required(reward_class) if k not in params]:
         raise UserError(f'reward "{name}": the parameter "{needed[0]}" is required')
+
+
+def required(reward_class: type) -> list[str]:
+    """The constructor's parameters that have no default."""
+    return [k for k, p in _accepted(reward_class).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+
+
+def _accepted(reward_class: type) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(reward_class).parameters.items()
+    return {k: p for k, p in found if p.kind is not p.VAR_POSITIONAL}
 
 
 def _installed(name: str) -> type:

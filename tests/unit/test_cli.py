@@ -1,5 +1,6 @@
 """The command line: exit codes, one line for a mistake, and what each command hands to the library."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -279,6 +280,15 @@ def test_a_reader_that_leaves_early_is_no_error():
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
         os.close(writer)
         assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_doctor_does_not_warn_of_rewards_that_are_built_with_something(monkeypatch):
+    from diffrl import doctor
+    from diffrl.rewards import registry
+
+    installed = importlib.metadata.entry_points(group="diffrl.rewards")
+    monkeypatch.setattr(registry, "available", lambda: {"d2": installed["d2"]})
+    assert list(doctor.rewards()) == [("ok", "reward d2", "is installed; it is built with: reward, direction")]
 
 
 def test_doctor_explains_a_torchvision_of_another_torch(monkeypatch, capsys):
