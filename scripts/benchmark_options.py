@@ -4,10 +4,10 @@
     python scripts/benchmark_options.py --model sd35-medium --out options_sd35.json        # or flux-dev; a CUDA device
 
 Whole epochs of the real loop on a network of the published size with random weights, its text embeddings random, too;
-the reward costs nothing. Options change one thing of the first row, "base", which runs again at the end: the two show
-how steady the machine was. `share_of_bare_loop`: seconds of the same forwards, backwards and decodings in a plain loop,
-by the epoch's seconds. Memory is measured on a GPU; elsewhere it is what `diffrl doctor` counts for a training
-micro-batch.
+the reward costs nothing. Options change one thing of "base", which runs before and after each of them: `relative`
+speeds are to the mean of the two, and `base_runs` shows how steady the machine was. `share_of_bare_loop`: seconds of
+the same forwards, backwards and decodings in a plain loop, by the epoch's seconds. Memory is measured on a GPU;
+elsewhere it is what `diffrl doctor` counts for a training micro-batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Constant:
 """
 RESOLUTION = {"small": 64, "sd35-medium": 512, "flux-dev": 512}
 OPTIONS = {
-    "base": [],
+    "base": [],  # what the others are compared with
     "gradient checkpointing": ["optimise.gradient_checkpointing=true"],
     "bf16": ["optimise.precision=bf16"],
     "fp16 (on a GPU)": ["optimise.precision=fp16"],
@@ -60,7 +60,6 @@ OPTIONS = {
     "8-bit moments": ["engine.optimiser=adamw8bit"],
     "autoencoder off the device": ["engine.offload_vae=true"],
     "tiled decoding": ["engine.tile_vae=true"],
-    "base again": [],
 }
 
 
@@ -202,7 +201,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12, help="rows of a forward")
     parser.add_argument("--warm", type=int, default=2, help="epochs before the measured ones")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS), metavar="OPTION")
+    parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], default=list(OPTIONS)[1:], metavar="OPTION")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
@@ -210,20 +209,38 @@ def main() -> None:
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "options")}
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": device, **settings}
     result |= {"diffrl_version": __version__, "torch": torch.__version__, "load": os.getloadavg()[0], "options": {}}
+    before = result["base"] = try_option("base", args, cuda, bare=True)
+    print(f"{'base':<32} {before}", flush=True)
+    runs = result["base_runs"] = [speeds(before)]
     for option in args.options:
         if "GPU" in option and not cuda:
             continue
-        with tempfile.TemporaryDirectory() as work:
-            path = write_config(Path(work), args, cuda)
-            accumulation = load_config(path).optimise.accumulation
-            overrides = [text.replace("HALF", str(2 * accumulation)) for text in OPTIONS[option]]
-            try:
-                found = measure(path, overrides, args, bare=option == "base")
-            except UserError as error:
-                found = {"refused": str(error)}
+        found = try_option(option, args, cuda)
+        if "refused" not in found:
+            runs.append(speeds(try_option("base", args, cuda)))
+            around = [(one + two) / 2 for one, two in zip(*runs[-2:], strict=True)]
+            phases = zip(("sampling", "optimising"), speeds(found), around, strict=True)
+            found["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
         result["options"][option] = found
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{option:<32} {found}", flush=True)
+
+
+def speeds(found: dict[str, Any]) -> list[float]:
+    """Images a second in sampling and samples a second in optimising."""
+    return [found["images_per_second_sampling"], found["samples_per_second_optimising"]]
+
+
+def try_option(option: str, args: argparse.Namespace, cuda: bool, bare: bool = False) -> dict[str, Any]:
+    """What `measure` finds for the option, or why it cannot run here."""
+    with tempfile.TemporaryDirectory() as work:
+        path = write_config(Path(work), args, cuda)
+        accumulation = load_config(path).optimise.accumulation
+        overrides = [text.replace("HALF", str(2 * accumulation)) for text in OPTIONS[option]]
+        try:
+            return measure(path, overrides, args, bare=bare)
+        except UserError as error:
+            return {"refused": str(error)}
 
 
 if __name__ == "__main__":
