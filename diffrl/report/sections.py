@@ -130,7 +130,7 @@ def facts(run: RunData) -> str:
         rows += [[key, f"<code>{escape(last[key])}</code>"] for key in shown if key in last]
         versions = ", ".join(f"{name} {value}" for name, value in last.get("versions", {}).items())
         rows.append(["versions", escape(versions)])
-        others_known = {"versions", *shown}
+        others_known = {"versions", "lower_is_better", *shown}  # the last is said at each value
         rows += [[escape(key), escape(value)] for key, value in last.items() if key not in others_known]
         if len(run.starts) > 1:
             rows.append(["resumed", f"{len(run.starts) - 1} times; first started {escape(run.starts[0]['started'])}"])
