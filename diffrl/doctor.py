@@ -54,7 +54,7 @@ def check_fit(config: Config) -> bool:
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
-    print(f"{_work(fit.work)}")
+    print(_work(fit.work))
     where, free = _free()
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
     print(f"{free / GIB:9.2f} GiB  free: {where}")

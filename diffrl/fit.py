@@ -257,7 +257,10 @@ def _peak(backbone: Any, phase: Callable[[], None]) -> int:
 
 
 def _operations(phase: Callable[[], None]) -> int:
-    """Its floating-point operations, as torch counts them: those of products and attention, all else is little."""
+    """Its floating-point operations, as torch counts them: those of products and attention, all else is little.
+
+    In a pass of its own: the counter's hooks on modules keep tensors alive, which `Alive` would count.
+    """
     with FlopCounterMode(display=False) as counter:
         phase()
     return counter.get_total_flops()

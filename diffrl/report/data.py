@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from diffrl.errors import UserError
 from diffrl.guard import FELL
 from diffrl.progress import PARTS, finite
+from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 from diffrl.tracking import read_metrics
 
@@ -145,20 +147,14 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
 
     Only installed plugins are asked: to show a run must not execute a file that its config names.
     """
-    names = set()
+    classes = {}
     for table in ("rewards", "watch"):
         for name, entry in (config.get(table) or {}).items():
             plugin = (entry or {}).get("plugin") or name
             if plugin in available():
-                try:
-                    card = getattr(load_class(plugin), "card", None)
-                except UserError:  # broken since the run; the report can do without
-                    continue
-                if card is not None and card.better == "lower":
-                    names.add(name)
-    if (config.get("evaluate") or {}).get("divgen"):
-        names.add(FACES)
-    return names
+                with suppress(UserError):  # broken since the run; the report can do without
+                    classes[name] = load_class(plugin)
+    return {*lower_is_better(classes), *([FACES] if (config.get("evaluate") or {}).get("divgen") else [])}
 
 
 def warnings_of(run: RunData) -> list[str]:

@@ -55,8 +55,8 @@ class Reward(Protocol):
         ...
 
 
-def lower_is_better(rewards: Mapping[str, Reward]) -> frozenset[str]:
-    """The names whose card says so. A reward's own card counts, not its class's: a remote one has its server's."""
+def lower_is_better(rewards: Mapping[str, Reward | type]) -> frozenset[str]:
+    """The names whose card says so. Give the rewards where there are some: a served one's card is not its class's."""
     cards = {name: getattr(reward, "card", None) for name, reward in rewards.items()}
     return frozenset(name for name, card in cards.items() if card is not None and card.better == "lower")
 
