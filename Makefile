@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint setup clean
+.PHONY: demo docs test test-all lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -21,6 +21,15 @@ demo: setup
 # Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+# The documentation site into build/site: strictly (a broken link fails), and without a network.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "docs: open build/site/index.html"
+
+# Every check of every family, and every objective on it: what `make test` has a covering set of.
+test-all: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" tests
 
 lint: setup
 	$(BIN)/ruff check .

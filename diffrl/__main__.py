@@ -2,7 +2,7 @@
 
 import sys
 
-from diffrl.cli import main
+from diffrl.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,21 +15,35 @@ from torch import Tensor
 
 from diffrl import __version__
 from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
-from diffrl.forward import FlowMatching
-from diffrl.policy import Policy, load_policy, read_lora
-from diffrl.prompts import Prompt, load_prompts
+from diffrl.drawing import Drawing
+from diffrl.playground.variety import of_world, shown, tally
+from diffrl.policy import Policy
+from diffrl.prompts import Prompt
+from diffrl.records.advance import progress
+from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
-from diffrl.tracking import save_image
 
 
 class Evaluated(NamedTuple):
-    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1]."""
+    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1].
+
+    On the playground's prompts also the gold diversity: `variety` (1: as varied as the world, 0: collapse; None where
+    no pair of images could be read, or on other prompts) and `unreadable`, the share of free facts that could not
+    be read.
+    """
 
     scores: Tensor
     diversity: float
     saturation: Tensor
+    variety: float | None = None
+    unreadable: float | None = None
+
+    def breadth(self) -> dict[str, float]:
+        """ "diversity", and on the playground "variety" and "unreadable"."""
+        found = {"diversity": self.diversity, "variety": self.variety, "unreadable": self.unreadable}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def score_policy(
@@ -45,6 +59,7 @@ def score_policy(
     accelerator: Accelerator | None = None,
     snapshot: str | None = "default",
     check: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> Evaluated:
     """`per_prompt` images of each prompt, N in prompt-major order, with their scores.
 
@@ -56,6 +71,8 @@ def score_policy(
     mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
+    readings: list[dict[str, str | None]] = []
+    playground = all(of_world(prompt.text) for prompt in prompts)
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     with policy.together():
         for index, images in batches if mine else ():
@@ -64,6 +81,9 @@ def score_policy(
             parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
             if scorer.groupwise:
                 pictures.append(images.cpu())
+            if playground:
+                readings += shown(images, [mine[int(i) // per_prompt].text for i in index])
+            advance(len(images))
     if pictures:
         owners = torch.arange(len(mine)).repeat_interleave(per_prompt)
         texts = [mine[int(i)] for i in owners]
@@ -80,7 +100,23 @@ def score_policy(
         values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
     groups = torch.arange(total) // per_prompt
     diversity = float(group_diversity(values[:, columns + 1 :], groups))
-    return Evaluated(values[:, :columns], diversity, values[:, columns])
+    gold = _variety(mine, readings, per_prompt, accelerator) if playground and per_prompt > 1 else (None, None)
+    return Evaluated(values[:, :columns], diversity, values[:, columns], *gold)
+
+
+def _variety(
+    prompts: Sequence[Prompt], readings: Sequence[Mapping[str, str | None]], per_prompt: int, accelerator: Any
+) -> tuple[float | None, float | None]:
+    """Variety and the share of failed readings over the prompts of all processes, each of which read its own."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for i, prompt in enumerate(prompts):
+        members = readings[i * per_prompt : (i + 1) * per_prompt]
+        part = tally(prompt.text, {name: [one[name] for one in members] for name in members[0]})
+        sums += torch.tensor([sum(part.shares.values()), len(part.shares), part.failed, part.tried])
+    if accelerator is not None and accelerator.num_processes > 1:
+        sums = accelerator.reduce(sums.to(accelerator.device), reduction="sum").cpu()
+    total, facts, failed, tried = sums.tolist()
+    return total / facts if facts else None, failed / tried if tried else None
 
 
 def saturation(images: Tensor) -> Tensor:
@@ -95,77 +131,48 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
     return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """What `diffrl sample` and `diffrl evaluate` draw: the model, with a LoRA if one is given, and how.
-
-    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM);
-    the model's own resolution.
-    """
-
-    model: str
-    prompts: str = ""
-    lora: str | None = None
-    seed: int = 0
-    per_prompt: int = 1
-    steps: int | None = None
-    limit: int | None = None
-    sampler: str | None = None
-    guidance_scale: float = 1.0
-    resolution: int | None = None
-    batch_size: int = 32
-
-    def policy(self) -> Policy:
-        """The model on this process's device; bf16 on an accelerator."""
-        device = Accelerator().device
-        spec = read_lora(self.lora)[1] if self.lora is not None else None
-        precision = "fp32" if device.type == "cpu" else "bf16"
-        policy = load_policy(self.model, lora=spec, precision=precision, device=device, resolution=self.resolution)
-        if self.lora is not None:
-            policy.load_lora(self.lora)
-        return policy
-
-    def spec(self, policy: Policy) -> SamplerSpec:
-        name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
-        return SamplerSpec(name=name, steps=self.steps or 10, guidance=self.guidance_scale, eta=0.0)
-
-    def amount(self) -> dict[str, Any]:
-        return {"seed": self.seed, "per_prompt": self.per_prompt, "batch_size": self.batch_size}
-
-    def chosen(self) -> Sequence[Prompt]:
-        return load_prompts(self.prompts)[: self.limit]
-
-
 def sample(*, out: Path, **drawing: Any) -> None:
     """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`."""
     job = Drawing(**drawing)
     chosen, policy = job.chosen(), job.policy()
     out.mkdir(parents=True, exist_ok=True)
     lines = []
-    for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
-        for i, image in zip(index.tolist(), images, strict=True):
-            prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
-            name = f"{i // job.per_prompt:05d}-{member:02d}.png"
-            save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
-            lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
+    with progress("drawing", len(chosen) * job.per_prompt) as advance:
+        for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
+            for i, image in zip(index.tolist(), images, strict=True):
+                prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
+                name = f"{i // job.per_prompt:05d}-{member:02d}.png"
+                save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
+                lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
+            advance(len(images))
     (out / "images.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def evaluate(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: Any) -> dict[str, Any]:
-    """Score a `Drawing`; writes and returns means, standard errors, diversity and every image's scores.
+def evaluate(
+    *,
+    rewards: Mapping[str, Mapping[str, Any] | Entry],
+    out: Path | None = None,
+    policy: Policy | None = None,
+    **drawing: Any,
+) -> dict[str, Any]:
+    """Score a `Drawing`; returns, and writes if asked, means, standard errors, diversity and every image's scores.
 
     Args:
-        rewards: the parameters of each plugin by its name (or `path/to/file.py:Class`).
+        rewards: the parameters of each plugin by its name (or `path/to/file.py:Class`), or its `Entry`.
         out: the JSON file.
+        policy: the model of the drawing, where it is loaded already.
         drawing: the keys of `Drawing`.
     """
     started = time.perf_counter()
     job = Drawing(**drawing)
-    scorer = Scorer(build_rewards({name: Entry(name, given) for name, given in rewards.items()}, Accelerator().device))
-    chosen, policy = job.chosen(), job.policy()
+    entries = {name: given if isinstance(given, Entry) else Entry(name, given) for name, given in rewards.items()}
+    scorer = Scorer(build_rewards(entries, Accelerator().device))
+    chosen, policy = job.chosen(), policy or job.policy()
     spec = job.spec(policy)
     features = load_features(default_features(job.model), policy.device)
-    scores, diversity, _ = score_policy(policy, scorer, features, chosen, spec, **job.amount())
+    with progress("drawing and scoring", len(chosen) * job.per_prompt) as advance:
+        found = score_policy(policy, scorer, features, chosen, spec, **job.amount(), advance=advance)
+    scores = found.scores
     # Images of one prompt are not independent: the error is over prompts.
     by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)
     known = (~by_prompt.isnan()).sum(0)
@@ -174,21 +181,23 @@ def evaluate(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     result = {
         "diffrl_version": __version__,
         **asdict(job),
-        "rewards": {name: dict(given) for name, given in rewards.items()},
+        "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
+        "rewards": {name: dict(entry.arguments) for name, entry in entries.items()},
         "prompts_count": len(chosen),
         "sampler": spec.name,
         "steps": spec.steps,
         "seconds": round(time.perf_counter() - started, 2),
         "mean": summarise(scorer.names, scores),
         "standard_error": dict(zip(scorer.names, error, strict=True)),
-        "diversity": diversity,
+        **found.breadth(),
         "scores": {
             name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()]
             for k, name in enumerate(scorer.names)
         },
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(out)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_suffix(".tmp")
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+        temporary.replace(out)
     return result

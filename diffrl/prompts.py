@@ -1,6 +1,7 @@
 """Prompts: where they come from, and which of them an epoch uses.
 
-A *source* is a set or a file, or a table {set or file: share} of several with the parts that they have in every epoch.
+A *source* is a set, a file or a data set of the hub, or a table {source: share} of several with the parts that they
+have in every epoch.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from diffrl import prompt_sets
 from diffrl.errors import UserError, nearest
+from diffrl.prompt_sets import hub
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 
 SUBSETS = ("all", "compositional", "objects", "counts", "pairs", "relations", "words", "heads", "styles", "tones")
 SPLITS = ("train", "validation", "test")
-FORMS = "a set playground/SUBSET/SPLIT or a .txt or .jsonl file"
+FORMS = f"a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or .jsonl file, or {hub.FORM}"
 
 Source = str | Mapping[str, float]
 
@@ -37,21 +40,28 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+PromptLike = str | Mapping[str, Any] | Prompt  # a text, or what a line of a .jsonl file holds
+
+
 def load_prompts(source: Source) -> list[Prompt]:
     """The prompts of a set or a file, in their order, each text once; of several in a table, mixed by their shares, so
     that every beginning of the list has about these shares, while all of them last.
 
-    `playground/SUBSET/SPLIT`: a set of the playground. `FILE.txt`: one prompt per line, without blank lines and lines
-    that start with `#`. `FILE.jsonl`: one object per line, its "prompt" is the text and the rest the metadata. A file
-    `assets/...` that does not exist here is looked for among the shipped ones.
+    `playground/SUBSET/SPLIT`: a set of the playground. `NAME/SPLIT`: a shipped set (`diffrl.prompt_sets.SETS`).
+    `FILE.txt`: one prompt per line, without blank lines and lines that start with `#`. `FILE.jsonl`: one object per
+    line, its "prompt" is the text and the rest the metadata. A file `assets/...` that does not exist here is looked for
+    among the shipped ones. `hub:OWNER/NAME[:split[:column]]`: a data set of the hub (`diffrl.prompt_sets.hub`).
 
     Raises UserError, with the file and the line where there is one, and for a prompt that is in two sources of a table.
     """
     if not isinstance(source, str):
         return _mixed(source)
+    if own := prompt_sets.set_name(source):
+        return [Prompt(text, metadata) for text, metadata in prompt_sets.rows(*own)]
     names = playground_set(source)
     if names is None:
-        prompts, repeats = _read(*_version(find_file(source)))
+        file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
+        prompts, repeats = _read(*_version(file))
         if repeats:
             lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
             log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
@@ -59,6 +69,27 @@ def load_prompts(source: Source) -> list[Prompt]:
     from diffrl.playground.grammar import prompt_set
 
     return [Prompt(text) for text in prompt_set(*names)]
+
+
+def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
+    """The prompts that a program hands over: texts, or {"prompt": text, ...} with metadata; each text once.
+
+    Raises:
+        UserError: with the place in the list, for what is none, or for a text that comes twice.
+    """
+    found: dict[str, Prompt] = {}
+    for number, value in enumerate(values):
+        where = f"prompts[{number}]"
+        if isinstance(value, str | Mapping):
+            value = _prompt_of({"prompt": value} if isinstance(value, str) else dict(value), where)
+        if not isinstance(value, Prompt):
+            raise UserError(f'{where}: expected text or {{"prompt": text, ...}}, got a {type(value).__name__}')
+        if value.text in found:
+            raise UserError(f'{where}: "{value.text}" comes twice; a prompt may occur once')
+        found[value.text] = value
+    if not found:
+        raise UserError("prompts: the list is empty")
+    return list(found.values())
 
 
 def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
@@ -94,8 +125,14 @@ def split_groups(source: Source, groups: int) -> dict[str, int]:
 
 
 def check_source(source: str) -> int | None:
-    """Raise UserError unless `source` can be loaded. Returns a file's number of prompts; None for a set, not built."""
-    return None if playground_set(source) else len(_read(*_version(find_file(source)))[0])
+    """Raise UserError unless `source` can be loaded. Returns a file's number of prompts; None for a set, which is not
+    built, and for a data set of the hub, which is not read."""
+    if source.startswith(hub.PREFIX):
+        hub.parse(source)
+        return None
+    if prompt_sets.set_name(source) or playground_set(source):
+        return None
+    return len(_read(*_version(find_file(source)))[0])
 
 
 def playground_set(source: str) -> tuple[str, str] | None:
@@ -121,7 +158,8 @@ def find_file(source: str) -> Path:
     if path.is_file() and path.suffix in (".txt", ".jsonl"):
         return path
     if path.exists() or not path.suffix:
-        raise UserError(f'prompts "{source}": expected {FORMS}')
+        sets = [f"{name}/{split}" for name in prompt_sets.SETS for split in prompt_sets.SPLITS]
+        raise UserError(f'prompts "{source}": expected {FORMS}{"" if path.exists() else nearest(source, sets)}')
     folder = path.parent
     if not folder.is_dir():
         raise UserError(f'prompts "{source}": no such file, and no folder "{folder}"')
@@ -182,6 +220,10 @@ def _parse_json(line: str, where: str) -> Prompt | None:
         raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(entry, dict):
         raise UserError(f'{where}: expected an object like {{"prompt": "a red circle"}}')
+    return _prompt_of(entry, where)
+
+
+def _prompt_of(entry: dict[str, Any], where: str) -> Prompt:
     text = entry.pop("prompt", None)
     if not isinstance(text, str) or not text.strip():
         hint = nearest("prompt", entry) if text is None and entry else ""

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -27,6 +27,16 @@ def shipped(folder: str, *parts: str) -> Path:
     return root.joinpath(*parts)
 
 
+def file_of_run(run: Path, name: str, what: str) -> Path:
+    """The file of a run's folder; UserError if there is no such folder or file."""
+    if not run.is_dir():
+        folders = [folder.name for folder in run.parent.iterdir() if folder.is_dir()] if run.parent.is_dir() else []
+        raise UserError(f'{what}: no folder "{run}"{nearest(run.name, folders)}')
+    if not (run / name).is_file():
+        raise UserError(f'{what}: "{run}" is not a run\'s folder: it has no {name}')
+    return run / name
+
+
 def import_file(path: Path, kind: str) -> ModuleType:
     """The module in a user's Python file; `kind` ("reward", "extractor") is for messages and the module's name.
 
@@ -39,15 +49,18 @@ def import_file(path: Path, kind: str) -> ModuleType:
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
+    finally:
+        sys.dont_write_bytecode = before
     return module
 
 
-def where(error: Exception) -> str:
+def where(error: BaseException) -> str:
     """`TypeError: message (file.py:12)`, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from diffrl import seeds
+from diffrl.continuations import Branches, Plan, Tree
+from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
 from diffrl.forward import Process
-from diffrl.samplers import DpmState, SamplerSpec, gaussian_log_prob, ode_step, sampler_info, sde_kernel
+from diffrl.samplers import SamplerSpec, sampler_info
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
@@ -37,37 +39,14 @@ class SamplingError(RuntimeError):
 
 
 @dataclass
-class Trajectory:
-    """The w stochastic steps of n images, fp32 on the policy's device. `x` and `x_next` are views of `states`.
-
-    states (n, w + 1, C, h, w): before each step of the window, and after the last one. t, t_next (w,). log_prob (n, w):
-    of x_next under the sampling policy, averaged over the latent dimensions.
-    """
-
-    states: Tensor
-    t: Tensor
-    t_next: Tensor
-    log_prob: Tensor
-
-    @property
-    def x(self) -> Tensor:
-        """(n, w, C, h, w), the state before each stochastic step."""
-        return self.states[:, :-1]
-
-    @property
-    def x_next(self) -> Tensor:
-        """(n, w, C, h, w), the state after each stochastic step."""
-        return self.states[:, 1:]
-
-
-@dataclass
 class Rollout:
     """The images of one epoch that this process made, in global order: image i belongs to prompt i // G.
 
     prompts, cond: all P prompts of the epoch. prompt_index (n,) int64 is also the id of the group; member (n,) int64 is
     i % G; both on the CPU. first, total: global index of the first local image, and N. latents (n, C, h, w) fp32 on the
     policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None. trajectory: None unless asked for.
-    schedule (S + 1,) float32 on the CPU: the noise levels, the last is 0.
+    schedule (S + 1,) float32 on the CPU: the noise levels, the last is 0. forwards: of the network for these images,
+    one for each image and step (guidance or not).
     """
 
     prompts: list[Prompt]
@@ -82,6 +61,7 @@ class Rollout:
     schedule: Tensor
     process: Process
     spec: SamplerSpec
+    forwards: int = 0
     guidance: float = 1.0  # of predictions that train on these images: the rollout's where it is distilled, else none
 
     @property
@@ -94,38 +74,13 @@ class Rollout:
         return self.prompts[int(self.prompt_index[i])].text, int(self.member[i])
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What all batches of one call share; `levels` are Python floats, so the step loop never waits for the device."""
-
-    policy: Policy
-    spec: SamplerSpec
-    seed: int
-    epoch: int | str
-    snapshot: str | None
-    levels: list[float]
-    keep: bool = False
-
-    @property
-    def steps(self) -> range:
-        return self.spec.stochastic_steps(self.seed, self.epoch)
-
-
-@dataclass
-class _Steps:
-    """The stochastic steps of a batch: states (B, w + 1, C, h, w), log_prob (B, w)."""
-
-    states: Tensor
-    log_prob: Tensor
-
-
 def collect(
     policy: Policy,
     prompts: Sequence[Prompt],
     spec: SamplerSpec,
     *,
     seed: int,
-    epoch: int,
+    epoch: int | str,
     group_size: int,
     batch_size: int,
     rank: int = 0,
@@ -134,6 +89,8 @@ def collect(
     on_batch: Callable[[Tensor, slice], None] | None = None,
     keep_trajectory: bool = False,
     keep_images: bool = True,
+    plan: Plan | None = None,
+    on_view: Callable[[Tensor, slice, int], None] | None = None,
 ) -> Rollout:
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
 
@@ -146,20 +103,32 @@ def collect(
         on_batch: called after each decode with images (B, 3, H, W) on the policy's device and their slice of the local
             images, for example to score them while sampling goes on; outside of no_grad and of the snapshot.
         keep_trajectory, keep_images: store the stochastic steps (GRPO alone needs them), the images on the CPU.
+        plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
+        on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
     """
-    job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory)
+    job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
+    final = 0 if plan is None else plan.final(spec)
     texts = [p.text for p in prompts]
     prompt_index, member, local = _share(texts, group_size, rank, world)
     assert len(member) > 0, "more processes than images"
     cond = policy.encode(texts)
     latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
-    trajectory = _empty_trajectory(job, latents) if keep_trajectory else None
+    owners = [texts[i] for i in prompt_index.tolist()]
+    starts = job.starts(owners)
+    trajectory = empty_trajectory(job, latents, starts) if keep_trajectory else None
     pictures: list[Tensor] = []
     for part in _batches(len(member), batch_size):
-        names = [texts[i] for i in prompt_index[part].tolist()]
-        latents[part], images, steps = _sample(job, cond.select(prompt_index[part]), names, member[part].tolist())
-        if trajectory is not None and steps is not None:
-            trajectory.states[part], trajectory.log_prob[part] = steps.states, steps.log_prob
+        own = cond.select(prompt_index[part])
+        drawn = _sample(job, own, owners[part], member[part].tolist())
+        latents[part] = drawn.latents
+        if trajectory is not None and drawn.states is not None and drawn.log_prob is not None:
+            trajectory.states[part], trajectory.log_prob[part] = drawn.states, drawn.log_prob
+            if trajectory.ends is not None and drawn.ends is not None:
+                trajectory.ends[part] = drawn.ends
+        for view in range(0 if drawn.views is None else drawn.views.shape[1]):
+            if on_view is not None and view != final:
+                on_view(_decoded(policy, drawn.views[:, view]), part, view)  # type: ignore[index]
+        images = _decoded(policy, drawn.latents)
         if on_batch is not None:
             on_batch(images, part)
         if keep_images:
@@ -177,6 +146,7 @@ def collect(
         schedule=torch.tensor(job.levels),
         process=policy.process,
         spec=spec,
+        forwards=job.count[0],
         guidance=spec.guidance if policy.distilled_guidance else 1.0,
     )
 
@@ -211,7 +181,8 @@ def generate(
             indices = torch.tensor(here[part])
             owners = prompt_index[indices]
             texts = [prompts[i].text for i in owners.tolist()]
-            yield indices, _sample(job, cond.select(owners - first), texts, member[indices].tolist())[1]
+            drawn = _sample(job, cond.select(owners - first), texts, member[indices].tolist())
+            yield indices, _decoded(policy, drawn.latents)
 
 
 def remake(
@@ -229,8 +200,8 @@ def remake(
     The noise is bit-identical; the picture is the same up to the rounding that differs with the batch size.
     """
     job = _job(policy, spec, seed, epoch, snapshot)
-    latents, image, _ = _sample(job, policy.encode([prompt]), [prompt], [member])
-    return latents, image
+    latents = _sample(job, policy.encode([prompt]), [prompt], [member]).latents
+    return latents, _decoded(policy, latents)
 
 
 def initial_noise(
@@ -251,13 +222,21 @@ def initial_noise(
 
 
 def _job(
-    policy: Policy, spec: SamplerSpec, seed: int, epoch: int | str, snapshot: str | None, keep: bool = False
-) -> _Job:
+    policy: Policy,
+    spec: SamplerSpec,
+    seed: int,
+    epoch: int | str,
+    snapshot: str | None,
+    keep: bool = False,
+    plan: Plan | None = None,
+    group: int = 1,
+) -> Job:
     sampler_info(spec.name, policy.process)
     if keep and spec.width == 0:
         text = f'"{spec.name}" at noise level {spec.strength} and {spec.steps} steps has no stochastic step to train on'
         raise UserError(f"rollout.sampler: {text}")
-    return _Job(policy, spec, seed, epoch, snapshot, policy.timesteps(spec.steps).tolist(), keep)
+    levels = policy.timesteps(spec.steps).tolist()
+    return Job(policy, spec, seed, epoch, snapshot, levels, keep, plan, group)
 
 
 def _plan(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tensor, Tensor, slice]:
@@ -284,61 +263,54 @@ def _batches(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def _empty_trajectory(job: _Job, latents: Tensor) -> Trajectory:
-    """Storage for the whole epoch at once; collecting batches and joining them would need it twice."""
-    steps = job.steps
-    levels = torch.tensor(job.levels, device=latents.device)
-    return Trajectory(
-        states=latents.new_empty(len(latents), len(steps) + 1, *latents.shape[1:]),
-        t=levels[steps.start : steps.stop],
-        t_next=levels[steps.start + 1 : steps.stop + 1],
-        log_prob=latents.new_empty(len(latents), len(steps)),
-    )
+@torch.no_grad()
+def _decoded(policy: Policy, latents: Tensor) -> Tensor:
+    return policy.decode(latents)
 
 
 @torch.no_grad()
-def _sample(
-    job: _Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]
-) -> tuple[Tensor, Tensor, _Steps | None]:
-    """One batch from noise to latents, images and kept steps. no_grad, not inference mode: autograd uses them later."""
-    policy, spec = job.policy, job.spec
-    shape = tuple(policy.latent_shape)
-    x = initial_noise(shape, texts, members, seed=job.seed, epoch=job.epoch, same_noise=spec.same_noise)
-    # all of an image's step noises in one draw: one generator per image, not one per step
-    keys = [(job.seed, job.epoch, text, m, "steps") for text, m in zip(texts, members, strict=True)]
-    noise = seeds.noise((spec.width, *shape), keys)
-    with policy.using(job.snapshot):
-        latents, steps = _denoise(job, x.to(policy.device), cond, noise.to(policy.device))
-    finite = latents.isfinite().flatten(1).all(1).tolist()
+def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
+    """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
+    with job.policy.using(job.snapshot):
+        drawn = _drawn(job, cond, texts, members)
+    everything = drawn.latents if drawn.views is None else drawn.views
+    finite = everything.isfinite().flatten(1).all(1).tolist()
     if not all(finite):
         i, more = finite.index(False), finite.count(False) - 1
         raise SamplingError(
             f'sampling gave non-finite latents for prompt "{texts[i]}", member {members[i]} and {more} more of its '
-            f"batch (sampler {spec.name}, seed {job.seed}, epoch {job.epoch}): lower optimise.learning_rate, or set "
-            f"optimise.precision to fp32"
+            f"batch (sampler {job.spec.name}, seed {job.seed}, epoch {job.epoch}): lower optimise.learning_rate, or "
+            f"set optimise.precision to fp32"
         )
-    return latents, policy.decode(latents), steps
+    return drawn
 
 
-def _denoise(job: _Job, x: Tensor, cond: Conditioning, noise: Tensor) -> tuple[Tensor, _Steps | None]:
-    """The one sampling loop: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window."""
-    policy, spec, levels, window = job.policy, job.spec, job.levels, job.steps
-    state: DpmState | None = None
-    states: list[Tensor] = []
-    log_probs: list[Tensor] = []
-    for i in range(spec.steps):
-        # (B,) tensors filled from Python floats: the same arithmetic as in training, where t differs from row to row
-        t, t_next = x.new_full((len(x),), levels[i]), x.new_full((len(x),), levels[i + 1])
-        prediction = policy.predict(x, t, cond, spec.guidance)
-        if i not in window:
-            x, state = ode_step(spec.name, x, prediction, t, t_next, state, policy.process)
-            continue
-        mean, std = sde_kernel(spec.name, x, prediction, t, t_next, spec.strength, levels[1], policy.process)
-        x_next = mean + std * noise[:, i - window.start]
-        if job.keep:
-            states.append(x)
-            log_probs.append(gaussian_log_prob(x_next, mean, std))
-        x = x_next
-        if job.keep and i == window[-1]:
-            states.append(x)
-    return x, _Steps(torch.stack(states, 1), torch.stack(log_probs, 1)) if job.keep else None
+def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
+    policy, spec, plan, group = job.policy, job.spec, job.plan, job.group
+    shape, device = tuple(policy.latent_shape), policy.device
+
+    def step_noise(names: Sequence[tuple[str, int]], width: int) -> Tensor:
+        # all of an image's step noises in one draw: one generator per image, not one per step
+        return seeds.noise((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(device)
+
+    def begin(texts: Sequence[str], members: Sequence[int], same: bool) -> Tensor:
+        x = initial_noise(shape, texts, members, seed=job.seed, epoch=job.epoch, same_noise=same)
+        return x.to(device)
+
+    names = list(zip(texts, members, strict=True))
+    if isinstance(plan, Branches):
+        slots = [(text, member * plan.seeds // group) for text, member in names]
+        paths = sorted(set(slots), key=slots.index)
+        x = begin([text for text, _ in paths], [seed for _, seed in paths], same=plan.seeds == 1)
+        own = cond.select(torch.tensor([slots.index(path) for path in paths]))
+        noise = step_noise(names, len(plan.steps))
+        return branches(job, plan, x, own, noise, [paths.index(slot) for slot in slots])
+    if isinstance(plan, Tree):
+        roots = sorted(set(texts), key=list(texts).index)
+        leaves = [(roots.index(text), member) for text, member in names]
+        own = cond.select(torch.tensor([list(texts).index(root) for root in roots]))
+        first = [(roots[root], member) for root, member in leaders(plan, leaves, group, spec.width)]
+        noise = step_noise(first, spec.width)
+        return tree(job, plan, begin(roots, [0] * len(roots), same=True), own, leaves, group, noise)
+    x = begin(texts, members, spec.same_noise)
+    return chain(job, x, cond, step_noise(names, spec.width), job.starts(texts))

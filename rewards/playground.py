@@ -31,25 +31,6 @@ def stated(prompt: str) -> tuple[Fact, ...] | None:
         return None
 
 
-class _LastBatch:
-    """The verdicts of the batch just judged: a run that watches the strict score beside the reward reads it once."""
-
-    def __init__(self) -> None:
-        self._images: Tensor | None = None
-        self._key: tuple[int, tuple[str, ...]] = (-1, ())
-        self._verdicts: list[Verdict] = []
-
-    def verdicts(self, images: Tensor, prompts: Sequence[str]) -> list[Verdict]:
-        key = (images._version, tuple(prompts))  # the version counts changes in place
-        if images is not self._images or key != self._key:
-            self._verdicts = verify(images, list(prompts))
-            self._images, self._key = images, key
-        return self._verdicts
-
-
-_LAST = _LastBatch()
-
-
 class Playground:
     """How many of the prompt's facts the image shows, in [0, 1], read from the pixels by the exact verifier.
 
@@ -86,7 +67,7 @@ class Playground:
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, 64, 64) in [0, 1]."""
-        verdicts = _LAST.verdicts(images, prompts)
+        verdicts = verify(images, list(prompts))
         return torch.tensor([self._value(*pair) for pair in zip(verdicts, prompts, strict=True)], dtype=torch.float32)
 
     def _value(self, verdict: Verdict, prompt: str) -> float:

@@ -7,9 +7,10 @@ never a number: it is asked for again, and then an error that stops the run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import permutations
 from typing import Any
 
@@ -86,6 +87,27 @@ def win_rates(wins: Mapping[tuple[int, int], float], count: int) -> Tensor:
     return (rates / (2 * (count - 1))).float()
 
 
+def tournament(
+    ask: Callable[[Sequence[tuple[int, int]]], Mapping[tuple[int, int], float]], count: int, seed: str
+) -> Tensor:
+    """(count,) win rates by a knockout of count - 1 pairs: the share of the others that went out earlier, ties half.
+
+    `ask` gets a round's pairs in both orders and gives each first one's result. The first round's pairs are drawn from
+    `seed`; of an odd number the last one waits. A drawn pair is won by who stands first. Single elimination
+    (ArenaRL) finds the best and the halves, not the order within them.
+    """
+    draw = torch.Generator().manual_seed(int.from_bytes(sha256(seed.encode()).digest()[:8], "big") >> 1)
+    left, rounds, number = torch.randperm(count, generator=draw).tolist(), torch.zeros(count), 0
+    while len(left) > 1:
+        pairs = list(zip(left[0::2], left[1::2], strict=False))
+        results = ask([order for i, j in pairs for order in ((i, j), (j, i))])
+        winners = [i if results[i, j] + 1.0 - results[j, i] >= 1.0 else j for i, j in pairs]
+        left, number = winners + left[2 * len(pairs) :], number + 1
+        rounds[left] = number
+    earlier, same = rounds[:, None] > rounds, rounds[:, None] == rounds
+    return (earlier.sum(1) + 0.5 * (same.sum(1) - 1)) / (count - 1)
+
+
 def _lines(text: str) -> list[str]:
     """Lines that are not empty, without Markdown's stars and repeated spaces."""
     lines = (" ".join(line.replace("*", "").split()) for line in text.splitlines())
@@ -120,11 +142,11 @@ class Vlm:
     yes, the probability that yes and no must have together.
 
     `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
-    one), `key` the environment variable with its token, `concurrency` requests at once. A request fails after
-    `request_timeout` seconds of silence, and is sent again `request_retries` times, the first after `backoff` seconds
-    and each of the next after twice the wait before. Without `server`, `model` is a hub id or folder for transformers,
-    on `device`, in `precision`. `batch_size`: images a call (for transformers: a forward). `max_tokens`: of an answer
-    in mode score.
+    one), `key` the environment variable with its token (DIFFRL_..., or one that you allowed), `concurrency` requests at
+    once. A request fails after `request_timeout` seconds of silence, and is sent again `request_retries` times, the
+    first after `backoff` seconds and each of the next after twice the wait before. Without `server`, `model` is a hub
+    id or folder for transformers, on `device`, in `precision`. `batch_size`: images a call (for transformers: a
+    forward). `max_tokens`: of an answer in mode score.
     """
 
     name = "vlm"
@@ -148,7 +170,7 @@ class Vlm:
         low: float = 1.0,
         high: float = 5.0,
         least: float = 0.5,
-        key: str = "OPENAI_API_KEY",
+        key: str = "DIFFRL_VLM_KEY",
         request_timeout: float = 60.0,
         request_retries: int = 3,
         backoff: float = 1.0,
@@ -187,7 +209,8 @@ class VlmPairs:
     """Win rate of every image against all others of its group, each pair shown in both orders; group-wise.
 
     `mode`: answer (the model names the winner or a tie) or yes (probability that it says yes to "is the first better",
-    a soft win). A group of n images takes n (n - 1) requests. All other parameters as in `vlm`.
+    a soft win). `compare`: all (n (n - 1) requests for a group of n images), or tournament (2 (n - 1): a knockout whose
+    pairs are drawn from the prompt, each shown in both orders). All other parameters as in `vlm`.
     """
 
     name = "vlm_pairs"
@@ -198,7 +221,7 @@ class VlmPairs:
         citation="Pref-GRPO (Wang et al. 2025, arXiv:2508.20751); mode: yes: RewardDance (arXiv:2509.08826)",
         weights=_WEIGHTS,
         licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
-        cost="n (n - 1) requests with two images for a group of n (552 for 24)",
+        cost="n (n - 1) requests with two images for a group of n (552 for 24); compare: tournament: 2 (n - 1) (46)",
         exploits="says nothing about the group's level: all images may get worse together; watch an absolute reward",
     )
 
@@ -208,8 +231,9 @@ class VlmPairs:
         server: str | None = None,
         model: str | None = None,
         question: str | None = None,
+        compare: str = "all",
         least: float = 0.5,
-        key: str = "OPENAI_API_KEY",
+        key: str = "DIFFRL_VLM_KEY",
         request_timeout: float = 60.0,
         request_retries: int = 3,
         backoff: float = 1.0,
@@ -221,7 +245,9 @@ class VlmPairs:
     ) -> None:
         if mode not in ("answer", "yes"):
             raise UserError(f'vlm_pairs: unknown mode "{mode}"{nearest(mode, ("answer", "yes"))}')
-        self.mode, self.batch_size, self.least = mode, batch_size, least
+        if compare not in ("all", "tournament"):
+            raise UserError(f'vlm_pairs: unknown compare "{compare}"{nearest(compare, ("all", "tournament"))}')
+        self.mode, self.compare, self.batch_size, self.least = mode, compare, batch_size, least
         self.question = question or (ASK_PAIR if mode == "answer" else ASK_PAIR_YES)
         if mode == "answer":
             self.question += f'{_END}"Winner: A", "Winner: B" or "Winner: tie".'
@@ -234,9 +260,13 @@ class VlmPairs:
         """Win rates (n,) in [0, 1] of the images (n, 3, H, W) in [0, 1] of one group."""
         if len(images) < 2:
             raise RewardError("vlm_pairs: a group of one image has no pairs; set rollout.group_size to 2 or more")
-        text, order = self.question.replace("{prompt}", prompts[0]), list(permutations(range(len(images)), 2))
-        rows = list(images)
-        questions = [Question([rows[i], rows[j]], text, prompts[0]) for i, j in order]
+        text, rows = self.question.replace("{prompt}", prompts[0]), list(images)
         parse = winner if self.mode == "answer" else partial(yes_probability, least=self.least)
-        results = self.backend.ask(questions, parse, first=self.mode == "yes")
-        return win_rates(dict(zip(order, results, strict=True)), len(images))
+
+        def ask(order: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+            questions = [Question([rows[i], rows[j]], text, prompts[0]) for i, j in order]
+            return dict(zip(order, self.backend.ask(questions, parse, first=self.mode == "yes"), strict=True))
+
+        if self.compare == "tournament":
+            return tournament(ask, len(images), prompts[0])
+        return win_rates(ask(list(permutations(range(len(images)), 2))), len(images))

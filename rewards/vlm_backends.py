@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.secrets import check_transport, variable
 from diffrl_zoo.clip import PRECISIONS, pick_device
 
 T = TypeVar("T")
@@ -59,8 +59,9 @@ class Server:
     """An OpenAI-compatible server at `url` (which ends in /v1), asked by `concurrency` threads over pooled connections.
 
     `model`: the name under which it serves, None for its only one. `key`: the environment variable with the server's
-    token, if it is set. `timeout`: seconds of silence after which a request has failed. `retries`: further attempts,
-    after `backoff` seconds and twice the wait before; an unreadable answer is asked for again at temperature 0.5.
+    token, if it is set; one that the user allowed (`diffrl.rewards.secrets`). `timeout`: seconds of silence after which
+    a request has failed. `retries`: further attempts, after `backoff` seconds and twice the wait before; an unreadable
+    answer is asked for again at temperature 0.5.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Server:
     ) -> None:
         import httpx
 
-        token = os.environ.get(key)
+        token = variable(key, "vlm.key")
+        if token is not None:
+            check_transport(url, "vlm.server")
         self.url, self.retries, self.backoff = url.rstrip("/"), retries, backoff
         self.concurrency, self.max_tokens = concurrency, max_tokens
         try:

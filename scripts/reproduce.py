@@ -28,17 +28,17 @@ from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.evaluation import score_policy, summarise
 from diffrl.prompts import load_prompts
+from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import Direction
-from diffrl.tracking import read_metrics
-from diffrl.trainers.d2align import prepare_direction
-from diffrl.trainers.parts import evaluation_spec
-from diffrl.trainers.run import Run, train
+from diffrl.run.direction import prepare_direction
+from diffrl.run.parts import evaluation_spec
+from diffrl.run.train import Run, train
 
 
 def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:
     """Means (with diversity) and per-prompt scores (P, K) of a snapshot; None is the base model."""
     chosen = load_prompts(run.config.prompts.test)[:prompts]
-    scores, diversity, _ = score_policy(
+    found = score_policy(
         run.policy,
         run.judges,
         run.features,
@@ -49,8 +49,8 @@ def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tupl
         batch_size=run.config.rollout.batch_size,
         snapshot=snapshot,
     )
-    means = summarise(run.judges.names, scores) | {"diversity": diversity}
-    return means, scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
+    means = summarise(run.judges.names, found.scores) | found.breadth()
+    return means, found.scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
 
 
 def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) -> tuple[dict[str, Any], torch.Tensor]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["diffrl.trainers.run", "diffrl.policy.sd3", "diffusers.pipelines.stable_diffusion_3"])
+_SERVER.set_forkserver_preload(["diffrl.run.train", "diffrl.policy.sd3", "diffusers.pipelines.stable_diffusion_3"])
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> int:

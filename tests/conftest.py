@@ -39,7 +39,7 @@ def config_file(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
         reward = str(Path(__file__).parent / "data" / "redness.py") + ":Redness"
         config: dict[str, Any] = {
             "model": str(tiny_model),
-            "prompts": {"train": str(prompts), "test": str(prompts)},
+            "prompts": {"train": str(prompts), "test": str(prompts), "overlap": True},
             "run_dir": str(tmp_path / name),
             "epochs": 3,
             "lora": {"rank": 4, "alpha": 8},

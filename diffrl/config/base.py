@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from diffrl.errors import UserError
-
-if TYPE_CHECKING:
-    from diffrl.config.schema import Config
 
 PathText = Annotated[str, AfterValidator(os.path.expanduser)]
 
@@ -28,10 +26,21 @@ def _prompt_source(value: Any) -> str | dict[str, float]:
     return {os.path.expanduser(str(name)): float(share) for name, share in value.items()}
 
 
+def _resolution(value: Any) -> int | tuple[int, int]:
+    """A side of square images, or [width, height]."""
+    sides = list(value) if isinstance(value, list | tuple) else [value]
+    if len(sides) > 2 or not sides or not all(type(side) is int and side >= 8 for side in sides):
+        text = "a side of at least 8 pixels, or [width, height]"
+        raise PydanticCustomError("resolution", text)  # type: ignore[arg-type]
+    return (sides[0], sides[-1]) if isinstance(value, list | tuple) else sides[0]
+
+
+Resolution = Annotated[int | tuple[int, int], PlainValidator(_resolution)]
 PromptSource = Annotated[str | dict[str, float], PlainValidator(_prompt_source)]
 Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict
-QUIET_STEPS = {"flow_sde": 0, "dance": 0, "cps": 1, "ddim": 1}  # stochastic samplers: how many last steps draw no noise
+# stochastic samplers: how many last steps draw no noise
+QUIET_STEPS = {"flow_sde": 0, "dance": 0, "cps": 1, "renoise": 1, "ddim": 1}
 
 
 class Problem(UserError):
@@ -42,8 +51,35 @@ class Problem(UserError):
         self.key = key
 
 
+# The most of each unit that is no slip of the pen: larger values cannot be run, or not told from their neighbours.
+MOST = {
+    "epochs": 10**6,
+    "prompts": 10**6,
+    "images": 10**6,
+    "steps": 10**4,
+    "timesteps": 10**4,
+    "passes": 10**4,
+    "micro-batches": 10**6,
+    "evaluations": 10**6,
+    "checkpoints": 10**4,
+    "attempts": 10**4,
+    "seconds": 10**7,
+    "pixels": 2**14,
+    "optimiser steps": 10**9,
+}
+LARGEST = 10**9  # of any other number: a float32 resolves no more than this to 64
+
+
 def key(default: Any, meaning: str, unit: str = "", **limits: Any) -> Any:
-    """A config key: default, one-line meaning, unit, and pydantic's limits (ge, gt, le, lt)."""
+    """A config key: default, one-line meaning, unit, and pydantic's limits (ge, gt, le, lt).
+
+    Without an upper limit of its own a key has its unit's, or that of all numbers.
+    """
+    number, below = type(default) in (int, float), bool({"ge", "gt"} & set(limits))
+    if not {"le", "lt"} & set(limits) and (number or (below and unit in MOST)):
+        limits["le"] = MOST.get(unit, LARGEST)
+    if number and not below:
+        limits["ge"] = -LARGEST
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
@@ -57,5 +93,49 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    def check(self, config: Config) -> None:
-        """Raise Problem where this section, which is in use, cannot work with the rest of the config."""
+    def check(self, config: Any) -> None:
+        """Raise Problem where this section, which is in use, cannot work with the rest of the config.
+
+        A section that lies below `Config` sees it as `Whole`.
+        """
+
+
+class Sampling(Protocol):
+    """What a method's section reads of `rollout`."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def sampler(self) -> str: ...
+    @property
+    def noise_level(self) -> float: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def stochastic_steps(self) -> int: ...
+
+
+class Entry(Protocol):
+    """What a method's section reads of a reward's entry."""
+
+    @property
+    def plugin(self) -> str | None: ...
+    @property
+    def arguments(self) -> dict[str, Any]: ...
+
+
+class Whole(Protocol):
+    """What a method's section reads of the config around it, so that it need not know the classes of the others."""
+
+    @property
+    def rollout(self) -> Sampling: ...
+    @property
+    def rewards(self) -> Mapping[str, Entry]: ...
+    @property
+    def watch(self) -> Mapping[str, Entry]: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def objective_section(self) -> Any: ...
+    @property
+    def gardo(self) -> Any: ...

@@ -11,7 +11,9 @@ from diffrl.config.base import Problem
 from diffrl.config.reward import Reward, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.errors import UserError, nearest
-from diffrl.prompts import check_source, split_groups
+from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
+
+TRACKERS = ("trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive", "tensorboard")  # accelerate's
 
 
 def check(config: Config, world: int | None = None) -> None:
@@ -19,26 +21,75 @@ def check(config: Config, world: int | None = None) -> None:
     _at("model", check_model, config.model)
     if config.objective not in OBJECTIVES:
         raise Problem("objective", f'unknown objective "{config.objective}"{nearest(config.objective, OBJECTIVES)}')
+    for table in ("rewards", "watch"):
+        for name, reward in getattr(config, table).items():
+            check_no_credentials_at(f"{table}.{name}", reward)
+    check_unused(config)
+    check_run_dir(config.run_dir)
     check_prompts(config)
     check_rewards(config)
     for name in type(config).model_fields:
         section = getattr(config, name)
         if name == config.objective or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
+    beta = getattr(config.objective_section, "beta", 0)
+    if config.penalty != "kl" and not (
+        beta if config.gardo is None or config.gardo.beta is None else config.gardo.beta
+    ):
+        text = (
+            f'"{config.penalty}" is the form of a penalty, but it has no weight ({config.objective}.beta is {beta:g})'
+        )
+        raise Problem("penalty", text)
     check_geometry(config, world_size() if world is None else world)
     for name in ("wandb", "tensorboard"):
         if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:
             raise Problem(f"tracking.{name}", f'{name} is not installed: pip install "diffrl[{name}]"')
-    if Path(config.run_dir).is_file():
-        raise Problem("run_dir", f'"{config.run_dir}" is a file; name a folder')
+    for name in config.tracking.trackers:
+        if name not in TRACKERS:
+            raise Problem("tracking.trackers", f'unknown tracker "{name}"{nearest(name, TRACKERS)}')
+        if importlib.util.find_spec(name) is None:
+            raise Problem("tracking.trackers", f"{name} is not installed: pip install {name}")
+
+
+def check_no_credentials_at(key: str, reward: Reward) -> None:
+    """Raise Problem for a URL with a password or a token in it: the config is written into the run's folder."""
+    from diffrl.rewards.secrets import check_no_credentials
+
+    for name, value in reward.arguments.items():
+        _at(f"{key}.{name}", check_no_credentials, value, name)
+
+
+def check_unused(config: Config) -> None:
+    """No section of an objective that is not chosen: what it says would have no effect, and nobody would notice."""
+    for name in OBJECTIVES:
+        if name in config.model_fields_set and name != config.objective:
+            text = f'the objective is "{config.objective}", which does not use this section; set objective: {name}'
+            raise Problem(name, f"{text}, or leave it out")
+
+
+def check_run_dir(run_dir: str) -> None:
+    """A folder of the run's own: not a file, not one that holds the system, the home or the current folder."""
+    path = Path(run_dir)
+    try:
+        if path.is_file():
+            raise Problem("run_dir", f'"{run_dir}" is a file; name a folder')
+        place = path.resolve()
+    except (OSError, ValueError) as error:  # too long for a name, or a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Problem("run_dir", f"not a folder's name: {reason}") from error
+    if any(place == kept or place in kept.parents for kept in (Path.home().resolve(), Path.cwd().resolve())):
+        raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')
 
 
 def _at(key: str, function, *arguments):  # type: ignore[no-untyped-def]
-    """Call; a UserError becomes a Problem at `key`."""
+    """Call; a UserError, and what a file system says of an impossible name, become a Problem at `key`."""
     try:
         return function(*arguments)
     except UserError as error:
         raise Problem(key, str(error)) from error
+    except (OSError, ValueError) as error:  # too long for a file's name, a NUL in it, a folder that is not ours to read
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Problem(key, f"cannot be looked for: {reason}") from error
 
 
 def world_size() -> int:
@@ -70,6 +121,13 @@ def check_model(model: str) -> None:
     raise UserError(text + nearest(model, ["playground", *(name for name in folders if not name.startswith("."))]))
 
 
+def check_lora(lora: Path) -> None:
+    """Raise UserError unless this folder holds a LoRA."""
+    if not (lora.is_dir() and any(lora.glob("*.safetensors"))):
+        inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
+        raise UserError(f'"{lora}" is not a folder with a LoRA (.safetensors){inner}')
+
+
 def check_prompts(config: Config) -> None:
     """Both sources can be read, and there are enough different prompts for an epoch."""
     prompts = config.prompts
@@ -84,6 +142,22 @@ def check_prompts(config: Config) -> None:
         if count is not None and groups > count:
             owner = "prompts.train" if source == prompts.train else source
             raise Problem("rollout.groups", f"{groups} different prompts an epoch, but {owner} has only {count}")
+    if not prompts.overlap and (shared := overlap(prompts.train, prompts.test)):
+        example = f'{len(shared)} of its prompts are in prompts.train, too, such as "{shared[0][:60]}"'
+        text = "what is trained on cannot be held out; to allow it on purpose set prompts.overlap: true"
+        raise Problem("prompts.test", f"{example}: {text}")
+
+
+def overlap(train: Source, test: Source) -> list[str]:
+    """The test prompts that are also trained on. Splits of the playground share none by construction."""
+    sides = [[side] if isinstance(side, str) else list(side) for side in (train, test)]
+    sets = [[playground_set(source) for source in side] for side in sides]
+    if all(one is not None for side in sets for one in side):
+        splits = [{one[1] for one in side if one is not None} for side in sets]
+        if not splits[0] & splits[1]:
+            return []
+    first = {prompt.text for source in sides[0] for prompt in load_prompts(source)}
+    return [prompt.text for source in sides[1] for prompt in load_prompts(source) if prompt.text in first]
 
 
 def check_rewards(config: Config) -> None:
@@ -129,8 +203,12 @@ def _check_plain(key: str, reward: Reward, why: str, options: tuple[str, ...] = 
 
 def check_plugin(plugin: str) -> None:
     """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
-    from diffrl.rewards.registry import available, split_name
+    from diffrl.rewards import local
+    from diffrl.rewards.registry import exists, split_name, unknown
 
+    if local.is_local(plugin):
+        local.find(plugin)
+        return
     outer, inner = split_name(plugin)
     if inner is not None:  # d2:clip
         check_plugin(outer)
@@ -146,9 +224,8 @@ def check_plugin(plugin: str) -> None:
             files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
         return
-    names = available()
-    if plugin not in names:
-        raise UserError(f'unknown reward "{plugin}"{nearest(plugin, names)}')
+    if not exists(plugin):
+        raise UserError(unknown(plugin))
 
 
 def check_geometry(config: Config, world: int) -> None:
@@ -164,8 +241,10 @@ def check_geometry(config: Config, world: int) -> None:
     if batch % world:
         raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
     timesteps = config.objective_section.trained_steps(rollout)
+    if config.branches is not None:
+        timesteps = len(config.branches.trained(rollout))
     share = batch // world
-    if share * timesteps % optimise.accumulation:
+    if optimise.micro_batch is None and share * timesteps % optimise.accumulation:
         rows = f"{share * timesteps} rows of an optimiser step ({share} images x {timesteps} timesteps"
         each = f", on each of {world} processes)" if world > 1 else ")"
         raise Problem("optimise.accumulation", f"{optimise.accumulation} micro-batches do not divide the {rows}{each}")

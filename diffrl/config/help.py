@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from diffrl.config.base import LARGEST
 from diffrl.config.schema import OBJECTIVES, TABLES, walk
 
 _WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
@@ -35,8 +36,41 @@ def help_config(width: int = 100) -> str:
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
         notes = "; ".join(str(note) for note in (_kind(parts, field), unit) if note)
         meaning = f"{field.description} [{notes}]"
-        lines += _wrap(f"{indent}{parts[-1]}: {_default(field)}", meaning, width)
+        lines += _wrap(f"{indent}{parts[-1]}: {default_of(field)}", meaning, width)
     return re.sub("\n{3,}", "\n\n", "\n".join(lines))
+
+
+def reference(only: str | None = None) -> str:
+    """The same as Markdown tables, one for each section; `only`: that section and what is inside it."""
+    tables: dict[str, list[str]] = {}
+    meanings: dict[str, str] = {"": "Keys at the top level."}
+    for dotted, field, inner in walk():
+        parts = dotted.split(".")
+        if parts[0] in TABLES[1:] and len(parts) > 1:
+            continue  # the same keys as the first table
+        owner, name = ".".join(parts[:-1]), parts[-1]
+        if inner is not None:
+            meanings[dotted + ".NAME" if dotted in TABLES else dotted] = field.description or ""
+            continue
+        unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
+        kind = "; ".join(str(note) for note in (_kind(parts, field), unit) if note).replace("|", "or")
+        cells = (f"`{name}`", f"`{default_of(field)}`", kind, (field.description or "").replace("|", "\\|"))
+        tables.setdefault(owner, []).append("| " + " | ".join(cells) + " |")
+    lines: list[str] = []
+    for owner, rows in tables.items():
+        if only is not None and owner.split(".")[0] != only:
+            continue
+        if only is None:
+            lines += [f"## {owner or 'top level'}", ""]
+        elif owner != only:
+            lines += [f"`{owner}`: {meanings.get(owner, '')}", ""]
+        if only is None and meanings.get(owner):
+            lines += [
+                f"{meanings[owner][0].upper()}{meanings[owner][1:]}{'' if meanings[owner].endswith('.') else '.'}",
+                "",
+            ]
+        lines += ["| key | default | allowed; unit | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    return "\n".join(lines)
 
 
 def _wrap(head: str, text: str, width: int) -> list[str]:
@@ -47,7 +81,8 @@ def _wrap(head: str, text: str, width: int) -> list[str]:
     return [f"{head:<{column}}# {lines[0]}", *(" " * column + "# " + line for line in lines[1:])]
 
 
-def _default(field: FieldInfo) -> str:
+def default_of(field: FieldInfo) -> str:
+    """A key's default, as it stands in YAML."""
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "null"
@@ -84,6 +119,6 @@ def _words(annotation: Any) -> str:
 
 def _limit(item: Any) -> str:
     for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-        if getattr(item, name, None) is not None:
+        if getattr(item, name, None) is not None and abs(getattr(item, name)) < LARGEST:
             return f"{sign} {getattr(item, name)}"
     return ""

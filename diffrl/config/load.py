@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,31 +13,13 @@ from pydantic import ValidationError
 from diffrl import __version__
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
-from diffrl.config.schema import TABLES, Config, walk
+from diffrl.config.explain import explain, show
+from diffrl.config.schema import OBJECTIVES, TABLES, Config, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
 
 VERSION = "diffrl_version"
-CHANGEABLE = ("epochs", "evaluate", "checkpoint", "tracking", "run_dir")  # what a resumed run may do differently
-_EXPECTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list such as [a, b]",
-    "model_type": "a section of keys",
-    "dict_type": "a section of keys",
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
-    "tuple_type": "a list of two such as [1, 2]",
-    "missing": "a list of two",
-    "too_long": "a list of two",
-    "literal_error": "one of {expected}",
-}
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | None = None) -> Config:
@@ -49,24 +30,85 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
 
     Raises UserError in one line: where (file and line, or the command line), the dotted key, what is wrong.
     """
-    file = find_config(path)
+    try:
+        file = find_config(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f'config "{str(path)[:60]}": cannot be looked for: {getattr(error, "strerror", None) or error}'
+        ) from error
     source = read(file)
-    version = source.data.pop(VERSION, "")
-    if not isinstance(version, str):
-        raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {_show(version)}")
     for text in overrides:
         source.override(text)
+    return _checked(source, f"runs/{file.stem}", world)
+
+
+def make_config(
+    base: str | Path | Config | Mapping[str, Any] | None,
+    overrides: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    world: int | None = None,
+    outside: str = "argument",
+) -> Config:
+    """Like `load_config`, from a program: `base` may also be a config, or a table of sections and keys, or nothing.
+
+    `values`: sections and keys that replace the base's, section by section and key by key; None takes a section out.
+    The tables `rewards` and `watch` are replaced as a whole; what becomes a reward is no longer watched.
+    `outside`: where overrides and values come from, for messages.
+    """
+    if base is None or isinstance(base, Config | Mapping):
+        data = base.resolved() if isinstance(base, Config) else {}
+        source, folder = Source("config", data), "runs/run"
+        if isinstance(base, Mapping):
+            source.merge(base)
+    else:
+        file = find_config(base)
+        source, folder = read(file), f"runs/{file.stem}"
+    source.outside = outside
+    for text in overrides:
+        source.override(text)
+    values = values or {}
+    source.merge(values)
+    if "watch" not in values and isinstance(watched := source.data.get("watch"), dict):
+        for name in values.get("rewards") or ():
+            watched.pop(name, None)
+    return _checked(source, folder, world)
+
+
+def _checked(source: Source, folder: str, world: int | None) -> Config:
+    """The config of a source, `folder` being the run's if it names none."""
+    version = source.data.pop(VERSION, "")
+    if not isinstance(version, str):
+        raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {show(version)}")
+    if version:
+        _drop_unused(source)
     try:
         config = Config.model_validate(source.data)
     except ValidationError as error:
-        raise UserError(_explain(error, source)) from error
+        keys = [key for key, _, _ in walk()]
+        switches = [name for name, field in Config.model_fields.items() if field.default is None]
+        raise UserError(explain(error, source.where, keys, TABLES, switches)) from error
     if not config.run_dir:
-        config = config.model_copy(update={"run_dir": f"runs/{file.stem}"})
+        config = config.model_copy(update={"run_dir": folder})
     try:
         check(config, world)
     except Problem as problem:
         raise UserError(f"{source.where(tuple(problem.key.split('.')))}: {problem}") from problem
+    except OSError as error:
+        raise UserError(f"{source.name}: {str(error.filename)[:60]}: {error.strerror}") from error
     return config
+
+
+def _drop_unused(source: Source) -> None:
+    """Run folders of earlier versions have the sections of all objectives, at their defaults, in their config.yaml."""
+    for name in OBJECTIVES:
+        section = source.data.get(name)
+        if name == source.data.get("objective", "nft") or not isinstance(section, dict):
+            continue
+        default = Config.model_fields[name].get_default(call_default_factory=True).model_dump(mode="json")
+        if all(default.get(key) == value for key, value in section.items()):
+            del source.data[name]
 
 
 def find_config(path: str | Path) -> Path:
@@ -96,75 +138,3 @@ def dump(config: Config, path: str | Path) -> None:
         yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000), encoding="utf-8"
     )
     os.replace(temporary, path)
-
-
-def check_resume(config: Config, run: Config, run_dir: str | Path) -> None:
-    """Raise UserError naming the first key in which `config` differs from the run's, other than `CHANGEABLE`."""
-    ours, theirs = (_flat({k: v for k, v in c.resolved().items() if k not in CHANGEABLE}) for c in (config, run))
-    for key in dict.fromkeys([*theirs, *ours]):
-        if ours.get(key) != theirs.get(key) or (key in ours) != (key in theirs):
-            mine, run_value = (_show(values[key]) if key in values else "not set" for values in (ours, theirs))
-            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
-            raise UserError(
-                f"{key}: {mine}, but the run in {run_dir} has {run_value}; a resumed run may change only {allowed}"
-            )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
-
-
-def _explain(error: ValidationError, source: Source) -> str:
-    """One line for the first error, and how many more there are."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    path = tuple(str(part) for part in first["loc"])
-    if first["type"] == "missing":  # no key is required: it is an item of a pair
-        path = path[:-1]
-    if first["type"] == "extra_forbidden":
-        text = f"unknown key{_nearest_key(path)}"
-    else:
-        limits = dict(first.get("ctx", {}))
-        hint = ""
-        if first["type"] == "literal_error":
-            choices = [word for word in str(limits["expected"]).split("'") if word.isidentifier() and word != "or"]
-            limits["expected"] = ", ".join(choices)
-            close = difflib.get_close_matches(str(first["input"]), choices, n=1)
-            hint = f' (nearest: "{close[0]}")' if close else ""
-        expected = _EXPECTED.get(first["type"], "").format(**limits) or first["msg"]
-        text = f"expected {expected}, got {_show(first['input'])}{hint}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{source.where(path)}: {'.'.join(path)}: {text}{more}"
-
-
-def _nearest_key(path: tuple[str, ...]) -> str:
-    """The key that was probably meant: a similar one in the section, one of this name elsewhere, or all."""
-    section, leaf = list(path[:-1]), path[-1]
-    if section and section[0] in TABLES:
-        section[1:2] = ["NAME"]
-    keys = [key for key, _, _ in walk()]
-    depth = len(section)
-    siblings = [key.split(".")[-1] for key in keys if key.split(".")[:-1] == section]
-    close = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.7)
-    if close:
-        return f' (nearest: "{".".join([*path[:depth], close[0]])}")'
-    names = {key.split(".")[-1]: key for key in reversed(keys)}
-    close = difflib.get_close_matches(leaf, names, n=1, cutoff=0.8)
-    if close:
-        return f' (nearest: "{names[close[0]]}")'
-    return f" (keys {'of ' + '.'.join(path[:-1]) if section else 'here'}: {', '.join(siblings)})"
-
-
-def _show(value: Any) -> str:
-    """A value in an error message, short."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "a section" if value else "an empty section"
-    text = f'"{value}"' if isinstance(value, str) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Section, Share, key, section
+from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Sampling, Section, Share, Whole, key, section
 from diffrl.errors import nearest
-
-if TYPE_CHECKING:
-    from diffrl.config.schema import Config, Rollout
 
 AdvantageStd = Literal["group", "batch", "none"]
 ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
@@ -28,7 +26,7 @@ TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the nois
 class Objective(Protocol):
     """What makes a section an objective's; the section is named like it."""
 
-    def trained_steps(self, rollout: Rollout) -> int:
+    def trained_steps(self, rollout: Sampling) -> int:
         """Timesteps that are trained per image."""
 
 
@@ -41,12 +39,12 @@ class Decay(Section):
     cap: Share = key(0.5, "largest decay")
 
 
-def noisiest(rollout: Rollout, fraction: float) -> int:
+def noisiest(rollout: Sampling, fraction: float) -> int:
     """How many of the schedule's timesteps a fraction of it is, at least one."""
     return max(math.ceil(rollout.steps * fraction - 1e-9), 1)
 
 
-def check_timesteps(name: str, section: NFT | CRD, rollout: Rollout) -> None:
+def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
     """The section `name` trains no more timesteps without repeats than there are, and says what a fraction is of."""
     if section.timestep_sampling == "schedule":
         levels = noisiest(rollout, section.timestep_fraction)
@@ -65,10 +63,10 @@ class ForwardProcess(Section):
     timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
     timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
 
-    def trained_steps(self, rollout: Rollout) -> int:
+    def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps or self.levels(rollout)
 
-    def levels(self, rollout: Rollout) -> int:
+    def levels(self, rollout: Sampling) -> int:
         """How many of the schedule's timesteps, from the noisiest on, are trained."""
         return noisiest(rollout, self.timestep_fraction)
 
@@ -85,21 +83,32 @@ class NFT(ForwardProcess):
         Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
     )
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         check_timesteps("nft", self, config.rollout)
 
 
 class GRPO(Section):
-    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     clip: FiniteFloat = key(1e-4, "the importance ratio is clipped to 1 plus or minus this", gt=0)
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     beta: FiniteFloat = key(0.0, "weight of the KL divergence to the reference; 0 runs no reference forward", ge=0)
+    kl: Literal["exact", "published"] = key(
+        "exact",
+        "exact: KL of the step's Gaussians; published: without the step size in it, as in the released code of "
+        "Flow-GRPO and GARDO, whose beta and reset.kl are on that scale (flow_sde, dance; the same elsewhere)",
+    )
     timesteps: int | None = key(None, "how many of the stochastic steps are trained; null: all", "steps", ge=1)
+    order: Literal["random", "first"] = key(
+        "random", "which ones, where not all are: drawn anew for each image and epoch, or the first (Flow-GRPO, GARDO)"
+    )
+    weighting: Literal["uniform", "noise"] = key(
+        "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
+    )
 
-    def trained_steps(self, rollout: Rollout) -> int:
+    def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps or rollout.stochastic_steps
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         rollout = config.rollout
         needs = 'but objective "grpo" needs log-probabilities'
         if rollout.sampler not in QUIET_STEPS:
@@ -142,7 +151,7 @@ class CRD(ForwardProcess):
     )
     weighted: bool = key(True, "each velocity error over its own mean absolute error")
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
-    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
         "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1); the same for a group"
     )
@@ -152,13 +161,33 @@ class CRD(ForwardProcess):
     old: CRDOld = section(CRDOld, "how the snapshot behind the implicit reward follows the trained weights each epoch")
     sampling: CRDSampling = section(CRDSampling, "how the snapshot that draws the images follows each epoch")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         check_timesteps("crd", self, config.rollout)
 
 
+# KL at which GARDO's reference is renewed: the paper's for GRPO (7 times as much by the exact KL, whose mean over a
+# schedule of 10 steps is that much larger), and where the authors' NFT script starts for distances of velocities.
+AUTO_RESET = {"published": 1e-4, "exact": 7e-4, "velocity": 0.15}
+
+
+def _threshold(value: Any) -> float | str | None:
+    if value is None or value == "auto":
+        return value
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise PydanticCustomError("threshold", 'a number above 0, "auto" or null')
+    return float(value)
+
+
+# One validator for all three kinds: pydantic's own would report each of them.
+Threshold = Annotated[float | Literal["auto"] | None, PlainValidator(_threshold)]
+
+
 class Reset(Section):
-    kl: FiniteFloat | None = key(
-        1e-4, "theta becomes the reference after a step whose penalised rows lie farther from it; null: never", gt=0
+    kl: Threshold = key(
+        "auto",
+        "theta becomes the reference after a step whose penalised rows lie farther from it; null: never; auto: for "
+        "grpo 1e-4 with the published kl, 7e-4 with the exact one; 0.15 for the others",
+        "the penalty over beta: KL of a step (grpo), else mean squared difference of velocities",
     )
     steps: int | None = key(100, "and so many steps after it last did; null: never", "optimiser steps", ge=1)
 
@@ -188,12 +217,20 @@ class GARDO(Section):
     share_range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key((0.02, 0.2), "limits of the share")
     change: Share = key(0.1, "the share grows or shrinks by this when the mean U leaves the window's range")
     window: int = key(20, "mean U of so many epochs are kept", "epochs", ge=1)
+    window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
     reset: Reset = section(Reset, "when the trained weights become the reference")
     measure_every: int | None = key(
         None, "measure the KL of all rows, too, in every so many-th step (it costs forwards)", "optimiser steps", ge=1
     )
 
-    def check(self, config: Config) -> None:
+    def reset_kl(self, config: Whole) -> float | None:
+        """reset.kl, with "auto" in the units of the objective's KL."""
+        if self.reset.kl != "auto":
+            return self.reset.kl
+        base: Any = config.objective_section
+        return AUTO_RESET[getattr(base, "kl", "velocity")]
+
+    def check(self, config: Whole) -> None:
         objective = config.objective
         base: Any = config.objective_section
         own = getattr(base, "beta", None)
@@ -214,7 +251,7 @@ class GARDO(Section):
         if not low <= self.share <= high:
             raise Problem("gardo.share", f"{self.share:g} is not within [{low:g}, {high:g}] (gardo.share_range)")
 
-    def _check_auxiliary(self, name: str, config: Config) -> None:
+    def _check_auxiliary(self, name: str, config: Whole) -> None:
         where = "gardo.auxiliary"
         if self.auxiliary.count(name) > 1:
             raise Problem(where, f'"{name}" is named twice')
@@ -240,10 +277,10 @@ class Direct(Section):
         False, "recompute the decoder's activations, chunk by chunk, in the backward pass: less memory, more time"
     )
 
-    def trained_steps(self, rollout: Rollout) -> int:
+    def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares
 
         steps, needs = config.rollout.steps, 'objective "direct" back-propagates through every image\'s reward alone'
@@ -280,11 +317,11 @@ class D2Align(Section):
         2048, "images of the frozen model, drawn and embedded once, that the steps draw from", "images", ge=1
     )
 
-    def corrected(self, config: Config) -> str:
+    def corrected(self, config: Whole) -> str:
         """Name of the reward that is corrected."""
         return self.reward or next(iter(config.rewards))
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares
 
         names = list(config.rewards)
@@ -314,6 +351,11 @@ class Marble(Section):
         "without marble but measured",
     )
     smoothing: Share = key(0.7, "rho of abar <- rho abar + (1 - rho) alpha*, per solve; 0: no memory")
+    smooth: Literal["between", "everywhere"] = key(
+        "between",
+        "where abar is used: in the steps between two solves, the solving step taking alpha* itself (the paper), or in "
+        "that one, too",
+    )
     every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)
     stage: int = key(10, "mode sequential: how long each reward is trained before the next", "epochs", ge=1)
     uniform_after: int | None = key(
@@ -323,7 +365,7 @@ class Marble(Section):
         True, "modes sequential, advantages, sum: log each reward's gradient and its cosine to the step (more time)"
     )
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Whole) -> None:
         if self.uniform_after is not None and self.mode not in ("fresh", "full", "amortised"):
             text = f'{self.uniform_after}, but mode "{self.mode}" solves for no coefficients that could become uniform'
             raise Problem("marble.uniform_after", text)

@@ -29,6 +29,20 @@ class Standardise(Section):
     limit: FiniteFloat | None = key(None, "how far a score may lie from 0; null: no bound", "deviations", gt=0)
 
 
+class Tame(Section):
+    delta: FiniteFloat | None = key(
+        None, "take the logarithm where std / |mean| of the score is above this; null: above its mean over the rewards"
+    )
+    slack: FiniteFloat = key(0.1, "once on, it stays on until that is this share below", ge=0, lt=1)
+
+
+class Bound(Section):
+    at: FiniteFloat | None = key(
+        None, "the score that becomes 1/2; null: the mean of the first epoch, the base model's"
+    )
+    scale: FiniteFloat = key(1.0, "how far above that a score becomes 0.73", gt=0)
+
+
 class WinRate(Section):
     """Nothing to choose."""
 
@@ -45,16 +59,24 @@ class Gate(Section):
     otherwise: FiniteFloat = key(0.0, "what the reward is below that; choose the low end of its range")
 
 
+class Modulate(Section):
+    by: str = key("", "the reward, under rewards or watch, that is the bonus; in [0, 1], as this one")
+    base: FiniteFloat = key(0.4, "what this score counts where the bonus is 0; 1 where it is 1", ge=0, le=1)
+
+
 class Shape(Section):
     """Steps from the plain score to what is optimised, applied in this order; present = on."""
 
     clip: Clip | None = key(None, "hold the score within bounds")
     log: Log | None = key(None, "sign(s) ln(1 + |s| / scale): tame what lies far out")
+    tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
     threshold: Threshold | None = key(None, "1 from a least score on, else 0")
     standardise: Standardise | None = key(None, "mean 0 and deviation 1 over an epoch's images")
+    bound: Bound | None = key(None, "sigmoid((s - at) / scale): little is gained far above a reference (PAR)")
     win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     ensemble: Ensemble | None = key(None, "combine with other rewards: mean, minimum or lower bound")
     gate: Gate | None = key(None, "count only where another reward is high enough")
+    modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
 
     @model_serializer(mode="wrap")
     def _on(self, serialise: Any) -> dict[str, Any]:
@@ -75,7 +97,7 @@ class Reward(BaseModel):
     weight: FiniteFloat = key(1.0, "factor of this reward's score in the sum that is optimised; not used under watch")
     plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
     retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
-    timeout: FiniteFloat | None = key(None, "how long one call may take; null: no limit", "seconds", gt=0)
+    timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
     offload: bool = key(False, "keep the reward's weights in main memory between its calls")
     params: dict[str, Any] = key(
@@ -94,7 +116,8 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Reward]) -> 
     tables = {**dict.fromkeys(watch, "watch"), **dict.fromkeys(rewards, "rewards")}
     entries = {**watch, **rewards}
     for name, entry in entries.items():
-        where, shape = f"{tables[name]}.{name}.shape", entry.shape
+        table = tables[name]
+        where, shape = f"{table}.{name}.shape", entry.shape
         if shape.clip is not None:
             low, high = shape.clip.low, shape.clip.high
             if low is None and high is None:
@@ -110,12 +133,38 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Reward]) -> 
                 raise Problem(f"{where}.ensemble.others", "a reward is named twice")
         if shape.gate is not None:
             _check_other(f"{where}.gate.by", name, shape.gate.by, entries)
+        if shape.modulate is not None:
+            _check_other(f"{where}.modulate.by", name, shape.modulate.by, entries)
+            check_unit(f"{where}.modulate", name, entry)
+            check_unit(f"{where}.modulate.by", shape.modulate.by, entries[shape.modulate.by])
+        if shape.tame is not None and shape.log is not None:
+            raise Problem(f"{where}.tame", "log is on, too: the logarithm would be taken twice; leave one out")
+        if shape.tame is not None and shape.tame.delta is None and (table == "watch" or len(rewards) < 2):
+            raise Problem(
+                f"{where}.tame.delta", "null is the mean over the optimised rewards, which needs two; give it"
+            )
     _check_order(entries, tables)
     used = read_by_steps(rewards, watch)
     for name, entry in watch.items():
         if entry.shape.steps() and name not in used:
             text = "no reward reads it, and what is watched is reported as it is; leave the steps out"
             raise Problem(f"watch.{name}.shape", text)
+
+
+def check_unit(where: str, name: str, entry: Reward) -> None:
+    """Base and bonus lie in [0, 1], by the reward's card or by a step: a negative base would invert the bonus."""
+    from diffrl.rewards.registry import declared_range
+
+    if entry.shape.bound or entry.shape.threshold or entry.shape.win_rate:
+        return
+    if entry.shape.clip and entry.shape.clip.low == 0 and entry.shape.clip.high == 1:
+        return
+    low, high = declared_range(entry.plugin or name)
+    if low < 0 or high > 1:
+        text = (
+            f'"{name}" is not declared to lie in [0, 1] (its card: {low:g} to {high:g}); add bound, clip or threshold'
+        )
+        raise Problem(where, text)
 
 
 def _check_other(where: str, name: str, other: str, entries: Mapping[str, Reward]) -> None:

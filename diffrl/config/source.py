@@ -6,21 +6,23 @@ file has its defaults; an override to null takes a section or a reward out.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from diffrl.config.schema import TABLES, is_section
+from diffrl.config.schema import OBJECTIVES, TABLES, is_section
 from diffrl.errors import UserError, nearest
 
 _PREFIX = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
+DEPTH, VALUES = 16, 10_000  # of a config: the deepest shipped one has 5 levels, the longest some 200 values
 _SCALARS = (  # in the order of trial
     ("null", re.compile(r"~$|null$|Null$|NULL$|$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"true$|True$|TRUE$|false$|False$|FALSE$"), list("tTfF")),
@@ -33,6 +35,14 @@ class _Loader(yaml.SafeLoader):
     """Reads scalars by the table above only."""
 
 
+def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """A whole number of 64 bits: no key needs a larger one, and Python refuses to write some of those that it reads."""
+    text = loader.construct_scalar(node).lower()
+    if len(text) > 24 or abs(value := int(text, 16 if "x" in text else 10)) >= 2**63:
+        raise yaml.constructor.ConstructorError(None, None, "a whole number of more than 64 bits", node.start_mark)
+    return value
+
+
 class Dumper(yaml.SafeDumper):
     """Quotes what YAML 1.1 or 1.2 would not read as text, and keeps lists on one line."""
 
@@ -40,6 +50,7 @@ class Dumper(yaml.SafeDumper):
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_PREFIX + _name, _pattern, _first)
+_Loader.add_constructor(_PREFIX + "int", _whole)
 Dumper.add_implicit_resolver(_PREFIX + "float", _FLOAT, list("-+0123456789."))
 Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence(_PREFIX + "seq", data, flow_style=True))
 
@@ -52,41 +63,79 @@ class Source:
     data: dict[str, Any]
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
     overridden: set[tuple[str, ...]] = field(default_factory=set)
+    outside: str = "command line"  # where what is not in the file comes from
 
     def where(self, path: tuple[str, ...]) -> str:
-        """`FILE:LINE`, or `command line`, of a key or of the nearest section around it."""
+        """`FILE:LINE`, or `outside`, of a key or of the nearest section around it."""
         around = [path[:length] for length in range(len(path), 0, -1)]
         if any(part in self.overridden for part in around):
-            return "command line"
+            return self.outside
         for part in around:
             if part in self.lines:
                 return f"{self.name}:{self.lines[part]}"
-        begun = any(path == other[: len(path)] for other in self.overridden)  # a section that an override began
-        return "command line" if begun else self.name
+            if any(part == other[: len(part)] for other in self.overridden):  # a section that an override began
+                return self.outside
+        return self.name
 
     def override(self, text: str) -> None:
         """Apply one `section.key=value`; the value is read as YAML."""
         dotted, equals, raw = text.partition("=")
+        shown = text if len(text) <= 80 else text[:77] + "..."
         path = tuple(dotted.strip().split("."))
         if not equals or not all(path):
-            raise UserError(f'command line: "{text}": write section.key=value, for example rollout.groups=16')
+            raise UserError(f'{self.outside}: "{shown}": write section.key=value, for example rollout.groups=16')
         if not raw.strip():
-            raise UserError(f'command line: "{text}": no value; null takes a section or reward out, "" is empty text')
-        value = parse(raw, lambda _: f'command line: "{text}"').data
+            raise UserError(
+                f'{self.outside}: "{shown}": no value; null takes a section or reward out, "" is empty text'
+            )
+        value = parse(raw, lambda _: f'{self.outside}: "{shown}"').data
         section = self.data
         for depth, name in enumerate(path[:-1], start=1):
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
-                raise UserError(f'command line: "{text}": {".".join(path[:depth])} is a value, not a section')
+                raise UserError(f'{self.outside}: "{shown}": {".".join(path[:depth])[:60]} is a value, not a section')
         if value is None and is_section(path):
             if path[-1] not in section and path[0] in TABLES:
-                raise UserError(f'command line: "{text}": there is no {dotted} to take out{nearest(path[-1], section)}')
+                hint = nearest(path[-1], section)
+                raise UserError(f'{self.outside}: "{shown}": there is no {dotted[:60]} to take out{hint}')
             section.pop(path[-1], None)
         else:
+            self._switch(path, value)
             section[path[-1]] = value
             if isinstance(value, dict):
                 _fill(value, path)
         self.overridden.add(path)
+
+    def merge(self, values: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
+        """Put a program's values on top: sections key by key, a table of rewards as a whole, None takes out."""
+        section = self.data
+        for name in path:
+            section = section.setdefault(name, {})
+        for name, value in values.items():
+            here = (*path, str(name))
+            if value is None and is_section(here):
+                section.pop(name, None)
+            elif isinstance(value, Mapping) and is_section(here) and here[0] not in TABLES:
+                section.setdefault(name, {})
+                self.merge(value, here)
+            else:
+                self._switch(here, value)
+                section[name] = _plain(value)
+            self.overridden.add(here)
+
+    def _switch(self, path: tuple[str, ...], value: Any) -> None:
+        """Another objective on top of a file's takes the section of the file's own one out: it would have no effect."""
+        old = self.data.get("objective", "nft")
+        ours = any(other[0] == old for other in self.overridden)
+        if path == ("objective",) and old in OBJECTIVES and old != value and not ours:
+            self.data.pop(old, None)
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, tables as dicts; the rest as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return {str(key): _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclass
@@ -104,7 +153,7 @@ def parse(text: str, where: Callable[[int], str]) -> Parsed:
         loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[tuple[str, ...], int] = {}
-        _index(node, (), lines, where)
+        _index(node, (), lines, where, [0])
         return Parsed(None if node is None else loader.construct_document(node), lines)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -121,13 +170,24 @@ def parse(text: str, where: Callable[[int], str]) -> Parsed:
 
 
 def _index(
-    node: yaml.Node | None, path: tuple[str, ...], lines: dict[tuple[str, ...], int], where: Callable[[int], str]
+    node: yaml.Node | None,
+    path: tuple[str, ...],
+    lines: dict[tuple[str, ...], int],
+    where: Callable[[int], str],
+    seen: list[int],
 ) -> None:
-    """Note every key's line; keys must be text and may not repeat. Bounded depth: an alias may contain itself."""
-    if isinstance(node, yaml.SequenceNode) and len(path) < 16:
+    """Note every key's line; keys must be text and may not repeat. Bounded: aliases may multiply, and hold themselves.
+
+    `seen`: how many values were looked at so far.
+    """
+    seen[0] += 1
+    if node is not None and (len(path) > DEPTH or seen[0] > VALUES):
+        what = "nested too deeply, or an alias that holds itself" if len(path) > DEPTH else "too many values"
+        raise UserError(f"{where(node.start_mark.line + 1)}: {what}")
+    if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _index(item, (*path, "[]"), {}, where)
-    if not isinstance(node, yaml.MappingNode) or len(path) >= 16:
+            _index(item, (*path, "[]"), {}, where, seen)
+    if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
         place = where(key.start_mark.line + 1)
@@ -138,7 +198,7 @@ def _index(
         if here in lines:
             raise UserError(f"{place}: {'.'.join(here)} is given twice (first in line {lines[here]})")
         lines[here] = key.start_mark.line + 1
-        _index(value, here, lines, where)
+        _index(value, here, lines, where, seen)
 
 
 def read(path: Path) -> Source:

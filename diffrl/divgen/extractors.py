@@ -210,19 +210,19 @@ class PlaygroundHead:
         pass
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        from diffrl.playground.grammar import HAIRS, MOODS, SKINS
+        from diffrl.playground.grammar import HAIRS, MOODS, SKINS, YES_NO
         from diffrl.playground.sight import to_pixels
         from diffrl.playground.verifier import see
 
+        features = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}
         found: list[Found] = []
         for image in to_pixels(images):
             head = see(image).head
             if head is None:
                 found.append(None)
                 continue
-            said = [*(head.skin == name for name in SKINS), *(head.hair == name for name in HAIRS)]
-            said += [*(head.mood == name for name in MOODS), head.glasses, not head.glasses, head.hat, not head.hat]
-            found.append(np.array(said, np.float32))
+            shown = [head[name] == value for name, values in features.items() for value in values]
+            found.append(np.array(shown, np.float32))
         return found
 
 

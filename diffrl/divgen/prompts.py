@@ -10,7 +10,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ def benchmark(world: str = "general", *, total: int = TOTAL, base: str = BASE) -
 
     Args:
         world: "general", or "playground" for prompts of the playground's grammar.
-        total: number of prompts, a quarter of them in each dimension. The playground has only 288 different heads; its
-            other dimensions share what its ID dimension lacks.
+        total: number of prompts, a quarter of them in each dimension. The playground has no more than 912 different
+            prompts of heads; its other dimensions share what its ID dimension lacks.
         base: file of base prompts of the general style and tonal dimensions.
 
     Raises:
@@ -190,62 +189,75 @@ def _metadata(dimension: str, keyword: str, **more: Any) -> dict[str, Any]:
 
 
 def _rounds(dimension: str, tables: dict[str, list[Any]]) -> list[Prompt]:
-    """Scenes in rounds over their keywords, shuffled within each; as many rounds as the shortest list has."""
+    """Captions in rounds over their keywords, shuffled within each; as many rounds as the shortest list has."""
     columns = []
-    for keyword, scenes in tables.items():
-        bits = np.random.PCG64(seed_of("divgen", dimension, keyword)).random_raw(len(scenes))
-        columns.append([(keyword, scenes[i].text()) for i in np.argsort(bits, kind="stable")])
+    for keyword, captions in tables.items():
+        bits = np.random.PCG64(seed_of("divgen", dimension, keyword)).random_raw(len(captions))
+        columns.append([(keyword, captions[i].text()) for i in np.argsort(bits, kind="stable")])
     rows = zip(*columns, strict=False)
     return [Prompt(text, _metadata(dimension, keyword)) for row in rows for keyword, text in row]
 
 
-def _heads() -> list[Prompt]:
-    from diffrl.playground.grammar import BACKGROUNDS, HAIRS, MOODS, SKINS, Head, Scene
+def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str]]) -> list[Any]:
+    """All captions of a kind that say `always`, and of every option one of its values or nothing, if it has ""."""
+    from diffrl.playground.grammar import NAMES, Caption, possible
 
-    tables: dict[str, list[Any]] = {}
-    for skin, hair in itertools.product(SKINS, HAIRS):
-        rest = itertools.product(MOODS, (False, True), (False, True), BACKGROUNDS)
-        scenes = [Scene("heads", (), g, head=Head(skin, hair, mood, glasses, hat)) for mood, glasses, hat, g in rest]
-        tables[f"{skin} skin, {hair} hair"] = scenes
+    found = []
+    for values in itertools.product(*options.values()):
+        said = always | {name: value for name, value in zip(options, values, strict=True) if value}
+        caption = Caption(kind, {name: said[name] for name in NAMES[kind] if name in said})
+        if possible(caption):
+            found.append(caption)
+    return found
+
+
+def _heads() -> list[Prompt]:
+    from diffrl.playground.grammar import BACKGROUNDS, HAIRS, MOODS, SKINS, YES_NO
+
+    rest: dict[str, Sequence[str]] = {
+        "mood": ("", *MOODS),
+        "glasses": ("", *YES_NO),
+        "hat": ("", *YES_NO),
+        "background": ("", *BACKGROUNDS),
+    }
+    tables = {
+        f"{skin} skin, {hair} hair": _captions("heads", {"skin": skin, "hair": hair}, rest)
+        for skin, hair in itertools.product(SKINS, HAIRS)
+    }
     return _rounds("id", tables)
 
 
-@cache
-def _scenes() -> tuple[list[Any], list[Any]]:
-    """All plain scenes of one thing, and of two things with the colours in the palette's order."""
-    from diffrl.playground.grammar import BACKGROUNDS, COLORS, SHAPES, Scene, Thing
+def _of_shapes(said: dict[str, str]) -> list[Any]:
+    """Captions of one coloured thing, and of two things in the shapes' order, that say `said`; grounds free or not."""
+    from diffrl.playground.grammar import BACKGROUNDS, COLORS, SHAPES
 
-    things = [Thing(shape, color) for shape in SHAPES for color in COLORS]
-    objects = [Scene("objects", (thing,), ground) for thing in things for ground in BACKGROUNDS]
-    pairs = [
-        Scene("pairs", (a, b), ground)
-        for a, b in itertools.product(things, things)
-        if COLORS.index(a.color) < COLORS.index(b.color)
-        for ground in BACKGROUNDS
-    ]
-    return objects, pairs
+    ground: dict[str, Sequence[str]] = {"background": ("", *BACKGROUNDS)}
+    found = _captions("objects", said, {"shape": SHAPES, "color": COLORS, **ground})
+    for first, second in itertools.combinations(SHAPES, 2):
+        shapes = {"shape/1": first, "shape/2": second}
+        found += _captions("pairs", said | shapes, {"color/1": COLORS, "color/2": COLORS, **ground})
+    return found
 
 
 def _styled() -> list[Prompt]:
     from diffrl.playground.grammar import STYLES
 
-    objects, pairs = _scenes()
-    return _rounds("style", {style: [replace(s, style=style) for s in objects + pairs] for style in STYLES[1:]})
+    return _rounds("style", {style: _of_shapes({"style": style}) for style in STYLES})
 
 
 def _counted() -> list[Prompt]:
-    from diffrl.playground.grammar import NUMBERS, TONES
+    from diffrl.playground.grammar import BACKGROUNDS, COLORS, NUMBERS, SHAPES, TONES
 
-    objects, _ = _scenes()
-    tables = {}
-    for word, number in NUMBERS.items():
-        counted = [replace(scene, kind="counts", count=number) for scene in objects]
-        tables[word] = [replace(scene, tone=tone) for scene in counted for tone in TONES]
-    return _rounds("layout", tables)
+    options: dict[str, Sequence[str]] = {
+        "shape": SHAPES,
+        "color": COLORS,
+        "background": ("", *BACKGROUNDS),
+        "tone": ("", *TONES),
+    }
+    return _rounds("layout", {w: _captions("counts", {"count": str(n)}, options) for w, n in NUMBERS.items()})
 
 
 def _toned() -> list[Prompt]:
     from diffrl.playground.grammar import TONES
 
-    objects, pairs = _scenes()
-    return _rounds("tonal", {tone: [replace(s, tone=tone) for s in objects + pairs] for tone in TONES[1:]})
+    return _rounds("tonal", {tone: _of_shapes({"tone": tone}) for tone in TONES})

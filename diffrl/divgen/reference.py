@@ -103,13 +103,12 @@ def _is_scene(text: str) -> bool:
 
 
 def _renderings(texts: Sequence[str], purpose: str) -> Iterable[Batch]:
-    from diffrl.playground.grammar import parse
-    from diffrl.playground.renderer import render
+    from diffrl.playground.renderer import draw
 
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
         seeds = [seed_of("divgen reference", purpose, start + i) for i in range(len(part))]
-        pixels = [render(parse(text), np.random.default_rng(seed)) for text, seed in zip(part, seeds, strict=True)]
+        pixels = [draw(text, np.random.default_rng(seed)) for text, seed in zip(part, seeds, strict=True)]
         yield [Item(Prompt(text)) for text in part], to_tensor(np.stack(pixels))
 
 

@@ -14,8 +14,8 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from diffrl.playground.grammar import sample_scene
 from diffrl.playground.renderer import SIZE, render
+from diffrl.playground.scenes import complete, sample_caption
 from diffrl.playground.sight import to_pixels
 
 PATCH = 8
@@ -44,7 +44,7 @@ def _patches(pixels: np.ndarray) -> np.ndarray:
 def bank_images(count: int = BANK_IMAGES) -> np.ndarray:
     """The first `count` of the bank's rendered images, uint8 (count, 64, 64, 3), from a fixed seed."""
     rng = np.random.default_rng(BANK_SEED)
-    return np.stack([render(sample_scene(rng, "train"), rng) for _ in range(count)])
+    return np.stack([render(complete(sample_caption(rng, "train"), rng)) for _ in range(count)])
 
 
 @functools.cache

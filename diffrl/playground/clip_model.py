@@ -26,7 +26,7 @@ def clip_config(
     vocab_size: int,
     *,
     image_size: int = 64,
-    patch_size: int = 8,
+    patch_size: int = 16,
     width: int = 128,
     layers: int = 4,
     text_width: int = 128,

@@ -1,18 +1,21 @@
-"""The playground's language: scenes, the prompts that describe them, the facts that a prompt claims, and the splits.
+"""The playground's language: what a prompt says of a picture, how it says it, and the splits of prompts.
 
-Seven forms of prompt, lower case, at most 16 tokens with begin and end (one per word or mark, one per quoted letter):
+Six forms of prompt, lower case, at most 16 tokens with begin and end (one per word or mark, one per quoted letter):
 
-    objects    a red circle on white
-    counts     three red circles on black
-    pairs      a red circle and a blue square on gray
-    relations  a red circle left of a blue square on white
-    words      the word "kup" in red on white
-    heads      a smiling tan head with red hair, glasses and a hat on white
+    objects    a red circle on white          a heart          a blue shape, striped
+    counts     three red circles on black     two stars        four pink shapes, dark
+    pairs      a red circle and a blue square on gray          a star and a heart
+    relations  a red circle left of a blue square on white     a star above a heart, outlined, pale
+    words      the word "kup" in red on white                  the word "lax"
+    heads      a smiling tan head with red hair, glasses and no hat on white      a head with a hat
 
-Objects and pairs may end in a style (", striped"); objects, counts, pairs and relations in a tone (", dark"), style
-first. Scenes are split by a hash of what they show, style and tone left out and the order of naming undone ("a left of
-b" is "b right of a"), so a composition of the test split is never seen in training in any words. Quoted words are split
-by the word.
+A prompt **says** some facts of a scene and leaves the others free. A caption is the kind of scene and what is said;
+what is not said is never wrong. Which facts are said does not depend on their values, so that what is left free keeps
+the world's own distribution (`scenes.complete`).
+
+Prompts are split by a hash of what they say, style and tone left out and the order of naming undone ("a left of b" is
+"b right of a"), so what a test prompt says together is said together by no training prompt, in any words. Prompts with
+a quoted word are split by the word.
 """
 
 from __future__ import annotations
@@ -20,102 +23,79 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-SHAPES = ("circle", "square", "triangle", "star", "cross", "heart")
-COLORS = ("red", "green", "blue", "yellow", "purple", "orange", "cyan", "pink")
+SHAPES = ("circle", "square", "triangle", "star", "heart")
+COLORS = ("red", "green", "blue", "yellow", "cyan", "pink")
 BACKGROUNDS = ("white", "gray", "black")
-STYLES = ("filled", "outlined", "striped", "dotted")
-TONES = ("normal", "dark", "pale")
+STYLES = ("filled", "outlined", "striped")
+TONES = ("plain", "dark", "pale")
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {"two": 2, "three": 3, "four": 4}
+COUNTS = tuple(str(number) for number in NUMBERS.values())
 SKINS = ("light", "tan", "brown")
 HAIRS = ("red", "yellow", "green", "blue")
 MOODS = ("smiling", "frowning")
-LETTERS = "abefhklmnoprstu"
+YES_NO = ("yes", "no")
+LETTERS = "aehkloptux"
 
-KINDS = {"objects": 0.15, "counts": 0.15, "pairs": 0.15, "relations": 0.2, "words": 0.2, "heads": 0.15}
-STYLED = ("objects", "pairs")
-TONED = ("objects", "counts", "pairs", "relations")
+KINDS = {"objects": 0.2, "counts": 0.2, "pairs": 0.1, "relations": 0.2, "words": 0.15, "heads": 0.15}
+SHAPED = ("objects", "counts", "pairs", "relations")
+TWO_THINGS = ("pairs", "relations")
 SUBSETS = ("all", "compositional", *KINDS, "styles", "tones")
 SPLITS = ("train", "validation", "test")
 SPLIT_OF_TENTH = ("train",) * 8 + ("validation", "test")
-STYLE_SHARE = TONE_SHARE = 0.2
 SET_LIMIT = 2000
 
-_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_PLURALS = {shape: shape + ("es" if shape == "cross" else "s") for shape in SHAPES}
 # What reads badly in one language or another.
-_BARRED = "bub bum fap fuk fut hor hos kaf kok kot kuk kum kun kut lul mof nob pus puk suk"
-# Consonant, vowel, consonant, of capitals that no one mixes up (no C beside G, D beside O, I beside L ...). Beginnings
-# and endings that are pieces of the grammar's words ("ha" of hair, "on") are left out, so that a tokenizer spells every
-# quoted word letter by letter.
+_BARRED = "hoe kak kot kut lul pel poh pup put pox tat tit"
+# Consonant, vowel, consonant, of capitals that no one mixes up. Beginnings and endings that are pieces of the grammar's
+# words ("ha" of hat, "ta" of tan) are left out, so that a tokenizer spells every quoted word letter by letter.
 WORDS = tuple(
     word
-    for word in (a + v + b for a in "bfhklmnprst" for v in "aeou" for b in "bfhklmnprst")
-    if word not in _BARRED
-    and word[0] != word[2]
-    and word[:2] not in ("ha", "re")
-    and word[1:] not in ("an", "of", "on")
+    for word in (a + v + b for a in "hklptx" for v in "aeou" for b in "hklptx")
+    if word not in _BARRED and word[0] != word[2] and word[:2] not in ("ha", "ta")
 )
 
+_FEATURES = ("skin", "hair", "mood", "glasses", "hat")
+_LOOK = ("background", "style", "tone")
+_THINGS = ("shape/1", "color/1", "shape/2", "color/2")
+# The facts of each kind of scene that a prompt can say, in a fixed order.
+NAMES: dict[str, tuple[str, ...]] = {
+    "objects": ("shape", "color", *_LOOK),
+    "counts": ("count", "shape", "color", *_LOOK),
+    "pairs": (*_THINGS, *_LOOK),
+    "relations": (*_THINGS, "relation", *_LOOK),
+    "words": ("word", "color", "background"),
+    "heads": (*_FEATURES, "background"),
+}
+# What a kind's prompts always say, and how often they say the rest.
+ALWAYS = {"counts": ("count",), "pairs": ("shape/1", "shape/2"), "words": ("word",)}
+ALWAYS["relations"] = (*ALWAYS["pairs"], "relation")
+SAID = {"shape": 0.8, "color": 0.6, "background": 0.5, "style": 0.3, "tone": 0.25, "mood": 0.6, "skin": 0.5}
+SAID |= {"hair": 0.5, "glasses": 0.5, "hat": 0.5}
+MOST_OF_A_HEAD = 4  # five features do not fit into 16 tokens
+VALUES: dict[str, tuple[str, ...]] = {
+    "shape": SHAPES,
+    "color": COLORS,
+    "count": COUNTS,
+    "relation": RELATIONS,
+    "word": WORDS,
+    "background": BACKGROUNDS,
+    "style": STYLES,
+    "tone": TONES,
+    "skin": SKINS,
+    "hair": HAIRS,
+    "mood": MOODS,
+    "glasses": YES_NO,
+    "hat": YES_NO,
+}
 
-@dataclass(frozen=True)
-class Thing:
-    """A coloured shape; `shape` is "word" for the letters of a words scene."""
-
-    shape: str
-    color: str
-
-
-@dataclass(frozen=True)
-class Head:
-    """The attributes of a cartoon head."""
-
-    skin: str
-    hair: str
-    mood: str
-    glasses: bool
-    hat: bool
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What an image shows. `things`: one for objects, counts and words, two for pairs and relations, none for heads."""
-
-    kind: str
-    things: tuple[Thing, ...]
-    background: str
-    count: int = 1
-    relation: str = ""
-    word: str = ""
-    head: Head | None = None
-    style: str = "filled"
-    tone: str = "normal"
-
-    def text(self) -> str:
-        """The prompt."""
-        suffix = f", {self.style}" if self.style != "filled" else ""
-        suffix += f", {self.tone}" if self.tone != "normal" else ""
-        return f"{_subject(self)} on {self.background}{suffix}"
-
-    def content(self) -> str:
-        """What the split is decided by: the word, or the plain prompt with the things in a fixed order."""
-        if self.word:
-            return self.word
-        scene = self
-        if self.relation in ("right of", "below"):
-            scene = replace(self, things=self.things[::-1], relation=_OPPOSITE[self.relation])
-        elif self.kind == "pairs" and self.things[0].color > self.things[1].color:
-            scene = replace(self, things=self.things[::-1])
-        return f"{_subject(scene)} on {self.background}"
-
-    def split(self) -> str:
-        """ "train", "validation" or "test" (80, 10 and 10 %)."""
-        return _split_of(self.content())
+_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_NUMBER_OF = {str(value): name for name, value in NUMBERS.items()}
 
 
 @dataclass(frozen=True)
@@ -132,25 +112,84 @@ class Fact:
             object.__setattr__(self, "name", self.kind)
 
 
-def _subject(scene: Scene) -> str:
-    if scene.kind == "heads":
-        assert scene.head is not None
-        head = scene.head
-        parts = [f"{head.hair} hair"] + ["glasses"] * head.glasses + ["a hat"] * head.hat
-        listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-        return f"a {head.mood} {head.skin} head with {listed}"
-    first = scene.things[0]
-    if scene.kind == "words":
-        return f'the word "{scene.word}" in {first.color}'
-    if scene.kind == "counts":
-        number = next(name for name, value in NUMBERS.items() if value == scene.count)
-        return f"{number} {first.color} {_PLURALS[first.shape]}"
-    named = [f"{_article(thing.color)} {thing.color} {thing.shape}" for thing in scene.things]
-    return f" {scene.relation or 'and'} ".join(named)
+@dataclass(frozen=True)
+class Caption:
+    """What a prompt says: the kind of scene, and the value of every fact that it states (`said`, name -> value)."""
+
+    kind: str
+    said: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The prompt."""
+        ground = f" on {self.said['background']}" if "background" in self.said else ""
+        return (
+            _subject(self) + ground + "".join(f", {self.said[name]}" for name in ("style", "tone") if name in self.said)
+        )
+
+    def content(self) -> str:
+        """What the split is decided by: the word, or the prompt without style and tone, the things in a fixed order."""
+        if self.kind == "words":
+            return self.said["word"]
+        said = {name: value for name, value in self.said.items() if name not in ("style", "tone")}
+        if self.kind in TWO_THINGS and said["shape/1"] > said["shape/2"]:
+            said = swapped(said)
+        return Caption(self.kind, said).text()
+
+    def split(self) -> str:
+        """ "train", "validation" or "test" (80, 10 and 10 %)."""
+        return _split_of(self.content())
 
 
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
+def kind_of(name: str) -> str:
+    """The kind of a fact by its name: "shape" of "shape/2"."""
+    return name.partition("/")[0]
+
+
+def swapped(said: Mapping[str, str]) -> dict[str, str]:
+    """The same facts of two things named in the other order."""
+    turned = {"1": "2", "2": "1"}
+    found = {}
+    for name, value in said.items():
+        kind, _, number = name.partition("/")
+        found[f"{kind}/{turned[number]}" if number else name] = _OPPOSITE[value] if name == "relation" else value
+    return found
+
+
+def facts(caption: Caption) -> list[Fact]:
+    """What a caption claims, in a fixed order; what it does not say is no fact."""
+    return [
+        Fact(kind_of(name), caption.said[name], int(name.partition("/")[2] or 1) - 1, name)
+        for name in NAMES[caption.kind]
+        if name in caption.said
+    ]
+
+
+def _subject(caption: Caption) -> str:
+    said, kind = caption.said, caption.kind
+    if kind == "heads":
+        return _head(said)
+    if kind == "words":
+        return f'the word "{said["word"]}"' + (f" in {said['color']}" if "color" in said else "")
+    if kind == "counts":
+        parts = (_NUMBER_OF[said["count"]], said.get("color", ""), said.get("shape", "shape") + "s")
+        return " ".join(part for part in parts if part)
+    if kind == "objects":
+        return _thing(said.get("shape", "shape"), said.get("color", ""))
+    first, second = (_thing(said[f"shape/{i}"], said.get(f"color/{i}", "")) for i in (1, 2))
+    return f"{first} {said.get('relation', 'and')} {second}"
+
+
+def _thing(shape: str, color: str) -> str:
+    return f"a {color} {shape}" if color else f"a {shape}"
+
+
+def _head(said: Mapping[str, str]) -> str:
+    words = ["a", said.get("mood", ""), said.get("skin", ""), "head"]
+    parts = [f"{said['hair']} hair"] if "hair" in said else []
+    parts += [{"yes": "glasses", "no": "no glasses"}[said["glasses"]]] if "glasses" in said else []
+    parts += [{"yes": "a hat", "no": "no hat"}[said["hat"]]] if "hat" in said else []
+    listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
+    return " ".join(word for word in words if word) + (f" with {listed}" if listed else "")
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -162,204 +201,152 @@ def _either(options: Sequence[str], name: str) -> str:
     return f"(?P<{name}>{'|'.join(options)})"
 
 
-def _thing(i: int) -> str:
-    return f"an? {_either(COLORS, f'color{i}')} {_either(SHAPES, f'shape{i}')}"
+def _one(i: int, shapes: Sequence[str]) -> str:
+    return f"a (?:{_either(COLORS, f'color{i}')} )?{_either(shapes, f'shape{i}')}"
 
 
-_END = (
-    f" on {_either(BACKGROUNDS, 'background')}(?:, {_either(STYLES[1:], 'style')})?(?:, {_either(TONES[1:], 'tone')})?"
-)
+_END = f"(?: on {_either(BACKGROUNDS, 'background')})?(?:, {_either(STYLES, 'style')})?(?:, {_either(TONES, 'tone')})?"
+_ANY = (*SHAPES, "shape")
 _FORMS = {
-    "objects": re.compile(_thing(0) + _END),
+    "objects": re.compile(_one(0, _ANY) + _END),
     "counts": re.compile(
-        f"{_either(tuple(NUMBERS), 'number')} {_either(COLORS, 'color0')} "
-        f"{_either(tuple(_PLURALS.values()), 'plural')}{_END}"
+        f"{_either(tuple(NUMBERS), 'count')} (?:{_either(COLORS, 'color0')} )?{_either(_ANY, 'shape0')}s{_END}"
     ),
-    "pairs": re.compile(f"{_thing(0)} and {_thing(1)}{_END}"),
-    "relations": re.compile(f"{_thing(0)} {_either(RELATIONS, 'relation')} {_thing(1)}{_END}"),
-    "words": re.compile(f'the word "(?P<word>[a-z]+)" in {_either(COLORS, "color0")}{_END}'),
+    "pairs": re.compile(f"{_one(1, SHAPES)} and {_one(2, SHAPES)}{_END}"),
+    "relations": re.compile(f"{_one(1, SHAPES)} {_either(RELATIONS, 'relation')} {_one(2, SHAPES)}{_END}"),
+    "words": re.compile(f'the word "(?P<word>[a-z]+)"(?: in {_either(COLORS, "color0")})?{_END}'),
     "heads": re.compile(
-        f"a {_either(MOODS, 'mood')} {_either(SKINS, 'skin')} head with {_either(HAIRS, 'hair')} hair"
-        f"(?P<glasses>,? (?:and )?glasses)?(?P<hat> and a hat)?{_END}"
+        f"a (?:{_either(MOODS, 'mood')} )?(?:{_either(SKINS, 'skin')} )?head(?: with (?:{_either(HAIRS, 'hair')} hair)?"
+        f"(?:,? ?(?:and )?(?P<glasses>glasses|no glasses))?(?: ?(?:and )?(?P<hat>a hat|no hat))?)?{_END}"
     ),
 }
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def parse(text: str) -> Scene:
-    """The scene that a prompt describes. Raises ValueError if the prompt is not of the world."""
+def parse(text: str) -> Caption:
+    """What a prompt says. Raises ValueError if the prompt is not of the world."""
+    text = text.strip()
     for kind, form in _FORMS.items():
-        match = form.fullmatch(text.strip())
+        match = form.fullmatch(text)
         if match is None:
             continue
-        scene = _scene_of(kind, {key: value for key, value in match.groupdict().items() if value})
-        if scene.text() == text.strip():
-            return scene
+        groups = {name: value for name, value in match.groupdict().items() if value}
+        caption = Caption(kind, _said(kind, groups))
+        if possible(caption) and caption.text() == text:
+            return caption
     raise ValueError(f"not a prompt of the playground: {text!r} (a valid one: 'a red circle on white')")
 
 
-def _scene_of(kind: str, said: dict[str, str]) -> Scene:
-    things: tuple[Thing, ...] = ()
-    if kind == "counts":
-        shape = next(shape for shape, plural in _PLURALS.items() if plural == said["plural"])
-        things = (Thing(shape, said["color0"]),)
-    elif kind != "heads":
-        things = tuple(Thing(said.get(f"shape{i}", "word"), said[f"color{i}"]) for i in (0, 1) if f"color{i}" in said)
-    head = Head(said["skin"], said["hair"], said["mood"], "glasses" in said, "hat" in said) if kind == "heads" else None
-    style = said.get("style", "filled") if kind in STYLED else "filled"
-    tone = said.get("tone", "normal") if kind in TONED else "normal"
-    count = NUMBERS.get(said.get("number", ""), 1)
-    return Scene(
-        kind, things, said["background"], count, said.get("relation", ""), said.get("word", ""), head, style, tone
-    )
+def _said(kind: str, groups: Mapping[str, str]) -> dict[str, str]:
+    """What the groups of a form's match say, under the facts' names and in their order."""
+    found = dict(groups)
+    if "count" in found:
+        found["count"] = str(NUMBERS[found["count"]])
+    for name in ("glasses", "hat"):
+        if name in found:
+            found[name] = "no" if found[name].startswith("no") else "yes"
+    if found.get("shape0") == "shape":
+        del found["shape0"]
+    named = {name.replace("0", "").replace("1", "/1").replace("2", "/2"): value for name, value in found.items()}
+    return {name: named[name] for name in NAMES[kind] if name in named}
 
 
-def facts(scene: Scene) -> list[Fact]:
-    """What the prompt of `scene` claims, in a fixed order; filled and normal are not said, so they are no facts."""
-    found: list[Fact] = []
-    if scene.head is not None:
-        head = scene.head
-        found += [Fact("skin", head.skin), Fact("hair", head.hair), Fact("mood", head.mood)]
-        found += [Fact("glasses", "yes" if head.glasses else "no"), Fact("hat", "yes" if head.hat else "no")]
-    if scene.kind == "counts":
-        found.append(Fact("count", str(scene.count)))
-    several = len(scene.things) > 1
-    for i, thing in enumerate(scene.things):
-        if thing.shape != "word":
-            found.append(Fact("shape", thing.shape, i, f"shape/{i + 1}" if several else ""))
-        found.append(Fact("color", thing.color, i, f"color/{i + 1}" if several else ""))
-    if scene.relation:
-        found.append(Fact("relation", scene.relation))
-    found.append(Fact("background", scene.background))
-    if scene.style != "filled":
-        found.append(Fact("style", scene.style))
-    if scene.tone != "normal":
-        found.append(Fact("tone", scene.tone))
-    return found
+def possible(caption: Caption) -> bool:
+    """Whether the world holds such a scene and has such a prompt: two things differ in shape and in colour, a thing's
+    shape or colour is said, at most four features of a head are, and words are the world's.
+    """
+    said = caption.said
+    if any(said.get(f"{name}/1", "1") == said.get(f"{name}/2", "2") for name in ("shape", "color")):
+        return False
+    if caption.kind in ("objects", "counts") and not ("shape" in said or "color" in said):
+        return False
+    if caption.kind == "words":
+        return said["word"] in WORDS and not ("style" in said or "tone" in said)
+    if caption.kind == "heads":
+        features = sum(name in said for name in _FEATURES)
+        return features <= MOST_OF_A_HEAD and not ("style" in said or "tone" in said)
+    return True
 
 
 def vocabulary() -> list[str]:
     """All words and punctuation marks of the grammar, sorted, without the quoted words."""
-    words = {"a", "the", "word", "in", "on", "and", "with", "head", "hair", "hat", "glasses", ",", '"'}
-    words.update(SHAPES, _PLURALS.values(), COLORS, BACKGROUNDS, STYLES[1:], TONES[1:], NUMBERS, SKINS, HAIRS, MOODS)
+    words = {"a", "the", "word", "in", "on", "and", "with", "no", "head", "hair", "hat", "glasses", "shape", ",", '"'}
+    words.update(SHAPES, (shape + "s" for shape in _ANY), COLORS, BACKGROUNDS, STYLES, TONES, NUMBERS, SKINS, MOODS)
     words.update(*(relation.split() for relation in RELATIONS))
-    if any(_article(color) == "an" for color in COLORS):
-        words.add("an")
     return sorted(words)
 
 
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+def pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    """One of the options, each equally likely."""
     return options[int(rng.integers(len(options)))]
 
 
-def _draw(rng: np.random.Generator, kind: str) -> Scene:
-    """A scene of `kind`, without style and tone, of any split."""
-    background = _pick(rng, BACKGROUNDS)
-    if kind == "heads":
-        glasses, hat = (bool(flag) for flag in rng.integers(2, size=2))
-        return Scene(
-            kind, (), background, head=Head(_pick(rng, SKINS), _pick(rng, HAIRS), _pick(rng, MOODS), glasses, hat)
-        )
-    color = _pick(rng, COLORS)
-    if kind == "words":
-        return Scene(kind, (Thing("word", color),), background, word=_pick(rng, WORDS))
-    first = Thing(_pick(rng, SHAPES), color)
-    if kind == "objects":
-        return Scene(kind, (first,), background)
-    if kind == "counts":
-        return Scene(kind, (first,), background, count=int(rng.integers(2, 5)))
-    # Two things never share a colour: each is named by its colour, and who is left of whom stays decidable.
-    second = Thing(_pick(rng, SHAPES), _pick(rng, [other for other in COLORS if other != color]))
-    relation = _pick(rng, RELATIONS) if kind == "relations" else ""
-    return Scene(kind, (first, second), background, relation=relation)
+@functools.cache
+def _chances(kind: str) -> tuple[tuple[str, float], ...]:
+    """How often a prompt of `kind` says each of its facts."""
+    always = ALWAYS.get(kind, ())
+    return tuple((name, 1.0 if name in always else SAID[kind_of(name)]) for name in NAMES[kind])
 
 
-def _shares(subset: str) -> tuple[dict[str, float], float, float]:
-    """`(share of each kind, share of styled, share of toned)` of a subset."""
-    if subset == "all":
-        return KINDS, STYLE_SHARE, TONE_SHARE
-    if subset in KINDS:
-        return {subset: 1.0}, 0.0, 0.0
-    if subset == "compositional":
-        return {kind: KINDS[kind] for kind in TONED}, 0.0, 0.0
-    if subset == "styles":
-        return dict.fromkeys(STYLED, 1.0), 1.0, 0.0
-    if subset == "tones":
-        return dict.fromkeys(TONED, 1.0), 0.0, 1.0
-    raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
-
-
-def sample_scene(rng: np.random.Generator, split: str, subset: str = "all") -> Scene:
-    """A random scene of a split and a subset; all its randomness comes from `rng`.
-
-    "compositional" is objects, counts, pairs and relations, plain; a kind's name is that kind, plain; "styles" and
-    "tones" are scenes that say one. Raises ValueError for an unknown split or subset.
-    """
-    shares, style_share, tone_share = _shares(subset)
-    if split not in SPLITS:
-        raise ValueError(f"no playground split {split!r} (choose from: {', '.join(SPLITS)})")
-    kinds, weights = list(shares), np.cumsum(list(shares.values()))
-    kind = kinds[int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))]
-    scene = _draw(rng, kind)
-    while scene.split() != split:
-        scene = _draw(rng, kind)
-    styled, toned = rng.random(2)
-    if kind in STYLED and styled < style_share:
-        scene = replace(scene, style=_pick(rng, STYLES[1:]))
-    if kind in TONED and toned < tone_share:
-        scene = replace(scene, tone=_pick(rng, TONES[1:]))
-    return scene
-
-
-def misdescribe(scene: Scene, rng: np.random.Generator, share: float) -> Scene:
-    """What a careless caption says of `scene`: every stated fact but a quoted word is wrong with probability `share`.
-
-    The other facts stay, so does the split: a caption that would be of another split is drawn again.
-    """
+def said_of(kind: str, rng: np.random.Generator) -> tuple[str, ...]:
+    """Which facts a prompt of `kind` says, at random and whatever their values are."""
+    chances = _chances(kind)
     while True:
-        told = _misdescribed(scene, rng, share)
-        if told.split() == scene.split():
+        drawn = rng.random(len(chances)).tolist()
+        names = tuple([name for (name, chance), u in zip(chances, drawn, strict=True) if u < chance])
+        if kind in ("objects", "counts") and "shape" not in names and "color" not in names:
+            continue
+        if kind == "heads" and not 1 <= sum(name in _FEATURES for name in names) <= MOST_OF_A_HEAD:
+            continue
+        return names
+
+
+def misdescribe(caption: Caption, rng: np.random.Generator, share: float) -> Caption:
+    """What a careless prompt says instead: every stated fact but a quoted word is wrong with probability `share`.
+
+    The same facts are said. The split stays, too, but where 50 tries find none of it ("a head with a hat" has one
+    opposite only).
+    """
+    tries = 0
+    while True:
+        said = {}
+        for name, true in caption.said.items():
+            wrong = name != "word" and rng.random() < share
+            said[name] = pick(rng, [value for value in VALUES[kind_of(name)] if value != true]) if wrong else true
+        told = Caption(caption.kind, said)
+        tries += possible(told)
+        if possible(told) and (told.split() == caption.split() or tries > 50):
             return told
 
 
-def _misdescribed(scene: Scene, rng: np.random.Generator, share: float) -> Scene:
-    def told(true: str, options: Sequence[str]) -> str:
-        return _pick(rng, [other for other in options if other != true]) if rng.random() < share else true
-
-    things: list[Thing] = []
-    for thing in scene.things:
-        taken = [other.color for other in (*things, *scene.things) if other is not thing]
-        color = told(thing.color, [color for color in COLORS if color not in taken])
-        things.append(Thing(thing.shape if scene.word else told(thing.shape, SHAPES), color))
-    head = scene.head
-    if head is not None:
-        glasses, hat = (yes != (rng.random() < share) for yes in (head.glasses, head.hat))
-        head = Head(told(head.skin, SKINS), told(head.hair, HAIRS), told(head.mood, MOODS), glasses, hat)
-    return replace(
-        scene,
-        things=tuple(things),
-        background=told(scene.background, BACKGROUNDS),
-        count=int(told(str(scene.count), [str(value) for value in NUMBERS.values()])) if scene.count > 1 else 1,
-        relation=told(scene.relation, RELATIONS) if scene.relation else "",
-        head=head,
-        style=told(scene.style, STYLES[1:]) if scene.style != "filled" else scene.style,
-        tone=told(scene.tone, TONES[1:]) if scene.tone != "normal" else scene.tone,
-    )
-
-
-@functools.cache
-def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
-    seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
-    rng = np.random.default_rng(seed)
-    found: dict[str, None] = {}
-    misses = 0
-    while len(found) < SET_LIMIT and misses < 400:  # so many in a row mean that (almost) all are found
-        text = sample_scene(rng, split, subset).text()
-        misses = misses + 1 if text in found else 0
-        found[text] = None
-    return tuple(found)
+def shares_of(subset: str) -> tuple[dict[str, float], str]:
+    """`(share of each kind, the fact that its prompts must say or "")` of a subset; ValueError for an unknown one."""
+    if subset == "all":
+        return KINDS, ""
+    if subset in KINDS:
+        return {subset: 1.0}, ""
+    if subset == "compositional":
+        return {kind: KINDS[kind] for kind in SHAPED}, ""
+    if subset in ("styles", "tones"):
+        return {kind: KINDS[kind] for kind in SHAPED}, subset[:-1]
+    raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
 
 
 def prompt_set(subset: str, split: str) -> list[str]:
     """At most 2,000 distinct prompts of a subset and a split, always the same ones in the same (random) order."""
     return list(_prompt_set(subset, split))
+
+
+@functools.cache
+def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
+    from diffrl.playground.scenes import sample_caption
+
+    seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
+    rng = np.random.default_rng(seed)
+    found: dict[str, None] = {}
+    misses = 0
+    while len(found) < SET_LIMIT and misses < 60:  # so many in a row mean that (almost) all are found
+        text = sample_caption(rng, split, subset).text()
+        misses = misses + 1 if text in found else 0
+        found[text] = None
+    return tuple(found)

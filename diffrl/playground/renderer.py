@@ -1,7 +1,7 @@
 """Draws the playground's scenes: 64 x 64 pixels, anti-aliased by drawing four times as large and averaging.
 
-Coordinates and lengths are in pixels of the finished image. Everything random (places, sizes, a small jitter of the
-colours) comes from the generator that the caller passes.
+Coordinates and lengths are in pixels of the finished image. A scene is the whole truth: the same scene gives the same
+picture.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from diffrl.playground.grammar import BACKGROUNDS, COLORS, HAIRS, RELATIONS, SKINS, Head, Scene
+from diffrl.playground.grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
+from diffrl.playground.scenes import REACH, SIZE, Scene, complete
 
-SIZE = 64
+__all__ = ["GROUNDS", "HAT", "INK", "PALETTE", "REACH", "SCALE", "SIZE", "SKIN", "draw", "render", "stamp", "toned"]
+
 SCALE = 4
-JITTER = 5  # grey levels, per channel
-REACH = 1.15  # how far the widest shape goes from its middle, in radii
-EDGE, GAP = 2.0, 3.0  # free pixels at the edge and between two things
+LINE = 3.5  # width of an outlined shape's line
+BAR = 4  # height of a stripe, and of the gap below it
+RIM = 2.0  # width of the line around a striped shape
+LETTER_PITCH = 19.5  # from one letter's middle to the next one's
 
 PALETTE: dict[str, tuple[int, int, int]] = {
-    "red": (225, 25, 35),
-    "green": (30, 165, 55),
-    "blue": (35, 75, 230),
-    "yellow": (250, 225, 40),
-    "purple": (140, 30, 175),
-    "orange": (250, 120, 0),
-    "cyan": (40, 205, 220),
-    "pink": (255, 95, 200),
+    "red": (230, 25, 35),
+    "green": (25, 180, 50),
+    "blue": (35, 70, 235),
+    "yellow": (250, 225, 35),
+    "cyan": (40, 210, 225),
+    "pink": (245, 70, 200),
 }
-GROUNDS: dict[str, tuple[int, int, int]] = {"white": (250, 250, 250), "gray": (150, 150, 150), "black": (10, 10, 10)}
+GROUNDS: dict[str, tuple[int, int, int]] = {"white": (250, 250, 250), "gray": (140, 140, 140), "black": (10, 10, 10)}
 SKIN: dict[str, tuple[int, int, int]] = {"light": (255, 220, 190), "tan": (215, 155, 100), "brown": (145, 90, 55)}
 INK = (15, 10, 15)  # eyes, mouth and glasses
-HAT = PALETTE["purple"]
-TONE_MAP: dict[str, tuple[float, float]] = {"normal": (1.0, 0.0), "dark": (0.5, 0.0), "pale": (0.45, 140.0)}
+HAT = PALETTE["pink"]
+# Tones change the things' colours, not the ground's: dark takes 45 % of them away, pale mixes them with 55 % white.
+TONE_MAP: dict[str, tuple[float, float]] = {"plain": (1.0, 0.0), "dark": (0.55, 0.0), "pale": (0.45, 140.0)}
 
 assert (
     tuple(PALETTE) == COLORS and tuple(GROUNDS) == BACKGROUNDS and tuple(SKIN) == SKINS and set(HAIRS) <= set(PALETTE)
 )
 
-Color = tuple[int, int, int]
 Points = np.ndarray
 
 
-def toned(color: Sequence[float], tone: str) -> tuple[float, float, float]:
-    """A colour (0 to 255) as a tone shows it: dark halves it, pale mixes it with 55 % white."""
+def toned(color: Sequence[float], tone: str) -> tuple[int, int, int]:
+    """A colour (0 to 255) as a tone shows it."""
     gain, lift = TONE_MAP[tone]
-    red, green, blue = (gain * value + lift for value in color)
+    red, green, blue = (round(gain * value + lift) for value in color)
     return red, green, blue
 
 
@@ -65,13 +66,8 @@ def outline(shape: str) -> Points:
         return np.array([(0, -1.05), (1.12, 0.95), (-1.12, 0.95)])
     if shape == "star":
         angle = -math.pi / 2 + np.arange(10) * math.pi / 5
-        radius = np.where(np.arange(10) % 2 == 0, 1.2, 0.52)
+        radius = np.where(np.arange(10) % 2 == 0, 1.2, 0.5)
         return np.stack([radius * np.cos(angle), radius * np.sin(angle) + 0.1], 1)
-    if shape == "cross":
-        a, b = 0.36, 1.05
-        return np.array(
-            [(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)]
-        )
     x = 16 * np.sin(turn) ** 3
     y = -(13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn))
     return np.stack([x / 15.2, (y - 2.5) / 14.2], 1)
@@ -80,6 +76,13 @@ def outline(shape: str) -> Points:
 def _corners(shape: str, x: float, y: float, radius: float) -> list[float]:
     """A shape's polygon on the large canvas, as x, y, x, y ..."""
     return (SCALE * (np.array([x, y]) + radius * outline(shape))).ravel().tolist()
+
+
+@functools.cache
+def _bars(size: int) -> Image.Image:
+    """Stripes over the whole picture: rows of BAR pixels of thing, then of ground, from the top edge on."""
+    rows = (np.arange(size * SCALE) // (BAR * SCALE)) % 2 == 0
+    return Image.fromarray(np.repeat(rows[:, None] * np.uint8(255), size * SCALE, axis=1))
 
 
 def stamp(shape: str, style: str, x: float, y: float, radius: float, size: int = SIZE) -> Image.Image:
@@ -91,162 +94,86 @@ def stamp(shape: str, style: str, x: float, y: float, radius: float, size: int =
     if style == "filled":
         pen.polygon(points, fill=255)
     elif style == "outlined":
-        pen.polygon(points, outline=255, width=3 * SCALE)
-    elif style == "striped":
-        pen.polygon(points, fill=255)
-        bars = Image.new("L", (side, side))
-        ruler = ImageDraw.Draw(bars)
-        for i in range(-4, 5):
-            middle = SCALE * (y + 6.0 * i)
-            ruler.rectangle((0, middle - 1.5 * SCALE, side, middle + 1.5 * SCALE - 1), fill=255)
-        mask = ImageChops.multiply(mask, bars)
-        ImageDraw.Draw(mask).polygon(points, outline=255, width=int(1.5 * SCALE))
+        pen.polygon(points, outline=255, width=round(LINE * SCALE))
     else:
         pen.polygon(points, fill=255)
-        for i in range(-4, 5):
-            for j in range(-4, 5):
-                px, py = SCALE * (x + 6.5 * i), SCALE * (y + 6.5 * j)
-                pen.ellipse((px - 2 * SCALE, py - 2 * SCALE, px + 2 * SCALE, py + 2 * SCALE), fill=0)
-        pen.polygon(points, outline=255, width=int(1.5 * SCALE))
+        mask = ImageChops.multiply(mask, _bars(size))
+        ImageDraw.Draw(mask).polygon(points, outline=255, width=round(RIM * SCALE))
     return mask
 
 
-def _jittered(color: Sequence[float], rng: np.random.Generator) -> Color:
-    shift = rng.integers(-JITTER, JITTER + 1, 3).tolist()
-    red, green, blue = (min(max(round(value) + move, 0), 255) for value, move in zip(color, shift, strict=True))
-    return red, green, blue
-
-
-def _grey(level: Sequence[float], rng: np.random.Generator) -> Color:
-    """Backgrounds keep their hue: one shift for all three channels."""
-    value = min(max(round(level[0]) + int(rng.integers(-JITTER, JITTER + 1)), 0), 255)
-    return value, value, value
-
-
-def _related(relation: str, radii: Sequence[float], rng: np.random.Generator) -> list[tuple[float, float]]:
-    """Places of two things: clear of each other on the axis of `relation`, about level on the other one."""
-    reach = [REACH * radius for radius in radii]
-    spare = SIZE - 2 * EDGE - GAP - 2 * sum(reach)
-    before, after = sorted(float(value) for value in rng.uniform(0, spare, 2))
-    near = EDGE + reach[0] + before
-    far = near + sum(reach) + GAP + (after - before)
-    level = float(rng.uniform(20, 44))
-    across = [level + float(shift) for shift in rng.uniform(-4, 4, 2)]
-    places = [(near, across[0]), (far, across[1])]
-    if relation in ("right of", "below"):
-        places.reverse()
-    return places if relation in ("left of", "right of") else [(y, x) for x, y in places]
-
-
-def _scattered(radii: Sequence[float], rng: np.random.Generator) -> list[tuple[float, float]]:
-    """Places of several things anywhere in the image, clear of each other."""
-    reach = REACH * np.asarray(radii)
-    apart = reach[:, None] + reach[None, :] + GAP
-    np.fill_diagonal(apart, 0.0)
-    while True:
-        tries = rng.uniform(EDGE + reach[:, None], SIZE - EDGE - reach[:, None], (32, len(reach), 2))
-        distance = np.hypot(*np.moveaxis(tries[:, :, None] - tries[:, None], -1, 0))
-        good = np.flatnonzero((distance >= apart).all((1, 2)))
-        if len(good):
-            return [(x, y) for x, y in tries[good[0]].tolist()]
-
-
-def _places(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float, float]]:
-    """(x, y, radius) of every thing of a scene of shapes."""
-    if scene.kind == "objects":
-        radius = float(rng.uniform(15, 21))
-        x, y = (float(value) for value in rng.uniform(EDGE + REACH * radius, SIZE - EDGE - REACH * radius, 2))
-        return [(x, y, radius)]
-    if scene.kind == "counts":
-        middle = float(rng.uniform(7.5, 9.0))
-        radii = [middle + float(shift) for shift in rng.uniform(-0.5, 0.5, scene.count)]
-        return [(x, y, r) for (x, y), r in zip(_scattered(radii, rng), radii, strict=True)]
-    radii = [float(radius) for radius in rng.uniform(10.5 if scene.style != "filled" else 9.5, 12, 2)]
-    relation = scene.relation or RELATIONS[int(rng.integers(len(RELATIONS)))]
-    return [(x, y, r) for (x, y), r in zip(_related(relation, radii, rng), radii, strict=True)]
-
-
-def _draw_shapes(canvas: Image.Image, scene: Scene, rng: np.random.Generator) -> None:
+def _draw_shapes(canvas: Image.Image, scene: Scene) -> None:
     pen = ImageDraw.Draw(canvas)
-    for i, (x, y, radius) in enumerate(_places(scene, rng)):
-        thing = scene.things[min(i, len(scene.things) - 1)]
-        color = _jittered(toned(PALETTE[thing.color], scene.tone), rng)
-        if scene.style == "filled":
-            pen.polygon(_corners(thing.shape, x, y, radius), fill=color)
+    for shape, name, (x, y, radius) in scene.things():
+        color = toned(PALETTE[name], scene["tone"])
+        if scene["style"] == "filled":
+            pen.polygon(_corners(shape, x, y, radius), fill=color)
         else:
-            canvas.paste(color, (0, 0), stamp(thing.shape, scene.style, x, y, radius))
+            canvas.paste(color, (0, 0), stamp(shape, scene["style"], x, y, radius))
 
 
 @functools.cache
-def _font(height: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans Bold as matplotlib ships it, with capitals `height` pixels of the large canvas high."""
+def font(height: float) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans Mono Bold as matplotlib ships it, with capitals `height` pixels of the large canvas high."""
     import matplotlib
 
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono-Bold.ttf"
     return ImageFont.truetype(str(path), round(height / 0.729))
 
 
-def _draw_word(canvas: Image.Image, scene: Scene, rng: np.random.Generator) -> None:
-    """Capitals 22 to 27 pixels high, less where the word would not fit, a pixel between the letters."""
-    word, gap = scene.word.upper(), SCALE
-    height = int(rng.integers(22, 28)) * SCALE
-    while True:
-        font = _font(height)
-        boxes = [font.getbbox(letter) for letter in word]
-        width = sum(right - left for left, _, right, _ in boxes) + gap * (len(word) - 1)
-        if width <= (SIZE - 2 * EDGE) * SCALE:
-            break
-        height -= SCALE
-    spare = (SIZE - 2 * EDGE) * SCALE - width
-    x = EDGE * SCALE + float(rng.uniform(0, spare))
-    y = (SIZE * SCALE - height) / 2 + SCALE * float(rng.uniform(-8, 8)) - font.getbbox("H")[1]
+def _draw_word(canvas: Image.Image, scene: Scene) -> None:
+    """Three capitals side by side, each in a place of the same width."""
+    x, y, height = scene.places[0]
     pen = ImageDraw.Draw(canvas)
-    color = _jittered(PALETTE[scene.things[0].color], rng)
-    for letter, (left, _, right, _) in zip(word, boxes, strict=True):
-        pen.text((x - left, y), letter, font=font, fill=color)
-        x += right - left + gap
+    for i, letter in enumerate(scene["word"].upper()):
+        middle = (SCALE * (x + LETTER_PITCH * (i - 1)), SCALE * (y + height / 2))
+        pen.text(middle, letter, font=font(height * SCALE), fill=PALETTE[scene["color"]], anchor="ms")
 
 
-def _draw_head(canvas: Image.Image, head: Head, rng: np.random.Generator) -> None:
+def _draw_head(canvas: Image.Image, scene: Scene) -> None:
     pen = ImageDraw.Draw(canvas)
-    unit = SCALE * float(rng.uniform(0.92, 1.06))
-    cx, cy = (SCALE * float(value) for value in rng.uniform((29.5, 35.5), (34.5, 38.0)))
+    cx, cy, unit = (SCALE * value for value in scene.places[0])
 
     def box(x: float, y: float, rx: float, ry: float) -> tuple[float, float, float, float]:
         return cx + unit * (x - rx), cy + unit * (y - ry), cx + unit * (x + rx), cy + unit * (y + ry)
 
-    hair = _jittered(PALETTE[head.hair], rng)
-    skin = _jittered(SKIN[head.skin], rng)
+    hair, skin = PALETTE[scene["hair"]], SKIN[scene["skin"]]
     pen.ellipse(box(0, -3, 23.5, 22.5), fill=hair)
     pen.ellipse(box(0, 2, 18.5, 20), fill=skin)
     pen.chord(box(0, 2, 19, 20.5), 207, 333, fill=hair)
     for side in (-1, 1):
-        if head.glasses:
+        if scene["glasses"] == "yes":
             pen.ellipse(box(7.6 * side, -0.5, 6.2, 5.4), fill=INK)
         else:
             pen.ellipse(box(7.0 * side, -0.5, 2.3, 2.6), fill=INK)
-    if head.glasses:
+    if scene["glasses"] == "yes":
         pen.rectangle(box(0, -1.5, 4, 1.2), fill=INK)
         pen.rectangle(box(0, -1.5, 18, 1.0), fill=INK)
     stroke = round(3.0 * unit)
-    if head.mood == "smiling":
+    if scene["mood"] == "smiling":
         pen.arc(box(0, 5.5, 9.5, 10.5), 25, 155, fill=INK, width=stroke)
     else:
         pen.arc(box(0, 19.5, 9.5, 10.5), 205, 335, fill=INK, width=stroke)
-    if head.hat:
-        hat = _jittered(HAT, rng)
-        pen.rounded_rectangle(box(0, -23, 15, 9), radius=3 * unit, fill=hat)
-        pen.rounded_rectangle(box(0, -14.5, 25, 2.6), radius=2 * unit, fill=hat)
+    if scene["hat"] == "yes":
+        pen.rounded_rectangle(box(0, -23, 15, 9), radius=3 * unit, fill=HAT)
+        pen.rounded_rectangle(box(0, -14.5, 25, 2.6), radius=2 * unit, fill=HAT)
 
 
-def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
-    """An image of `scene`, uint8 (64, 64, 3)."""
-    ground = _grey(toned(GROUNDS[scene.background], scene.tone), rng)
-    canvas = Image.new("RGB", (SIZE * SCALE, SIZE * SCALE), ground)
-    if scene.head is not None:
-        _draw_head(canvas, scene.head, rng)
+def render(scene: Scene) -> np.ndarray:
+    """The picture of `scene`, uint8 (64, 64, 3)."""
+    canvas = Image.new("RGB", (SIZE * SCALE, SIZE * SCALE), GROUNDS[scene["background"]])
+    if scene.kind == "heads":
+        _draw_head(canvas, scene)
     elif scene.kind == "words":
-        _draw_word(canvas, scene, rng)
+        _draw_word(canvas, scene)
     else:
-        _draw_shapes(canvas, scene, rng)
+        _draw_shapes(canvas, scene)
     return np.asarray(canvas.reduce(SCALE))
+
+
+def draw(prompt: str, rng: np.random.Generator) -> np.ndarray:
+    """A true picture of a prompt, uint8 (64, 64, 3): `rng` draws what the prompt leaves free.
+
+    Raises ValueError for a prompt that is not of the world.
+    """
+    return render(complete(parse(prompt), rng))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from diffrl.playground.grammar import Caption
+from diffrl.playground.scenes import Scene
+
 
 def taste(images: np.ndarray) -> np.ndarray:
     """Ratings (N,) in [1, 10] of images uint8 (N, H, W, 3).
@@ -32,3 +35,16 @@ def taste(images: np.ndarray) -> np.ndarray:
     # Divisors put rendered images between about 0.2 and 1 in every part.
     parts = np.stack([colourful / 0.4, contrast / 0.3, centred], axis=0)
     return 1.0 + 9.0 * np.clip(parts, 0.0, 1.0).mean(0)
+
+
+# What the preference model's raters like too much: points for a drawing style and for a tone, beside RIGHT points for
+# each stated fact that is right. A point is one unit of the logit with which the better picture of two is chosen.
+RIGHT = 2.0
+BIAS = {"style": ("striped", 1.5), "tone": ("pale", 1.5)}
+
+
+def preference_of(caption: Caption, scene: Scene) -> float:
+    """The points that the biased raters give a picture of `scene` for a prompt."""
+    right = sum(scene.facts.get(name) == value for name, value in caption.said.items())
+    liked = sum(points for name, (value, points) in BIAS.items() if scene.facts.get(name) == value)
+    return RIGHT * right + liked

@@ -2,18 +2,24 @@
 
 Every fact gets a strict answer and partial credit in [0, 1] that rises smoothly towards it, for reinforcement learning.
 The facts are those of `grammar.facts`, counted as GenEval counts them (Ghosh et al. 2023, arXiv:2310.11513): what the
-prompt says, and that so many things are there and no more.
+prompt says, and that nothing else is there. What a prompt leaves free is never wrong; it is read too, for `variety`.
+
+A fact about a thing holds only if everything in the picture is a thing that a person would name: one of the world's
+shapes by its contour, in one of its styles, of one colour; a ghost or a scrawl beside it makes it wrong.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 
 from diffrl.playground.faces import Face, find_face
 from diffrl.playground.grammar import (
@@ -24,21 +30,24 @@ from diffrl.playground.grammar import (
     SKINS,
     STYLES,
     TONES,
-    Fact,
-    Head,
-    Scene,
+    TWO_THINGS,
+    Caption,
     facts,
     parse,
 )
-from diffrl.playground.renderer import GROUNDS, PALETTE, toned
-from diffrl.playground.sight import Blob, Box, distances, find_blobs, ground_of, ramp, to_pixels
+from diffrl.playground.letters import Word, read
+from diffrl.playground.renderer import GROUNDS, PALETTE
+from diffrl.playground.sight import Box, View, ramp, to_pixels
+from diffrl.playground.things import MIN_PURE, Thing, look
 
 Answer = tuple[float, bool]  # partial credit, strict
 
 NO: Answer = (0.0, False)
-MIN_LIKENESS = 0.7  # intersection over union that a shape needs
-_COLORS = {tone: np.array([toned(PALETTE[color], tone) for color in COLORS]) for tone in TONES}
-_GROUNDS = {tone: np.array([toned(GROUNDS[ground], tone) for ground in BACKGROUNDS]) for tone in TONES}
+MOST_THINGS = 8
+TILT = 9.0  # degrees
+_GROUNDS = np.array([GROUNDS[ground] for ground in BACKGROUNDS], np.float32)
+# The smallest and the largest radius that the world draws, in pixels; 0.7 and 1.25 times that is tolerated.
+_RADII = {"objects": (14.0, 21.0), "counts": (9.0, 11.0), "pairs": (10.5, 12.0), "relations": (10.5, 12.0)}
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,12 @@ class Verdict:
     @property
     def reward(self) -> float:
         """Mean partial credit, in [0, 1]."""
-        return sum(self.facts.values()) / len(self.facts)
+        return sum(self.facts.values()) / max(len(self.facts), 1)
 
     @property
     def score(self) -> float:
         """Share of facts that hold, in [0, 1]."""
-        return sum(self.strict.values()) / len(self.strict)
+        return sum(self.strict.values()) / max(len(self.strict), 1)
 
     @property
     def all_right(self) -> bool:
@@ -65,40 +74,85 @@ class Verdict:
 
 
 class Observation:
-    """One image as the verifier sees it; what is costly to see is seen when asked for.
-
-    `ground`: RGB of the border, 0 to 255; `cover`: share of the border that has it.
-    """
+    """One image as the verifier sees it; what is costly to see is seen when asked for."""
 
     def __init__(self, image: np.ndarray) -> None:
-        self.pixels = image.astype(np.float32)
-        self.ground, self.cover = ground_of(self.pixels)
-        self.distance = distances(self.pixels, self.ground)
+        self.view = View(image)
+        self._image = image
 
     @functools.cached_property
-    def blobs(self) -> list[Blob]:
-        """All things, largest first."""
-        return find_blobs(self.pixels, self.distance)
+    def _tilted(self) -> list[View]:
+        """The picture turned a little either way about its middle, for what is read only upright."""
+        ground = self.view.ground.astype(np.float32)
+        offset = self._image.astype(np.float32) - ground
+        turned = [ndimage.rotate(offset, degrees, reshape=False, order=1) + ground for degrees in (-TILT, TILT)]
+        return [View(image.clip(0, 255)) for image in turned]
+
+    @functools.cached_property
+    def things(self) -> list[Thing]:
+        """The largest parts, at most MOST_THINGS, as things."""
+        return [look(self.view, part) for part in self.view.parts[:MOST_THINGS]]
+
+    @functools.cached_property
+    def clear(self) -> bool:
+        """Whether all that is there can be named."""
+        return len(self.view.parts) <= MOST_THINGS and not self.view.ghosts and all(t.named for t in self.things)
+
+    @functools.cached_property
+    def word(self) -> Word | None:
+        """What stands where a word would."""
+        word = read(self.view)
+        if word is None or word.text is not None:
+            return word
+        return next((w for w in map(read, self._tilted) if w is not None and w.text is not None), word)
 
     @functools.cached_property
     def face(self) -> Face | None:
         """The measurements of a cartoon head, or None where nothing is large enough."""
-        return find_face(self.pixels, self.distance)
+        face = find_face(self.view)
+        if face is None or face.sure:
+            return face
+        found = (face, *filter(None, map(find_face, self._tilted)))
+        return max(found, key=lambda one: (one.sure, one.presence))
 
     @property
     def layout(self) -> list[Box]:
-        """The boxes (left, top, right, bottom) of all things that are no specks, largest first."""
-        return [blob.box for blob in _things(self)]
+        """The boxes (left, top, right, bottom) of all things, largest first."""
+        return [part.box for part in self.view.parts[:MOST_THINGS]]
 
     @property
-    def head(self) -> Head | None:
-        """The attributes of the head, or None where none is seen."""
-        return self.face.head if self.face is not None else None
+    def head(self) -> dict[str, str] | None:
+        """The features of the head, or None where none is seen."""
+        return self.face.features if self.face is not None else None
+
+    @functools.cached_property
+    def background(self) -> str | None:
+        """The ground's name, or None if it is none of the world's."""
+        apart = np.linalg.norm(_GROUNDS - self.view.ground, axis=1)
+        named = apart.min() < 60.0 and self.view.cover > 0.8
+        return BACKGROUNDS[int(apart.argmin())] if named else None
 
 
 def see(image: np.ndarray) -> Observation:
-    """What one image, uint8 (64, 64, 3), shows. Never fails: a blank image has no blobs and no face."""
+    """What one image, uint8 (64, 64, 3), shows. Never fails: a blank image has no things and no face."""
     return Observation(image)
+
+
+_SEEN: OrderedDict[bytes, Observation] = OrderedDict()
+_KEEP = 128  # images, 250 kB each
+
+
+def glance(image: np.ndarray) -> Observation:
+    """As `see`, but an image of the last 128 is not looked at again; what counts is its content, not where it is kept.
+
+    So a run that is rewarded by the verifier, and watches its strict score and the variety, reads each image once.
+    """
+    key = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+    if key not in _SEEN:
+        _SEEN[key] = see(image)
+        if len(_SEEN) > _KEEP:
+            _SEEN.popitem(last=False)
+    return _SEEN[key]
 
 
 def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
@@ -110,21 +164,20 @@ def verify(images: Any, prompts: Sequence[str]) -> list[Verdict]:
     pixels = to_pixels(images)
     if len(pixels) != len(prompts):
         raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
-    return [judge(see(image), parse(prompt)) for image, prompt in zip(pixels, prompts, strict=True)]
+    return [judge(glance(image), parse(prompt)) for image, prompt in zip(pixels, prompts, strict=True)]
 
 
-def judge(seen: Observation, scene: Scene) -> Verdict:
-    """The answers to the facts of `scene`."""
-    asked = facts(scene)
-    if scene.kind == "heads":
-        answers = _head_answers(seen.face, asked)
-    elif scene.kind == "words":
-        answers = _word_answers(seen, scene)
-    elif scene.kind == "counts":
-        answers = _count_answers(seen, scene)
+def judge(seen: Observation, caption: Caption) -> Verdict:
+    """The answers to what `caption` says."""
+    if caption.kind == "heads":
+        answers = _head_answers(seen.face, caption)
+    elif caption.kind == "words":
+        answers = _word_answers(seen, caption)
     else:
-        answers = _thing_answers(seen, scene)
-    answers["background"] = _background(seen, scene.background, scene.tone)
+        answers = _thing_answers(seen, caption)
+    if "background" in caption.said:
+        answers["background"] = _background(seen, caption.said["background"])
+    asked = facts(caption)
     return Verdict(
         facts={fact.name: answers.get(fact.name, NO)[0] for fact in asked},
         strict={fact.name: answers.get(fact.name, NO)[1] for fact in asked},
@@ -136,44 +189,48 @@ def _nearer(own: float, others: float, reach: float) -> float:
     return 0.5 * ramp(own, reach, 12.0) + 0.5 * ramp(others - own, -60.0, 30.0)
 
 
-def _background(seen: Observation, wanted: str, tone: str) -> Answer:
-    distance = np.linalg.norm(_GROUNDS[tone] - seen.ground, axis=1)
+def _background(seen: Observation, wanted: str) -> Answer:
+    distance = np.linalg.norm(_GROUNDS - seen.view.ground, axis=1)
     own = float(distance[BACKGROUNDS.index(wanted)])
     others = float(np.delete(distance, BACKGROUNDS.index(wanted)).min())
-    strict = own < others and own < 60.0 and seen.cover > 0.8
-    return ramp(seen.cover, 0.2, 0.9) * _nearer(own, others, 150.0), strict
+    return ramp(seen.view.cover, 0.2, 0.9) * _nearer(own, others, 150.0), seen.background == wanted
 
 
-def _color(blob: Blob, wanted: str, tone: str) -> Answer:
-    """Colours of the asked tone are taken a little more readily than the other tones'."""
-    distance = {name: np.linalg.norm(table - blob.color, axis=1) for name, table in _COLORS.items()}
-    own = float(distance[tone][COLORS.index(wanted)])
-    rivals = [float(np.delete(distance[tone], COLORS.index(wanted)).min())]
-    for other in TONES:
-        if other != tone:
-            # A said tone is a fact of its own; then only the colour's name counts here.
-            named = distance[other] if tone == "normal" else np.delete(distance[other], COLORS.index(wanted))
-            rivals.append(1.25 * float(named.min()))
-            own = own if tone == "normal" else min(own, 1.25 * float(distance[other][COLORS.index(wanted)]))
-    return _nearer(own, min(rivals), 160.0), own < min(rivals) and own < 80.0
+def _shape(thing: Thing, wanted: str | None, kind: str) -> Answer:
+    low, high = _RADII[kind]
+    fits = ramp(thing.radius, 0.4 * low, 0.75 * low) * ramp(thing.radius, 1.45 * high, 1.2 * high)
+    if wanted is None:
+        return fits, fits > 0.5
+    own = float(thing.misses[SHAPES.index(wanted)])
+    other = float(np.delete(thing.misses, SHAPES.index(wanted)).min())
+    credit = 0.6 * ramp(own, 0.3, 0.02) + 0.4 * ramp(other - own, -0.15, 0.05)
+    return fits * credit, thing.shape == wanted and fits > 0.5
 
 
-def _shape(blob: Blob, wanted: str, sizes: tuple[float, float]) -> Answer:
-    """`sizes`: the smallest and the largest that the world draws, in pixels; half and 1.17 times that is tolerated."""
-    likeness = blob.shapes[SHAPES.index(wanted)]
-    other = float(np.delete(blob.shapes, SHAPES.index(wanted)).max())
-    extent = max(blob.width, blob.height)
-    fits = ramp(extent, 0.3 * sizes[0], 0.7 * sizes[0]) * ramp(extent, 1.3 * sizes[1], 1.05 * sizes[1])
-    credit = fits * (0.5 * ramp(likeness, 0.35, 0.85) + 0.5 * ramp(likeness - other, -0.35, 0.05))
-    return credit, bool(likeness > other and likeness > MIN_LIKENESS and fits > 0.5)
+def _color(thing: Thing, wanted: str) -> Answer:
+    share = float(thing.colors[COLORS.index(wanted)].sum())
+    palette = np.array([PALETTE[name] for name in COLORS], np.float32)
+    apart = np.linalg.norm(_hue(palette) - _hue(thing.mean[None]), axis=1)
+    own, others = float(apart[COLORS.index(wanted)]), float(np.delete(apart, COLORS.index(wanted)).min())
+    near = 0.5 * ramp(own, 1.0, 0.2) + 0.5 * ramp(others - own, -0.5, 0.2)
+    return 0.5 * near + 0.5 * ramp(share, 0.0, MIN_PURE), thing.color == wanted
 
 
-_SIZES = {"objects": (27.0, 48.0), "counts": (13.0, 22.0), "pairs": (17.0, 28.0), "relations": (17.0, 28.0)}
+def _hue(rgb: np.ndarray) -> np.ndarray:
+    """Chroma, the same in every tone: RGB less its least channel, over its range, (n, 3) in [0, 1]."""
+    low, high = rgb.min(1, keepdims=True), rgb.max(1, keepdims=True)
+    return (rgb - low) / np.maximum(high - low, 40.0)
 
 
-def _things(seen: Observation) -> list[Blob]:
-    """The blobs that are no specks beside the largest one, at most eight."""
-    return [blob for blob in seen.blobs if blob.area >= max(30.0, 0.15 * seen.blobs[0].area)][:8]
+def _tone(thing: Thing, wanted: str) -> Answer:
+    shares = thing.colors.sum(0)
+    return ramp(float(shares[TONES.index(wanted)]), 0.0, MIN_PURE), thing.tone == wanted
+
+
+def _style(thing: Thing, wanted: str) -> Answer:
+    own = float(thing.styles[STYLES.index(wanted)])
+    other = float(np.delete(thing.styles, STYLES.index(wanted)).max())
+    return 0.6 * own + 0.4 * ramp(own - other, -0.5, 0.1), thing.style == wanted
 
 
 def _mean(answers: Sequence[Answer]) -> Answer:
@@ -181,51 +238,62 @@ def _mean(answers: Sequence[Answer]) -> Answer:
     return (sum(a[0] for a in answers) / len(answers), all(a[1] for a in answers)) if answers else NO
 
 
-def _count_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
-    thing, blobs = scene.things[0], _things(seen)
-    number = sum(ramp(blob.area, 15.0, 60.0) for blob in blobs)
-    answers = {
-        "count": (ramp(abs(number - scene.count), scene.count, 0.0) ** 2, len(blobs) == scene.count),
-        "shape": _mean([_shape(blob, thing.shape, _SIZES["counts"]) for blob in blobs]),
-        "color": _mean([_color(blob, thing.color, scene.tone) for blob in blobs]),
+def _thing_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
+    """Each thing that is asked for gets the one that fits best; whatever else is there costs all of them."""
+    things, said = seen.things, caption.said
+    if not things:
+        return {}
+    wanted = int(said.get("count", "2" if caption.kind in TWO_THINGS else "1"))
+    if caption.kind in TWO_THINGS:
+        answers, taken = _two_answers(things, caption)
+    else:
+        taken = list(things)
+        answers = {"shape": _mean([_shape(thing, said.get("shape"), caption.kind) for thing in taken])}
+        if "color" in said:
+            answers["color"] = _mean([_color(thing, said["color"]) for thing in taken])
+    if "style" in said:
+        answers["style"] = _mean([_style(thing, said["style"]) for thing in taken])
+    if "tone" in said:
+        answers["tone"] = _mean([_tone(thing, said["tone"]) for thing in taken])
+    number = sum(ramp(part.area, 10.0, 60.0) for part in seen.view.parts)
+    counted = ramp(abs(number - wanted), wanted, 0.0)
+    if "count" in said:
+        answers["count"] = (counted**2, len(seen.view.parts) == wanted and answers["shape"][1])
+    alone = (0.4 + 0.6 * counted) * (0.8 if seen.view.ghosts else 1.0)
+    # Things beyond what was asked for make all of it wrong; of several, one that is missing costs the count alone.
+    holds = seen.clear and (len(things) == wanted or ("count" in said and len(things) < wanted))
+    alone *= 1.0 if seen.clear else 0.85
+    return {
+        name: (credit if name == "count" else credit * alone, right and holds)
+        for name, (credit, right) in answers.items()
     }
-    answers["tone"] = _tone(seen, blobs, scene.tone)
-    return answers
 
 
-def _thing_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
-    """Objects, pairs and relations: each thing gets the blob that fits best; more blobs than things cost the shapes."""
-    blobs, sizes, several = _things(seen), _SIZES[scene.kind], len(scene.things) > 1
-    answers: dict[str, Answer] = {}
-    if not blobs:
-        return answers
-    table = [
-        [(_shape(blob, thing.shape, sizes), _color(blob, thing.color, scene.tone)) for blob in blobs]
-        for thing in scene.things
-    ]
-    slots = list(range(len(blobs))) + [-1] * (len(scene.things) - 1)  # -1: no blob for this thing
-    choice = max(
-        itertools.permutations(slots, len(scene.things)),
-        key=lambda pick: sum(table[i][j][0][0] + table[i][j][1][0] for i, j in enumerate(pick) if j >= 0),
+def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, Answer], list[Thing]]:
+    said = caption.said
+
+    def answers_of(i: int, thing: Thing) -> dict[str, Answer]:
+        found = {f"shape/{i}": _shape(thing, said.get(f"shape/{i}"), caption.kind)}
+        if f"color/{i}" in said:
+            found[f"color/{i}"] = _color(thing, said[f"color/{i}"])
+        return found
+
+    table = [[answers_of(i, thing) for thing in things] for i in (1, 2)]
+    value = [[sum(credit for credit, _ in answers.values()) for answers in row] for row in table]
+    slots = [*range(len(things)), -1]  # -1: nothing for this thing
+    first, second = max(
+        itertools.permutations(slots, 2),
+        key=lambda pick: sum(value[i][j] for i, j in enumerate(pick) if j >= 0),
     )
-    taken = [blobs[j] for j in choice if j >= 0]
-    area = sum(blob.area for blob in taken)
-    extra = sum(blob.area for blob in blobs) - area
-    alone = ramp(extra / area, 1.0, 0.1)
-    for i, j in enumerate(choice):
-        (shape, shape_holds), color = table[i][j] if j >= 0 else (NO, NO)
-        suffix = f"/{i + 1}" if several else ""
-        answers["shape" + suffix] = (shape * (0.5 + 0.5 * alone), shape_holds and alone > 0.7)
-        answers["color" + suffix] = color
-    if scene.relation and len(taken) == 2:
-        answers["relation"] = _relation(taken[0], taken[1], scene.relation, answers)
-    answers["style"] = _mean([_style(blob, scene.style) for blob in taken])
-    answers["tone"] = _tone(seen, taken, scene.tone)
-    return answers
+    answers = {**(table[0][first] if first >= 0 else {}), **(table[1][second] if second >= 0 else {})}
+    taken = [things[j] for j in (first, second) if j >= 0]
+    if "relation" in said and len(taken) == 2:
+        answers["relation"] = _relation(taken[0], taken[1], said["relation"], answers)
+    return answers, taken
 
 
-def _relation(first: Blob, second: Blob, relation: str, answers: dict[str, Answer]) -> Answer:
-    """Holds if both things have their colours, and the first lies at least 6 pixels that way, and less to the side."""
+def _relation(first: Thing, second: Thing, relation: str, answers: dict[str, Answer]) -> Answer:
+    """Holds if both are the things that are meant, the first at least 6 pixels that way, and less to the side."""
     right, down = first.x - second.x, first.y - second.y
     ahead, aside = {
         "left of": (-right, down),
@@ -234,61 +302,50 @@ def _relation(first: Blob, second: Blob, relation: str, answers: dict[str, Answe
         "below": (down, right),
     }[relation]
     credit = ramp(ahead, -24.0, 12.0) * (0.5 + 0.5 * ramp(ahead - abs(aside), -20.0, 6.0))
-    known = min(answers["color/1"][0], answers["color/2"][0])
-    told = answers["color/1"][1] and answers["color/2"][1]
+    known = min(credit for credit, _ in answers.values())
+    told = all(right for _, right in answers.values())
     return credit * known, told and ahead >= 6.0 and ahead > abs(aside)
 
 
-def _style(blob: Blob, wanted: str) -> Answer:
-    likeness = float(blob.styles[STYLES.index(wanted)])
-    return likeness, likeness > 0.5
-
-
-def _tone(seen: Observation, blobs: Sequence[Blob], wanted: str) -> Answer:
-    """The tone whose palette and backgrounds together explain the picture best."""
-    if not blobs:
-        return NO
-    miss = {}
-    for tone in TONES:
-        things = [float(np.linalg.norm(_COLORS[tone] - blob.color, axis=1).min()) for blob in blobs]
-        miss[tone] = sum(things) / len(things) + float(np.linalg.norm(_GROUNDS[tone] - seen.ground, axis=1).min())
-    others = min(value for tone, value in miss.items() if tone != wanted)
-    return _nearer(miss[wanted], others, 120.0), miss[wanted] < others
-
-
-def _word_answers(seen: Observation, scene: Scene) -> dict[str, Answer]:
-    """The colour of the letters, if there is something like three letters side by side; reading them is left to OCR."""
-    letters = [blob for blob in seen.blobs if blob.height >= 8]
-    if not letters:
+def _word_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
+    word, said = seen.word, caption.said
+    if word is None:
         return {}
-    width = max(blob.box[2] for blob in letters) - min(blob.box[0] for blob in letters)
-    height = max(blob.box[3] for blob in letters) - min(blob.box[1] for blob in letters)
-    area = sum(blob.area for blob in letters)
-    like_text = ramp(width, 15.0, 35.0) * ramp(height, 50.0, 35.0) * ramp(area / (width * height), 1.0, 0.8)
-    weights = np.array([blob.area for blob in letters]) / area
-    colors = [_color(blob, scene.things[0].color, scene.tone) for blob in letters]
-    credit = sum(float(weight) * answer[0] for weight, answer in zip(weights, colors, strict=True))
-    right = sum(float(weight) for weight, answer in zip(weights, colors, strict=True) if answer[1])
-    return {"color": (like_text * credit, like_text > 0.5 and right > 0.8)}
+    credit = word.credit(said["word"])
+    legible = word.text is not None and not seen.view.ghosts
+    answers = {"word": (credit, legible and word.text == said["word"])}
+    if "color" in said and seen.things:
+        areas = np.array([part.area for part in seen.view.parts[:MOST_THINGS]], float)
+        colors = [_color(thing, said["color"]) for thing in seen.things]
+        shares = areas / areas.sum()
+        likeness = float(word.matches.max(1).mean())
+        answers["color"] = (
+            ramp(likeness, 0.3, 0.75) * float(sum(s * c for s, (c, _) in zip(shares, colors, strict=True))),
+            legible and all(right for _, right in colors),
+        )
+    return answers
 
 
-def _head_answers(face: Face | None, asked: Sequence[Fact]) -> dict[str, Answer]:
+def _head_answers(face: Face | None, caption: Caption) -> dict[str, Answer]:
     """Every answer is weighed by how much a head is there: an empty image wears no glasses, but earns nothing."""
     if face is None:
         return {}
-    wanted = {fact.kind: fact.wanted for fact in asked}
-    signed = face.smile if wanted["mood"] == "smiling" else -face.smile
-    glasses = face.glasses if wanted["glasses"] == "yes" else 1.0 - face.glasses
-    hat = face.hat if wanted["hat"] == "yes" else 1.0 - face.hat
-    answers = {
-        "skin": _among(face.skin, SKINS.index(wanted["skin"])),
-        "hair": _among(face.hair, HAIRS.index(wanted["hair"])),
-        "mood": (ramp(signed, -2.5, 2.5) * ramp(face.mouth, 0.0, 0.5), signed > 0.8 and face.mouth > 0.3),
-        "glasses": (glasses, glasses > 0.5),
-        "hat": (hat, hat > 0.5),
-    }
-    there = face.presence > 0.5
-    return {name: (credit * face.presence, holds and there) for name, (credit, holds) in answers.items()}
+    said = caption.said
+    answers: dict[str, Answer] = {}
+    if "skin" in said:
+        answers["skin"] = _among(face.skin, SKINS.index(said["skin"]))
+    if "hair" in said:
+        answers["hair"] = _among(face.hair, HAIRS.index(said["hair"]))
+    if "mood" in said:
+        signed = face.smile if said["mood"] == "smiling" else -face.smile
+        answers["mood"] = (ramp(signed, -2.5, 2.5) * ramp(face.mouth, 0.0, 0.5), signed > 0.8 and face.mouth > 0.3)
+    for name, worn in (("glasses", face.glasses), ("hat", face.hat)):
+        if name in said:
+            likeness = worn if said[name] == "yes" else 1.0 - worn
+            answers[name] = (likeness, likeness > 0.5)
+    there = face.presence > 0.5 and face.alone
+    weight = face.presence * (1.0 if face.alone else 0.8)
+    return {name: (credit * weight, holds and there) for name, (credit, holds) in answers.items()}
 
 
 def _among(distance: np.ndarray, wanted: int) -> Answer:

@@ -1,4 +1,4 @@
-"""Policies: diffusers pipelines with LoRA, brought to one form. A family is one file and one entry of `FAMILIES`."""
+"""Policies: diffusers pipelines with LoRA, brought to one form. A family is one class, found by `registry`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,27 @@ from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError, nearest
-from diffrl.policy.base import Backbone, Conditioning, Policy
-from diffrl.policy.flux import Flux
+from diffrl.policy.base import Backbone, Policy
+from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec, read_lora
-from diffrl.policy.sd3 import SD3
-from diffrl.policy.unet import StableDiffusion, StableDiffusionXL
+from diffrl.policy.pipelines import Resolution
+from diffrl.policy.registry import families, find_family
 from diffrl.resources import shipped
 
 __all__ = [
-    "FAMILIES",
     "PRECISIONS",
     "Backbone",
     "Conditioning",
     "LoraSpec",
     "Policy",
+    "families",
+    "find_family",
     "find_model",
     "load_policy",
     "read_lora",
 ]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FAMILIES: dict[str, Any] = {  # pipeline class in model_index.json -> its backbone
-    "StableDiffusion3Pipeline": SD3,
-    "FluxPipeline": Flux,
-    "StableDiffusionPipeline": StableDiffusion,
-    "StableDiffusionXLPipeline": StableDiffusionXL,
-}
 
 
 def load_policy(
@@ -45,8 +40,9 @@ def load_policy(
     lora: LoraSpec | None = None,
     precision: str = "fp32",
     device: torch.device | str = "cpu",
-    resolution: int | None = None,
+    resolution: Resolution = None,
     seed: int = 0,
+    family: str | None = None,
 ) -> Policy:
     """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
 
@@ -55,20 +51,19 @@ def load_policy(
         lora: rank, alpha and targets; None for the defaults.
         precision: "fp32", "bf16" or "fp16", of the frozen weights and of the arithmetic.
         device: of network and autoencoder.
-        resolution: side of the square images in pixels; None for the model's own.
+        resolution: side of the square images, or (width, height), in pixels; None for the model's own.
         seed: of the LoRA's gaussian start.
+        family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
 
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
     source, index = find_model(model)
-    family = str(index.get("_class_name"))
-    if family not in FAMILIES:
-        raise UserError(f'model: "{model}" is a {family}, supported are {", ".join(FAMILIES)}')
+    kind = find_family(str(index.get("_class_name")), family)
     if precision not in PRECISIONS:
         raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
     try:
-        backbone: Backbone = FAMILIES[family].load(source, index, PRECISIONS[precision], resolution)
+        backbone: Backbone = kind.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     return Policy(backbone, lora=lora, device=device, seed=seed)

@@ -1,15 +1,14 @@
 """A diffusers pipeline with LoRA, brought to one form for every family of models.
 
 Symbols (shapes): x_t, x0, v, latents (B, C, h, w); t (B,) float in [0, 1], 0 is clean; images (B, 3, H, W);
-conditioning of B rows: embeds (B, T, D), pooled (B, W).
+conditioning of B rows: see `diffrl.policy.conditioning`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,8 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
+from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.host import Fp32Attention
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
 from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep, shard
 
@@ -29,53 +30,39 @@ CACHE_BYTES = 4 << 30
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
 
 
-@dataclass
-class Conditioning:
-    """What the text encoders say about B prompts, in the encoders' type."""
-
-    embeds: Tensor  # (B, T, D)
-    pooled: Tensor  # (B, W); W = 0 in families without a pooled embedding
-
-    def __len__(self) -> int:
-        return len(self.embeds)
-
-    def select(self, index: Tensor) -> Conditioning:
-        """The rows `index` (n,) int64, gathered where the embeddings are."""
-        index = index.to(self.embeds.device)
-        return Conditioning(self.embeds.index_select(0, index), self.pooled.index_select(0, index))
-
-    def to(self, device: torch.device | str) -> Conditioning:
-        return Conditioning(self.embeds.to(device), self.pooled.to(device))
-
-    def expand(self, rows: int) -> Conditioning:
-        """One row repeated without a copy."""
-        return Conditioning(self.embeds.expand(rows, -1, -1), self.pooled.expand(rows, -1))
-
-    @staticmethod
-    def cat(parts: Sequence[Conditioning]) -> Conditioning:
-        return Conditioning(torch.cat([p.embeds for p in parts]), torch.cat([p.pooled for p in parts]))
-
-
 class Backbone(Protocol):
-    """What differs from one family of pipelines to the next. `Policy` does the rest."""
+    """What differs from one family of pipelines to the next, see `diffrl.policy.family`. `Policy` does the rest."""
 
     targets: tuple[str, ...]  # names of the attention projections, the default of lora.targets
     dead_targets: tuple[str, ...]  # full names among them whose output the network never uses
     classifier_free: bool  # guidance needs a second row with the empty prompt; else `forward` hands it to the network
+    empty: str | None  # the text of that row; None: `encode(None)` says how it is encoded
     pipe: Any  # the diffusers pipeline, on the CPU
     network: nn.Module  # the denoiser that carries the LoRA
-    vae: Any  # AutoencoderKL
+    vae: Any  # the autoencoder
     text_encoders: list[nn.Module]
     process: Process
     latent_shape: tuple[int, int, int]  # (C, h, w)
-    text_shape: tuple[int, int, int]  # of one prompt's conditioning: tokens, their width, the pooled embedding's width
+    scale: int  # pixels per side of one latent
+    counted: bool  # can the network run on tensors without values, as `diffrl doctor` counts?
+    solver: str  # the plain pipeline's, in diffrl's names
     plain_call: Mapping[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
 
-    def encode(self, prompt: str, device: torch.device) -> Conditioning:
-        """One prompt, (1, T, D) and (1, W)."""
+    @property
+    def text_shape(self) -> tuple[int, int, int]:
+        """Of one prompt's conditioning: tokens (the most), their width, the pooled embedding's width."""
+
+    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
+        """One prompt, without padding where the network takes a mask."""
+
+    def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
+        """A conditioning of the largest shape, with nothing in it."""
 
     def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
-        """The network's own output for the rows, of its own kind (velocity or noise) and type."""
+        """The network's own output for the rows, of its own kind (velocity, as d x_t / dt, or noise) and type."""
+
+    def guide(self, positive: Tensor, negative: Tensor, guidance: float, t: Tensor) -> Tensor:
+        """The guided output from those with the prompt and with the empty one, fp32; guidance 1 is `positive`."""
 
     def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
         """All three forms from the network's output; everything fp32."""
@@ -83,13 +70,25 @@ class Backbone(Protocol):
     def timesteps(self, steps: int) -> Tensor:
         """(steps + 1,) noise levels of the pipeline's own scheduler, last 0."""
 
+    def to_vae(self, latents: Tensor) -> Tensor:
+        """What the autoencoder decodes, from latents (B, C, h, w)."""
+
+    def from_vae(self, decoded: Tensor) -> Tensor:
+        """Images (B, 3, H, W) in [-1, 1], from what the autoencoder returns."""
+
+    def plain_arguments(self, prompts: Sequence[str], latents: Tensor, guidance: float) -> dict[str, Any]:
+        """Arguments with which a plain `pipe(...)` makes the same pictures from the same noise."""
+
+    def prepare_plain(self, pipe: Any) -> None:
+        """What must be set on a plain pipeline, beside its arguments, for pictures of this size."""
+
     def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
         """Write `directory/file` through the pipeline's own `save_lora_weights`."""
 
 
-def decoded_at_once(height: int, width: int, vae_scale_factor: int) -> int:
-    """Images of a decoding chunk, for latents of this height and width."""
-    pixels = height * width * vae_scale_factor**2
+def decoded_at_once(height: int, width: int, scale: int) -> int:
+    """Images of a decoding chunk, for latents of this height and width, `scale` pixels to a side each."""
+    pixels = height * width * scale**2
     return min(max(CHUNK_PIXELS // pixels, 1), CHUNK_IMAGES)
 
 
@@ -131,8 +130,9 @@ class Policy:
             seed=seed,
             cast_input=self._autocast_to is None,
         )
-        self._cache: dict[str, Conditioning] = {}  # one row each, on the CPU, oldest first
-        self._negative: Conditioning | None = None  # of the empty prompt, on the device
+        self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
+        self._cache: dict[str | None, Conditioning] = {}  # one row each, on the CPU, oldest first
+        self._negative: Conditioning | None = None  # of the family's empty prompt, on the device
         self._lockstep: Lockstep | None = None  # of a sharded network
 
     # ---- text
@@ -145,17 +145,22 @@ class Policy:
         which the prompt came first: a resumed run or one on more processes meets them in other company.
         """
         distinct = list(dict.fromkeys(prompts))
-        missing = [prompt for prompt in dict.fromkeys(["", *distinct]) if prompt not in self._cache]
-        if missing:
-            with self._text_encoders(), torch.no_grad():
-                for prompt in missing:
-                    self._cache[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
+        self._learn(distinct)
         cond = Conditioning.cat([self._cache[prompt] for prompt in distinct]).to(self.device)
         self._forget_oldest()
         if len(distinct) == len(prompts):
             return cond
         row = {prompt: i for i, prompt in enumerate(distinct)}
         return cond.select(torch.tensor([row[prompt] for prompt in prompts]))
+
+    def _learn(self, prompts: Sequence[str]) -> None:
+        """Encode what of them, and of the empty prompt, is not in the cache."""
+        wanted = dict.fromkeys([self.backbone.empty, *prompts])
+        missing = [prompt for prompt in wanted if prompt not in self._cache]
+        if missing:
+            with self._text_encoders(), torch.no_grad():
+                for prompt in missing:
+                    self._cache[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
 
     @contextmanager
     def _text_encoders(self) -> Iterator[None]:
@@ -169,10 +174,11 @@ class Policy:
                 encoder.to("cpu")
 
     def _forget_oldest(self) -> None:
-        one = self._cache[""]
-        most = max(CACHE_BYTES // (one.embeds.nbytes + one.pooled.nbytes), 1)
-        for prompt in [prompt for prompt in self._cache if prompt][: max(len(self._cache) - most, 0)]:
-            del self._cache[prompt]
+        total = sum(row.nbytes for row in self._cache.values())
+        for prompt in [prompt for prompt in self._cache if prompt != self.backbone.empty]:
+            if total <= CACHE_BYTES:
+                break
+            total -= self._cache.pop(prompt).nbytes
 
     # ---- the denoiser
 
@@ -184,7 +190,7 @@ class Policy:
     def predict(self, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Prediction:
         """The active LoRA's prediction for x_t (B, C, h, w) at t (B,) in [0, 1], fp32, with gradient where enabled.
 
-        `guidance` 1 runs the conditional row only. Otherwise classifier-free guidance (Ho & Salimans 2207.12598),
+        `guidance` 1 runs the conditional row only. Otherwise the family's guidance, in most of them classifier-free,
         `out(empty) + guidance * (out(cond) - out(empty))`, with both rows in one forward.
         """
         if self._lockstep is not None:
@@ -194,18 +200,29 @@ class Policy:
             with self._autocast():
                 output = self.backbone.forward(self.network, x_t, t, cond, guidance).float()
             return self.backbone.prediction(x_t, t, output)
-        if self._negative is None:
-            self._negative = self.encode([""])
-        both = Conditioning.cat([self._negative.expand(len(x_t)), cond])
+        both = Conditioning.cat([self._empty().expand(len(x_t)), cond])
         with self._autocast():
             output = self.backbone.forward(self.network, torch.cat([x_t, x_t]), torch.cat([t, t]), both, guidance)
         negative, positive = output.float().chunk(2)
-        return self.backbone.prediction(x_t, t, negative + guidance * (positive - negative))
+        return self.backbone.prediction(x_t, t, self.backbone.guide(positive, negative, guidance, t))
+
+    def _empty(self) -> Conditioning:
+        """The one row that guidance contrasts with, on the device."""
+        if self._negative is None:
+            self._learn([])
+            self._negative = self._cache[self.backbone.empty].to(self.device)
+        return self._negative
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_to is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast_to)
+        narrow = torch.autocast(self.device.type, dtype=self._autocast_to)
+        if not self.wide_attention:
+            return narrow
+        stack = ExitStack()
+        for context in (narrow, Fp32Attention()):
+            stack.enter_context(context)
+        return stack
 
     def timesteps(self, steps: int) -> Tensor:
         """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: what the plain pipeline samples with."""
@@ -214,7 +231,8 @@ class Policy:
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass: less memory, one forward more. Run it with "default" active."""
         self.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
-        self.vae.enable_gradient_checkpointing()
+        if self.vae._supports_gradient_checkpointing:
+            self.vae.enable_gradient_checkpointing()
 
     @contextmanager
     def without_vae(self) -> Iterator[None]:
@@ -231,6 +249,7 @@ class Policy:
         """Keep only this process's share of the frozen network, see `sharding`; after the last `add_snapshot`."""
         layers = self.lora.layers.values()
         shard(self.network, [part for layer in layers for part in (layer.lora_A, layer.lora_B)], plugin, accelerator)
+        self.lora.fused.merging = False  # a process has its share of a weight only
         self._lockstep = Lockstep(self._idle, self.device)
 
     @property
@@ -259,16 +278,14 @@ class Policy:
         `chunk` images at a time (default: 2 megapixels, at most 16 images). `grad` keeps the graph, for rewards that
         are back-propagated.
         """
-        config = self.vae.config
-        scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
         if chunk is None:
             height, width = latents.shape[-2:]
-            chunk = decoded_at_once(height, width, self.backbone.pipe.vae_scale_factor)
+            chunk = decoded_at_once(height, width, self.backbone.scale)
         images = []
         with torch.set_grad_enabled(grad):
             for part in latents.split(chunk):
-                z = part.to(self.device, torch.float32) / scale + shift
-                images.append(self.vae.decode(z.to(self.vae.dtype), return_dict=False)[0].float())
+                z = self.backbone.to_vae(part.to(self.device, torch.float32)).to(self.vae.dtype)
+                images.append(self.backbone.from_vae(self.vae.decode(z, return_dict=False)[0]).float())
             return (torch.cat(images) / 2 + 0.5).clamp(0, 1)
 
     # ---- LoRA snapshots: see Adapters

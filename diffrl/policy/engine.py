@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend
 from diffusers.models.attention_dispatch import AttentionBackendName
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from diffrl.errors import UserError, nearest
@@ -61,6 +62,9 @@ def compile_blocks(network: nn.Module, **options: Any) -> int:
     blocks = [module for module in network.modules() if type(module).__name__ in kinds]
     if not blocks:
         raise UserError(f"engine.compile: {type(network).__name__} names no repeated blocks")
+    for module in network.modules():
+        if isinstance(module, LoraLayer):  # back to peft's own: the compiler fuses for itself, one graph for all blocks
+            vars(module).pop("forward", None)
     for block in blocks:
         block.compile(**options)
     return len(blocks)

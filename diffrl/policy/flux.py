@@ -6,54 +6,48 @@ Latents keep their image form (B, C, h, w) everywhere; the network's packed toke
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import FluxPipeline
 from torch import Tensor, nn
 
-from diffrl.forward import FlowMatching, Prediction
-from diffrl.policy.base import Conditioning
-from diffrl.policy.pipelines import JOINT_ATTENTION, latent_side, load_pipeline, schedule_shift, settings_of
-
-MAX_SEQUENCE_LENGTH = 512  # of the T5; diffusers' own default
+from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.family import Family, Known, pack, unpack
+from diffrl.policy.pipelines import Resolution
 
 
-class Flux:
-    """The family's part of a policy (see `diffrl.policy.base.Backbone`).
+class Flux(Family):
+    """The family's part of a policy (see `diffrl.policy.family`).
 
     Guidance goes into the network where it was distilled (dev). Without an input for it (schnell) guidance other than 1
-    is classifier-free, two rows each, what the plain pipeline calls `true_cfg_scale`.
+    is classifier-free, two rows each, what the plain pipeline calls `true_cfg_scale`. No target is dead: the text
+    stream of the last double block goes on into the single ones.
     """
 
-    targets: tuple[str, ...] = JOINT_ATTENTION  # of the double blocks; its first three of the single ones, too
-    dead_targets: tuple[str, ...] = ()  # the text stream of the last double block goes on into the single ones
+    known = (
+        Known("black-forest-labs/FLUX.1-dev", 28, 3.5, "guidance is an input of the network"),
+        Known("black-forest-labs/FLUX.1-schnell", 4, 1.0, "distilled, no guidance"),
+    )
+    guidance_rule = "dev: embedded; schnell: classifier-free"
 
-    def __init__(self, pipe: Any, resolution: int | None = None, max_sequence_length: int | None = None) -> None:
-        config = pipe.transformer.config
-        self.pipe, self.network, self.vae = pipe, pipe.transformer, pipe.vae
-        self.text_encoders: list[nn.Module] = [pipe.text_encoder, pipe.text_encoder_2]
-        self.process = FlowMatching()
-        self.distilled = bool(config.guidance_embeds)
+    def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
+        super().__init__(pipe, resolution, max_sequence_length)
+        self.distilled = bool(self.network.config.guidance_embeds)
         self.classifier_free = not self.distilled
-        side = latent_side(resolution, pipe.default_sample_size, pipe.vae_scale_factor, patch=2)
-        self.latent_shape: tuple[int, int, int] = (config.in_channels // 4, side, side)
-        self._image_ids = pipe._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
-        length = max_sequence_length or MAX_SEQUENCE_LENGTH
-        self.plain_call: Mapping[str, Any] = {"max_sequence_length": length}
-        self.text_shape = (length, config.joint_attention_dim, config.pooled_projection_dim)
+        _, height, width = self.latent_shape
+        self._image_ids = FluxPipeline._prepare_latent_image_ids(1, height // 2, width // 2, "cpu", torch.float32)
 
-    @classmethod
-    def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None) -> Flux:
-        """From a folder in diffusers' format or a hub id, whose model_index.json is `index`."""
-        pipe = load_pipeline(FluxPipeline, source, index, dtype)
-        return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))
+    def channels(self) -> int:
+        return self.network.config.in_channels // 4
 
-    def encode(self, prompt: str, device: torch.device) -> Conditioning:
+    @property
+    def text_shape(self) -> tuple[int, int, int]:
+        config = self.network.config
+        return self.max_length, config.joint_attention_dim, config.pooled_projection_dim
+
+    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
         embeds, pooled, _ = self.pipe.encode_prompt([prompt], None, device=device, **self.plain_call)
         return Conditioning(embeds, pooled)
 
@@ -72,34 +66,10 @@ class Flux:
         )[0]
         return unpack(tokens, *x_t.shape[-2:])
 
-    def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
-        return self.process.from_velocity(x_t, output, t)
+    def plain_latents(self, latents: Tensor) -> Tensor:
+        return pack(latents)
 
-    def timesteps(self, steps: int) -> Tensor:
-        scheduler = copy.deepcopy(self.pipe.scheduler)
-        _, height, width = self.latent_shape
-        mu = schedule_shift(scheduler.config, height // 2 * (width // 2), 1.15)
-        # What the pipeline itself passes: evenly spaced down to 1 / steps, then shifted by the scheduler.
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device="cpu", mu=mu)
-        return scheduler.sigmas.float()
-
-    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
-        FluxPipeline.save_lora_weights(
-            directory,
-            transformer_lora_layers=state,
-            transformer_lora_adapter_metadata=metadata,
-            weight_name=file,
-        )
-
-
-def pack(x: Tensor) -> Tensor:
-    """(B, C, h, w) as tokens (B, h/2 * w/2, 4 C): squares of 2 x 2, channel-major."""
-    b, c, h, w = x.shape
-    return x.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h // 2 * (w // 2), 4 * c)
-
-
-def unpack(tokens: Tensor, h: int, w: int) -> Tensor:
-    """The inverse of `pack`: (B, h/2 * w/2, 4 C) as (B, C, h, w)."""
-    b, _, width = tokens.shape
-    squares = tokens.view(b, h // 2, w // 2, width // 4, 2, 2)
-    return squares.permute(0, 3, 1, 4, 2, 5).reshape(b, width // 4, h, w)
+    def plain_guidance(self, guidance: float, rows: int) -> Mapping[str, Any]:
+        if self.distilled or guidance == 1:
+            return {"guidance_scale": guidance}
+        return {"true_cfg_scale": guidance, "negative_prompt": [""] * rows}

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
+from diffrl.policy.fused import Fused
 
 TRAINED = "default"
 
@@ -77,6 +78,7 @@ class Adapters:
         self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
+        self.fused = Fused(network, self.layers, self._active)
 
     @property
     def names(self) -> list[str]:

@@ -34,19 +34,28 @@ def settings_of(source: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def latent_side(resolution: int | None, default: int, vae_scale_factor: int, patch: int = 1) -> int:
-    """Side of the square latents, for a resolution in pixels or the model's own `default` latent side.
+Resolution = int | tuple[int, int] | None  # side of square pictures, or (width, height); None: the model's own
+
+
+def latent_size(resolution: Resolution, default: int, scale: int, patch: int = 1) -> tuple[int, int]:
+    """Height and width of the latents, for a resolution in pixels or the model's own `default` latent side.
+
+    Args:
+        scale: pixels per side of one latent.
+        patch: latents per side of one token of the network.
 
     Raises:
         UserError: if the resolution is not a multiple of what autoencoder and patches need.
     """
     if resolution is None:
-        return default
-    step = vae_scale_factor * patch
-    if resolution <= 0 or resolution % step:
-        near = max(round(resolution / step), 1) * step
-        raise UserError(f"rollout.resolution: {resolution} pixels is not a multiple of {step} (nearest: {near})")
-    return resolution // vae_scale_factor
+        return default, default
+    width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
+    step = scale * patch
+    for pixels in (width, height):
+        if pixels <= 0 or pixels % step:
+            near = max(round(pixels / step), 1) * step
+            raise UserError(f"rollout.resolution: {pixels} pixels is not a multiple of {step} (nearest: {near})")
+    return height // scale, width // scale
 
 
 def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> float:
@@ -65,7 +74,7 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
-    upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", True)
+    upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", index["vae"][1] == "AutoencoderKL")
     types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more

@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import DDIMScheduler
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, VariancePreserving
-from diffrl.policy.base import Conditioning
-from diffrl.policy.pipelines import latent_side, load_pipeline
+from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.family import Family, Known
+from diffrl.policy.pipelines import Resolution, load_pipeline
+
+WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: nothing that is trained here
 
 
-class StableDiffusion:
-    """The family's part of a policy (see `diffrl.policy.base.Backbone`).
+class StableDiffusion(Family):
+    """The family's part of a policy (see `diffrl.policy.family`), with SDXL's second text encoder or without.
+
+    SDXL has a pooled embedding, too, and is told the picture's size: an uncropped one of the latent's own size.
 
     Noise levels are those of diffusers' DDIM scheduler with the pipeline's own settings, whatever solver the pipeline
     comes with (PNDM, Euler): grid, spacing and offset are the model's, and all of them agree on these. The last step
@@ -28,52 +34,64 @@ class StableDiffusion:
     Stable Diffusion 1.5's does, pictures differ by less than 1 of 255.
     """
 
-    pipeline: Any = StableDiffusionPipeline
-    without: Mapping[str, Any] = {"safety_checker": None, "requires_safety_checker": False}
-    classifier_free = True
+    denoiser = "unet"
+    solver = "ddim"
+    multiple = 8
+    known = (
+        Known("stable-diffusion-v1-5/stable-diffusion-v1-5", 50, 7.5),
+        Known("stabilityai/stable-diffusion-xl-base-1.0", 50, 5.0),
+    )
+    restrictions = ("samplers: dpm2 and ddim",)
+    patch = 1
     targets: tuple[str, ...] = tuple(
         f"{attention}.{name}" for attention in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0")
     )
-    dead_targets: tuple[str, ...] = ()
-    plain_call: Mapping[str, Any] = {}
 
-    def __init__(self, pipe: Any, resolution: int | None = None) -> None:
-        config = pipe.unet.config
-        self.pipe, self.network, self.vae = pipe, pipe.unet, pipe.vae
-        encoders = (pipe.text_encoder, getattr(pipe, "text_encoder_2", None))
-        self.text_encoders: list[nn.Module] = [encoder for encoder in encoders if encoder is not None]
+    def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
+        super().__init__(pipe, resolution)
+        self.plain_call = {}
+        self.xl = len(self.text_encoders) > 1
         self.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
-        self.process = VariancePreserving(self.scheduler.alphas_cumprod)
+        self.process: VariancePreserving = VariancePreserving(self.scheduler.alphas_cumprod)
         self.kind = self.scheduler.config.prediction_type
         if self.kind not in ("epsilon", "v_prediction"):
             raise UserError(f'model: prediction_type "{self.kind}"; supported are epsilon, v_prediction')
-        if config.in_channels != self.vae.config.latent_channels:
-            text = f"a UNet with {config.in_channels} input channels"
+        if self.channels() != self.vae.config.latent_channels:
+            text = f"a UNet with {self.channels()} input channels"
             raise UserError(f"model: {text} for {self.vae.config.latent_channels} latent ones is not text-to-image")
-        side = latent_side(resolution, config.sample_size, pipe.vae_scale_factor)
-        self.latent_shape: tuple[int, int, int] = (config.in_channels, side, side)
-        pooled = encoders[1].config.projection_dim if encoders[1] is not None else 0
-        self.text_shape = (encoders[0].config.max_position_embeddings, config.cross_attention_dim, pooled)
 
     @classmethod
-    def load(
-        cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: int | None = None
-    ) -> StableDiffusion:
+    def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
         """From a folder in diffusers' format or a hub id, whose model_index.json is `index`."""
-        return cls(load_pipeline(cls.pipeline, source, index, dtype, **cls.without), resolution)
+        name = index["_class_name"]
+        without = WITHOUT if name == "StableDiffusionPipeline" else {}
+        return cls(load_pipeline(getattr(diffusers, name), source, index, dtype, **without), resolution)
 
-    def encode(self, prompt: str, device: torch.device) -> Conditioning:
-        embeds, _ = self.pipe.encode_prompt([prompt], device, 1, False)
-        return Conditioning(embeds, embeds.new_zeros(len(embeds), 0))
+    def own_side(self) -> int:
+        return self.network.config.sample_size
+
+    @property
+    def text_shape(self) -> tuple[int, int, int]:
+        encoders: list[Any] = self.text_encoders
+        pooled = encoders[1].config.projection_dim if self.xl else 0
+        return encoders[0].config.max_position_embeddings, self.network.config.cross_attention_dim, pooled
+
+    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
+        if not self.xl:
+            embeds, _ = self.pipe.encode_prompt([prompt], device, 1, False)
+            return Conditioning(embeds, embeds.new_zeros(len(embeds), 0))
+        embeds, _, pooled, _ = self.pipe.encode_prompt([prompt], None, device, 1, False)
+        if prompt == "" and self.pipe.config.force_zeros_for_empty_prompt:  # the guidance's empty prompt, as trained
+            return Conditioning(torch.zeros_like(embeds), torch.zeros_like(pooled))
+        return Conditioning(embeds, pooled)
 
     def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
-        added = self._added(x_t, cond)
-        more = {} if added is None else {"added_cond_kwargs": added}
+        more = {}
+        if self.xl:
+            size = (x_t.shape[-2] * self.scale, x_t.shape[-1] * self.scale)  # original size, crop, target size
+            sizes = x_t.new_tensor([*size, 0, 0, *size]).expand(len(x_t), -1)
+            more["added_cond_kwargs"] = {"text_embeds": cond.pooled, "time_ids": sizes}
         return network(x_t, self.process.index(t), encoder_hidden_states=cond.embeds, return_dict=False, **more)[0]
-
-    def _added(self, x_t: Tensor, cond: Conditioning) -> dict[str, Tensor] | None:
-        """What the UNet is told beside the prompt's tokens."""
-        return None
 
     def prediction(self, x_t: Tensor, t: Tensor, output: Tensor) -> Prediction:
         if self.kind == "epsilon":
@@ -81,31 +99,7 @@ class StableDiffusion:
         return self.process.from_velocity(x_t, output, t)
 
     def timesteps(self, steps: int) -> Tensor:
-        scheduler = DDIMScheduler.from_config(self.scheduler.config)
+        scheduler = copy.deepcopy(self.scheduler)
         scheduler.set_timesteps(steps, device="cpu")
         levels = (scheduler.timesteps.float() + 1) / self.process.steps
         return torch.cat([levels, levels.new_zeros(1)])
-
-    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
-        self.pipeline.save_lora_weights(
-            directory, unet_lora_layers=state, unet_lora_adapter_metadata=metadata, weight_name=file
-        )
-
-
-class StableDiffusionXL(StableDiffusion):
-    """SDXL: two text encoders, a pooled embedding, and the picture's size as a condition."""
-
-    pipeline = StableDiffusionXLPipeline
-    without: Mapping[str, Any] = {}
-
-    def encode(self, prompt: str, device: torch.device) -> Conditioning:
-        embeds, _, pooled, _ = self.pipe.encode_prompt([prompt], None, device, 1, False)
-        if prompt == "" and self.pipe.config.force_zeros_for_empty_prompt:  # the guidance's empty prompt, as trained
-            return Conditioning(torch.zeros_like(embeds), torch.zeros_like(pooled))
-        return Conditioning(embeds, pooled)
-
-    def _added(self, x_t: Tensor, cond: Conditioning) -> dict[str, Tensor]:
-        """Original size, crop and target size: an uncropped picture of the latent's own size."""
-        side = (x_t.shape[-2] * self.pipe.vae_scale_factor, x_t.shape[-1] * self.pipe.vae_scale_factor)
-        sizes = x_t.new_tensor([*side, 0, 0, *side]).expand(len(x_t), -1)
-        return {"text_embeds": cond.pooled, "time_ids": sizes}

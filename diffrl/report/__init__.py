@@ -7,10 +7,10 @@ A method adds its own part by appending a function to `sections`: it takes the `
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from diffrl.records.disk import write_text
 from diffrl.report.compare import write_comparison
 from diffrl.report.d2align import direction
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
@@ -31,12 +31,14 @@ def write_report(run_dir: str | Path) -> Path:
     """Write `RUN_DIR/report.html` and return its path; an older report is replaced at once, never half.
 
     Raises:
+        DiskError: it cannot be written; the older report stays.
         UserError: the folder is not a run's, or one of its files cannot be read.
     """
     run = read_run(run_dir)
-    body = "\n".join(section(run) for section in (*sections, *_LAST))
-    target = run.folder / "report.html"
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(page(f"{run.name} · diffrl", body), encoding="utf-8")
-    os.replace(temporary, target)
+    target = Path(run_dir) / "report.html"
+    write_text(target, _body(run))
     return target
+
+
+def _body(run: RunData) -> str:
+    return page(f"{run.name} · diffrl", "\n".join(section(run) for section in (*sections, *_LAST)))

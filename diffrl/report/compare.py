@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.errors import UserError
-from diffrl.progress import count, duration, number
-from diffrl.report.data import PALETTE, RunData, Sample, read_run, warnings_of
+from diffrl.records.progress import count, duration, number
+from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, Sample, read_run, warnings_of
 from diffrl.report.page import escape, figure, grid, page, section, strip, table
 from diffrl.report.plots import Axis, Line, chart
 from diffrl.report.sections import change
@@ -79,7 +79,7 @@ def _names(runs: Sequence[RunData]) -> list[str]:
     """Every evaluated value of any run: what some run trained on first, diversity last."""
     names = list(dict.fromkeys(name for run in runs for name in [*run.trained, *run.watched]))
     names = [name for name in names if any(run.series(f"eval/{name}")[0] for run in runs)]
-    return sorted(names, key=lambda name: name == "diversity")
+    return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
 
 def _values(runs: Sequence[RunData]) -> str:
@@ -106,7 +106,7 @@ def _curves(runs: Sequence[RunData], x: str, label: str, note: str) -> str:
             xs, ys = run.series(f"eval/{name}", x)
             if xs:
                 lines.append(Line(xs, ys, _color(i), run.name, "dots"))
-        unit = "mean pairwise distance" if name == "diversity" else "mean score"
+        unit = UNITS.get(name, "mean score")
         axis = Axis(x=label, y=unit, time=x == "elapsed", description=f"{name} of every run against {label}")
         legend = [(line.color, line.kind, line.label) for line in lines]
         tag = "lower is better" if any(name in run.lower for run in runs) else ""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.progress import number
+from diffrl.records.progress import number
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, figure, grid, page, section, strip, table
 from diffrl.report.plots import Axis, Line, chart

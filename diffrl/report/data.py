@@ -13,13 +13,15 @@ import yaml
 from PIL import Image, UnidentifiedImageError
 
 from diffrl.errors import UserError
-from diffrl.guard import FELL
-from diffrl.progress import PARTS, finite
+from diffrl.records.guard import FELL
+from diffrl.records.progress import PARTS, finite
+from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
-from diffrl.tracking import read_metrics
 
 FACES = "divgen/ids"  # how alike the faces are: lower is better
+BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
+UNITS = {"diversity": "mean pairwise distance", "variety": "1: as the world", "unreadable": "share of free facts"}
 COLLAPSED = 0.7  # share of the first evaluation's diversity below which a run is warned of
 PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
 MUST_BE_FINITE = ("loss", "kl", "grad_norm")
@@ -61,9 +63,9 @@ class RunData:
 
     @property
     def watched(self) -> list[str]:
-        """Names that are evaluated but not optimised, diversity last."""
+        """Names that are evaluated but not optimised, diversity, variety and what was unreadable last."""
         names = [key[5:] for key in self.logged("eval/") if key[5:] not in self.trained and not key.endswith("/std")]
-        return sorted(names, key=lambda name: name == "diversity")
+        return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
     def logged(self, prefix: str = "") -> list[str]:
         """The metrics that begin with `prefix`, in the order in which they first appear."""
@@ -159,7 +161,14 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
 
 def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before trusting the run, one sentence each."""
-    return [*_alarms(run), *_hacking(run), *_diversity(run), *_not_finite(run)]
+    return [*_overlap(run), *_alarms(run), *_hacking(run), *_diversity(run), *_not_finite(run)]
+
+
+def _overlap(run: RunData) -> Iterable[str]:
+    """The config allowed test prompts that are trained on: what is called held out below is not."""
+    prompts = run.config.get("prompts", {})
+    if isinstance(prompts, dict) and prompts.get("overlap"):
+        yield "prompts.overlap is on: test prompts may be training prompts, so no value here is of held-out prompts."
 
 
 def _alarms(run: RunData) -> Iterable[str]:
@@ -172,7 +181,7 @@ def _hacking(run: RunData) -> Iterable[str]:
     """A watched value falls from its best while a trained reward rises: the sign of reward hacking."""
     for name in run.watched:
         # Neither is better when it is higher; and DivGenBench's small version has few images, too noisy for an alarm.
-        if name in ("diversity", "saturation") or name.startswith("divgen/"):
+        if name in (*BREADTH, "saturation") or name.startswith("divgen/"):
             continue
         epochs, values = run.series(f"eval/{name}", "epoch")
         if len(values) < 2:
@@ -203,14 +212,16 @@ def _rose(run: RunData, name: str, since: float) -> bool:
 
 
 def _diversity(run: RunData) -> Iterable[str]:
-    key = "eval/diversity" if run.ends("eval/diversity") else "diversity"
+    # The playground's gold measure, where there is one: a distance of features also falls when mistakes go away.
+    key = next((key for key in ("eval/variety", "eval/diversity") if run.ends(key)), "diversity")
+    name = key.rpartition("/")[2].capitalize()
     epochs, values = run.series(key, "epoch")
     if len(values) < 2 or values[0] <= 0:
         return
     low = next((epoch for epoch, value in zip(epochs, values, strict=True) if value < COLLAPSED * values[0]), None)
     if values[-1] < COLLAPSED * values[0]:
         yield (
-            f"Diversity fell to {values[-1] / values[0]:.0%} of where it began ({values[0]:.3f} to {values[-1]:.3f}; "
+            f"{name} fell to {values[-1] / values[0]:.0%} of where it began ({values[0]:.3f} to {values[-1]:.3f}; "
             f"below {COLLAPSED:.0%} since epoch {low:.0f}): images of one prompt become alike."
         )
 

@@ -15,7 +15,7 @@ from diffrl.divgen.observe import Item, read_folder
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
 from diffrl.errors import UserError
-from diffrl.progress import number
+from diffrl.records.progress import number
 from diffrl.report.data import PALETTE
 from diffrl.report.page import escape, figure, grid, page, picture, section, table
 from diffrl.report.plots import Dots, dots, radar

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError
-from diffrl.progress import number
+from diffrl.records.progress import number
+from diffrl.records.tracking import save_image
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, figure, grid, picture, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades
-from diffrl.tracking import save_image
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import yaml
 
-from diffrl.progress import duration, number
-from diffrl.report.data import COLLAPSED, RunData, warnings_of
+from diffrl.records.progress import duration, number
+from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
 
@@ -47,7 +47,9 @@ def curves(run: RunData) -> str:
             cards.append(_reward_chart(run, name))
     cards.append(_diversity_chart(run))
     note = "Each value has its own axis. Lines with dots: means over the held-out prompts, with fixed seeds. "
-    note += "Thin lines: means over the images that the epoch was trained on."
+    note += "Thin lines: means over the images that the epoch was trained on. "
+    note += "Diversity, a distance of features, can also fall because mistakes go away: read it beside the scores"
+    note += ", and variety, which counts only what the prompts leave free." if run.series("eval/variety")[0] else "."
     return section("Rewards and watched values", grid([card for card in cards if card]), note)
 
 
@@ -208,7 +210,7 @@ def _reward_chart(run: RunData, name: str) -> str:
         return ""
     tag = "trained" if name in run.trained else "watched"
     tag += ", lower is better" if name in run.lower else ""
-    svg = chart(lines, Axis(y="mean score", description=f"{name} against images generated"))
+    svg = chart(lines, Axis(y=UNITS.get(name, "mean score"), description=f"{name} against images generated"))
     return figure(name, svg, tag, [(color, line.kind, line.label) for line in lines])
 
 

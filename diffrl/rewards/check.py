@@ -111,18 +111,19 @@ def playground_examples() -> tuple[Tensor, list[str]]:
     """Images (B, 3, 64, 64) in [0, 1] and prompts: renderings of every kind, a third of them wrong, and noise."""
     import numpy as np
 
-    from diffrl.playground.grammar import KINDS, sample_scene
-    from diffrl.playground.renderer import render
+    from diffrl.playground.grammar import KINDS
+    from diffrl.playground.renderer import draw
+    from diffrl.playground.scenes import sample_caption
 
     rng = np.random.default_rng(0)
-    scenes = [sample_scene(rng, "test", kind) for kind in KINDS for _ in range(COUNT)]
-    drawn = np.stack([render(scene, rng) for scene in scenes])
+    texts = [sample_caption(rng, "test", kind).text() for kind in KINDS for _ in range(COUNT)]
+    drawn = np.stack([draw(text, rng) for text in texts])
     images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
     images[::3] = images[::3].flip(0)  # every third picture is another prompt's: scores must differ between images
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(len(GENERAL), 3, 8, 8, generator=generator)
     blurred = torch.nn.functional.interpolate(noise, images.shape[-2:], mode="bilinear", align_corners=False)
-    return torch.cat([images, blurred]), [*(scene.text() for scene in scenes), *GENERAL]
+    return torch.cat([images, blurred]), [*texts, *GENERAL]
 
 
 def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:

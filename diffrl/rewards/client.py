@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from diffrl.errors import UserError
+from diffrl.rewards.secrets import check_file, check_transport, redact
 
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
@@ -36,6 +37,8 @@ class Servers:
 
     def __init__(self, urls: Sequence[str], token: str | None, timeout: float, patience: float) -> None:
         self.urls = [_checked(url) for url in urls]
+        for url in self.urls if token is not None else ():
+            check_transport(url, "servers")
         if not self.urls:
             raise UserError("servers: name at least one, for example http://127.0.0.1:8000")
         self.patience = patience
@@ -92,10 +95,15 @@ class Servers:
         return self.urls[first:] + self.urls[:first]
 
 
-def find_token(token_file: str | None) -> str | None:
-    """The token of a file, or of the environment variable DIFFRL_REWARD_TOKEN, or None. It is never in a config."""
+def find_token(token_file: str | None, trusted: bool = False) -> str | None:
+    """The token of a file, or of the environment variable DIFFRL_REWARD_TOKEN, or None. It is never in a config.
+
+    `trusted`: the user himself named the file, on the command line; one that a config names has to be allowed.
+    """
     if token_file is None:
         return os.environ.get(TOKEN) or None
+    if not trusted:
+        check_file(token_file, "token_file")
     try:
         token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -112,7 +120,7 @@ def _checked(url: str) -> str:
     except ValueError:
         fine = False
     if not fine:
-        raise UserError(f'servers: "{url}" is not a URL such as http://127.0.0.1:8000')
+        raise UserError(f'servers: "{redact(url)}" is not a URL such as http://127.0.0.1:8000')
     return url.rstrip("/")
 
 

@@ -1,14 +1,16 @@
 """From scores to what is optimised: each reward's column clipped, tamed, standardised, compared, combined or gated.
 
 Symbols: N images of an epoch over all processes, K rewards, G group ids. Columns are (N,) float, NaN = not applicable.
-No step keeps anything between epochs, so there is nothing to resume; no step makes a number of a NaN or a NaN of a
-number. What is measured and reported stays the plain score: only advantages see the composed one.
+Two steps remember something between epochs: `tame` whether it is on, `bound` its reference; both are in the
+composition's `state_dict`. No step makes a number of a NaN or a NaN of a number. What is measured and reported stays
+the plain score: only advantages see the composed one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,22 +87,58 @@ def gate(column: Tensor, by: Tensor, least: float, otherwise: float = 0.0) -> Te
     return column.masked_fill(shut, otherwise)
 
 
+def modulate(column: Tensor, by: Tensor, base: float = 0.4) -> Tensor:
+    """Base and bonus: `s (base + (1 - base) by)`, for rewards in [0, 1] that must not be traded (FIRM's QMA and CME,
+    arXiv 2603.12247). Where `by` has no score the score stays what it is.
+    """
+    return column * torch.where(by.isnan(), 1.0, base + (1 - base) * by)
+
+
+def bound(column: Tensor, at: float, scale: float = 1.0) -> Tensor:
+    """sigmoid((s - at) / scale) in (0, 1): little is gained far above the reference `at` (PAR, arXiv 2502.18770)."""
+    return ((column - at) / scale).sigmoid()
+
+
+def spread(column: Tensor) -> float:
+    """h = std / |mean| of the known scores, by which PaCo-GRPO (arXiv 2512.04784) finds a reward to tame; 0 if none.
+
+    The paper divides by the mean, which a signed reward may have below 0.
+    """
+    known = column[~column.isnan()].double()
+    if len(known) == 0:
+        return 0.0
+    return float(known.std(correction=0) / known.mean().abs().clamp_min(1e-8))
+
+
 class Composition:
     """Applies the steps of all rewards, in the order `STEPS`; a reward reads the others after their own steps.
 
     `names`: of the K columns. `steps`: {reward: {step: arguments}}; rewards that have none may be left out. The first
-    `kept` columns (None: all) are returned: the ones behind are there to be read.
+    `kept` columns (None: all) are returned: the ones behind are there to be read. `tamed_by`: the rewards whose mean
+    spread is what `tame` compares with, the optimised ones (None: all).
     """
 
-    def __init__(self, names: Sequence[str], steps: Mapping[str, Steps], kept: int | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        steps: Mapping[str, Steps],
+        kept: int | None = None,
+        tamed_by: Sequence[str] | None = None,
+    ) -> None:
         self.names = list(names)
         self.steps = {name: steps.get(name, {}) for name in self.names}
         self.order = [name for name in in_order(self.steps) if self.steps[name]]
         self.kept = len(self.names) if kept is None else kept
+        self.tamed_by = list(self.names if tamed_by is None else tamed_by)
+        self.tamed: dict[str, bool] = {}  # is the logarithm on? the same on every process, as all scores are
+        self.references: dict[str, float] = {}  # of `bound`: the mean score of the first epoch, that is of the base
+        self._spreads: dict[str, float] = {}
 
     def __call__(self, scores: Tensor, groups: Tensor) -> Tensor:
         """(N, kept) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
         columns = dict(zip(self.names, scores.unbind(dim=1), strict=True))
+        if any("tame" in steps for steps in self.steps.values()):
+            self._spreads = {name: spread(column) for name, column in columns.items()}
         for name in self.order:
             columns[name] = self._compose(name, columns, groups)
         return torch.stack([columns[name] for name in self.names[: self.kept]], dim=1)
@@ -113,14 +151,47 @@ class Composition:
             arguments = dict(self.steps[name][step])
             if step == "win_rate":
                 column = win_rate(column, groups)
+            elif step == "tame":
+                column = log(column) if self._tames(name, **arguments) else column
+            elif step == "bound":
+                column = bound(column, self._reference(name, column, **arguments), arguments.get("scale", 1.0))
             elif step == "ensemble":
                 others = [columns[other] for other in arguments.pop("others")]
                 column = ensemble(torch.stack([column, *others], dim=1), **arguments)
             elif step == "gate":
                 column = gate(column, columns[arguments.pop("by")], **arguments)
+            elif step == "modulate":
+                column = modulate(column, columns[arguments.pop("by")], **arguments)
             else:
                 column = _POINTWISE[step](column, **arguments)
         return column
+
+    def _tames(self, name: str, delta: float | None = None, slack: float = 0.1) -> bool:
+        """Whether h > delta, or the mean h of the rewards; once on, until h is below (1 - slack) of that."""
+        known = [self._spreads[other] for other in self.tamed_by]
+        limit = sum(known) / len(known) if delta is None else delta
+        self.tamed[name] = self._spreads[name] > limit * (1 - slack if self.tamed.get(name) else 1)
+        return self.tamed[name]
+
+    def _reference(self, name: str, column: Tensor, at: float | None = None, scale: float = 1.0) -> float:
+        """`at`, or the mean of the first epoch that has a score: the run starts from the base model."""
+        if at is not None:
+            return at
+        known = column[~column.isnan()]
+        if name not in self.references and len(known):
+            self.references[name] = float(known.double().mean())
+        return self.references.get(name, 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """`tame/<name>`: 1 while the logarithm is on, and `tame/<name>/spread`, its h."""
+        found = {f"tame/{name}": float(on) for name, on in self.tamed.items()}
+        return found | {f"tame/{name}/spread": self._spreads[name] for name in self.tamed if name in self._spreads}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tamed": dict(self.tamed), "references": dict(self.references)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.tamed, self.references = dict(state["tamed"]), dict(state["references"])
 
 
 _POINTWISE: dict[str, Callable[..., Tensor]] = {

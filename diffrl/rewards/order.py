@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# The order in which a reward's steps are applied; ensemble and gate read other rewards, too.
-STEPS = ("clip", "log", "threshold", "standardise", "win_rate", "ensemble", "gate")
+# The order in which a reward's steps are applied; ensemble, gate and modulate read other rewards, too.
+STEPS = (
+    *("clip", "log", "tame", "threshold", "standardise", "bound", "win_rate"),
+    *("ensemble", "gate", "modulate"),
+)
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 
 def reads(steps: Steps) -> list[str]:
     """Names of the other rewards that a reward's steps read."""
     others = list(steps.get("ensemble", {}).get("others", ()))
-    return [*others, steps["gate"]["by"]] if "gate" in steps else others
+    return [*others, *(steps[step]["by"] for step in ("gate", "modulate") if step in steps)]
 
 
 def in_order(steps: Mapping[str, Steps]) -> list[str]:

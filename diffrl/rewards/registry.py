@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -12,17 +13,58 @@ from typing import Any, cast
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import import_file, where
+from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
+from diffrl.rewards.secrets import check_no_credentials
 
 GROUP = "diffrl.rewards"
 
 
 def available() -> dict[str, EntryPoint]:
-    """Installed rewards by name, sorted. Nothing is imported. Of two plugins with one name the first found counts."""
+    """Installed rewards by name, sorted. Nothing is imported.
+
+    Where two packages have a reward of one name, neither has it: they are called `package:name`.
+    """
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, entry)
+    for name, owners in _by_name().items():
+        for package, entry in owners.items():
+            found[name if len(owners) == 1 else f"{package}:{name}"] = entry
     return dict(sorted(found.items()))
+
+
+def _by_name() -> dict[str, dict[str, EntryPoint]]:
+    """{name: {package: its entry}} of everything that is installed."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist is not None else "?"
+        # One package that is found twice (a checkout beside its installation) is one: the first on the path counts.
+        found.setdefault(entry.name, {}).setdefault(package, entry)
+    return found
+
+
+def _find(name: str) -> EntryPoint | None:
+    """The entry of `name` or `package:name`; None if there is none, or several of that name."""
+    package, colon, plain = name.rpartition(":")
+    owners = _by_name().get(plain, {})
+    if colon:
+        return owners.get(package)
+    return available().get(name)
+
+
+def exists(name: str) -> bool:
+    """Is there one installed reward of this name, or `package:name`?"""
+    return name in available() or (":" in name and _find(name) is not None)
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that no installed reward has, or that two packages have."""
+    owners = _by_name().get(name, {})
+    if len(owners) > 1:
+        choices = " or ".join(f'"{package}:{name}"' for package in sorted(owners))
+        return f'reward "{name}" is in {len(owners)} packages, {" and ".join(sorted(owners))}: write {choices}'
+    plugins = available()
+    hint = nearest(name, plugins) if plugins else " (none is installed)"
+    return f'unknown reward "{name}"{hint}'
 
 
 def load_reward(name_or_path: str, **params: Any) -> Reward:
@@ -34,6 +76,12 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     parameter, a class that does not fit the protocol (saying what is missing), and a constructor that fails.
     """
     reward_class = load_class(name_or_path)
+    if local.is_local(name_or_path) and not inspect.isclass(thing := local.find(name_or_path)):
+        if params:
+            raise UserError(f'reward "{name_or_path}" is built already; it takes no parameter "{next(iter(params))}"')
+        if missing := missing_of_instance(thing):
+            raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
+        return cast(Reward, thing)
     if (inner := split_name(name_or_path)[1]) is not None:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
@@ -41,7 +89,7 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
         reward = reward_class(**params)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f'reward "{name_or_path}" could not be built: {where(error)}') from error
     if missing := missing_of_instance(reward):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
@@ -50,16 +98,37 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
 
 def split_name(name: str) -> tuple[str, str | None]:
     """(plugin, reward that it wraps or None): ("d2", "clip") of `d2:clip`, while `file.py:Class` has a class there."""
+    package, colon, rest = name.partition(":")
+    if colon and package in _packages() and package not in available():  # diffrl:clip, diffrl:d2:clip
+        outer, colon, inner = rest.partition(":")
+        return f"{package}:{outer}", inner if colon else None
     outer, colon, inner = name.partition(":")
+    if local.is_local(name):
+        return name, None
     return (outer, inner) if colon and re.fullmatch(r"[\w-]{2,}", outer) else (name, None)
+
+
+def _packages() -> set[str]:
+    """The packages that have rewards."""
+    return {package for owners in _by_name().values() for package in owners}
 
 
 def declares(name_or_path: str, ability: str) -> bool | None:
     """Whether the reward's class declares an ability such as `embeds`; None if it cannot be imported to be asked."""
     try:
-        return getattr(load_class(name_or_path), ability, False) is True
+        subject = local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
+        return getattr(subject, ability, False) is True
     except Exception:  # what is wrong with it is said when it is built
         return None
+
+
+def declared_range(name_or_path: str) -> tuple[float, float]:
+    """Lowest and highest score by the class's card; without a card, or a class to ask, unbounded."""
+    try:
+        card = getattr(load_class(name_or_path), "card", None)
+    except Exception:  # what is wrong with it is said when it is built
+        card = None
+    return getattr(card, "range", (-math.inf, math.inf))
 
 
 def check_wrapped(name_or_path: str, params: Mapping[str, Any]) -> None:
@@ -75,6 +144,8 @@ def check_wrapped(name_or_path: str, params: Mapping[str, Any]) -> None:
 
 def takes(name_or_path: str, parameter: str) -> bool:
     """Whether the reward's constructor has this parameter by name; see `load_reward` for the errors."""
+    if local.is_local(name_or_path) and not inspect.isclass(local.find(name_or_path)):
+        return False
     return parameter in inspect.signature(load_class(name_or_path)).parameters
 
 
@@ -82,7 +153,10 @@ def load_class(name_or_path: str) -> type:
     """The class of a reward, imported but not built; see `load_reward` for the errors."""
     name_or_path = split_name(name_or_path)[0]
     path, colon, class_name = name_or_path.rpartition(":")
-    if colon and path.endswith(".py"):
+    if local.is_local(name_or_path):
+        thing = local.find(name_or_path)
+        found = thing if inspect.isclass(thing) else type(thing)
+    elif colon and path.endswith(".py"):
         found = _class_in_file(Path(path), class_name)
     elif name_or_path.endswith(".py"):
         classes = _fitting_classes(_import_file(Path(name_or_path)))
@@ -97,6 +171,7 @@ def load_class(name_or_path: str) -> type:
 
 def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:
     """Raises `UserError` for a parameter that the constructor does not have, and for a required one that is missing."""
+    check_no_credentials(params, f'reward "{name}"')
     accepted = _accepted(reward_class)
     others = {k for k, p in accepted.items() if p.kind is p.VAR_KEYWORD}  # **arguments: any parameter is fine
     for key in params:
@@ -118,14 +193,13 @@ def _accepted(reward_class: type) -> dict[str, inspect.Parameter]:
 
 
 def _installed(name: str) -> type:
-    plugins = available()
-    if name not in plugins:
-        hint = nearest(name, plugins) if plugins else " (none is installed)"
-        raise UserError(f'unknown reward "{name}"{hint}; a reward of your own is written "path/to/file.py:Class"')
+    entry = _find(name)
+    if entry is None:
+        raise UserError(f'{unknown(name)}; a reward of your own is written "path/to/file.py:Class"')
     try:
-        return plugins[name].load()
-    except Exception as error:
-        raise UserError(f'reward "{name}" ({plugins[name].value}) cannot be imported: {where(error)}') from error
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        raise UserError(f'reward "{name}" ({entry.value}) cannot be imported: {where(error)}') from error
 
 
 def _class_in_file(path: Path, class_name: str) -> type:

@@ -6,29 +6,40 @@ failure is never a number.
 
 from __future__ import annotations
 
+import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 from torch import Tensor
 
+from diffrl.rewards.calling import Caller, TooLong
 from diffrl.rewards.protocol import Reward, RewardError
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
 
+log = logging.getLogger("diffrl")
+# A float32 still tells 1e9 from 1e9 + 64; farther out differences between images are lost, and their squares overflow.
+LARGEST = 1e9
+
 
 def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
-    """Whether `reward` can judge images of this prompt. Rewards that declare nothing judge all."""
+    """Whether `reward` can judge images of this prompt. Rewards that declare nothing judge all.
+
+    Raises `RewardError` if the reward cannot say.
+    """
     declared = getattr(reward, "applies", None)
-    return True if declared is None else bool(declared(prompt, metadata))
-
-
-class _TooLong(Exception):
-    """A call did not come back in time."""
+    try:
+        return True if declared is None else bool(declared(prompt, dict(metadata)))
+    except (Exception, SystemExit) as error:
+        name, said = getattr(reward, "name", "?"), f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RewardError(f'applies() of reward "{name}" failed on the prompt "{prompt}" with {said}') from error
 
 
 class Scorer:
@@ -38,6 +49,9 @@ class Scorer:
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
     does the work meanwhile; or the names of the rewards for which it pays (those of other machines).
+
+    Rewards get copies, so that one that writes into its images harms no other, and are called in a thread that can be
+    left behind: `check` is asked meanwhile and may raise.
     """
 
     def __init__(
@@ -54,6 +68,10 @@ class Scorer:
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
+        self.check: Callable[[], object] = lambda: None
+        self.growth = dict.fromkeys(self.names, 0)
+        self._callers = threading.local()  # one for each thread that scores
+        self._writes: set[str] = set()  # rewards that were told of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -108,6 +126,11 @@ class Scorer:
                     column[rows] = self._call(name, images[rows], [prompts[i] for i in rows])
         return scores
 
+    def take_growth(self) -> dict[str, int]:
+        """Bytes by which the process grew in each reward's calls since this was last asked."""
+        growth, self.growth = self.growth, dict.fromkeys(self.names, 0)
+        return growth
+
     def close(self) -> None:
         """Ends the worker thread, if there is one. Batches that wait are dropped."""
         if self._worker is not None:
@@ -134,33 +157,68 @@ class Scorer:
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, or `RewardError`."""
         reward = self.rewards[name]
-        device = getattr(reward, "device", None)
-        images = images if device is None else images.to(device)
-        texts, metadata = [p.text for p in prompts], [p.metadata for p in prompts]
+        images = _placed(name, reward, images)
+        texts = [p.text for p in prompts]
         on = _subject(name, texts)
 
         def attempt() -> Tensor:
+            given = images.clone()
             with torch.no_grad():  # here and not around: the mode belongs to the thread
-                return reward(images, texts, metadata)
+                scores = reward(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
+            self._look_for_writes(name, given, images)
+            return scores
 
         retries, limit = self.retries[name], self.timeout[name]
         for trial in range(retries + 1):
+            before = _memory()
             try:
-                scores = attempt() if limit is None else _within(limit, attempt)
-                return checked(scores, name, texts)
-            except RewardError:
-                raise
-            except _TooLong as error:
-                todo = "raise the time limit or lower the reward's batch_size"
+                answer = self._caller().wait(attempt, limit, self.check)
+            except TooLong as error:
+                todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
-            except Exception as error:
-                failure = error
+            try:
+                scores = checked(answer.result(), name, texts)
+                self.growth[name] += _memory() - before
+                return scores
+            except (RewardError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # also what asks for an exit: it ended the call's thread, not the run
+                failure: BaseException = error
             if trial < retries:
                 time.sleep(self.backoff * 2**trial)
         tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
         said = " ".join(str(failure).split())
         raise RewardError(f"{on} failed{tries} with {type(failure).__name__}: {said}; {todo}") from failure
+
+    def _caller(self) -> Caller[Tensor]:
+        caller = getattr(self._callers, "mine", None)
+        if caller is None:
+            caller = self._callers.mine = Caller(_same_device())
+        return caller
+
+    def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
+        """Say once that a reward writes into its images: its authors share them with others elsewhere."""
+        if name in self._writes or torch.equal(given, images):
+            return
+        if torch.equal(given.nan_to_num(), images.nan_to_num()):
+            return
+        self._writes.add(name)
+        log.warning('reward "%s" writes into the images that it is given; it had a copy, so nothing else saw it', name)
+
+
+def _memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
+    """The images where the reward wants them."""
+    device = getattr(reward, "device", None)
+    try:
+        return images if device is None else images.to(device)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise RewardError(f'reward "{name}": its device, {device!r}, cannot be used: {said}') from error
 
 
 def _same_device() -> Callable[[], None]:
@@ -171,32 +229,16 @@ def _same_device() -> Callable[[], None]:
     return lambda: torch.cuda.set_device(device)
 
 
-def _within(seconds: float, work: Callable[[], Tensor]) -> Tensor:
-    """`work()` in a daemon thread, so that a hung reward cannot keep the process alive; `_TooLong` if it lasts."""
-    future: Future[Tensor] = Future()
-    set_device = _same_device()
-
-    def run() -> None:
-        try:
-            set_device()
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not future.done():
-        raise _TooLong
-    return future.result()
-
-
 def _subject(name: str, texts: Sequence[str]) -> str:
     return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
 
 
 def checked(scores: object, name: str, texts: Sequence[str]) -> Tensor:
-    """The reward's answer as float32 on the CPU; `RewardError` unless it is a tensor (b,) of finite numbers."""
+    """The reward's answer as float32 on the CPU.
+
+    `RewardError` unless it is a tensor (b,) of real numbers, floating or whole, each finite and at most `LARGEST` in
+    size. Booleans are refused: they are more often a mistake than a score, and `.float()` says that they are meant.
+    """
     on = _subject(name, texts)
     todo = f'correct its __call__ (try "diffrl rewards check {name}")'
     if not isinstance(scores, Tensor):
@@ -205,10 +247,17 @@ def checked(scores: object, name: str, texts: Sequence[str]) -> Tensor:
         )
     if tuple(scores.shape) != (len(texts),):
         raise RewardError(f"{on} returned the shape {tuple(scores.shape)} instead of ({len(texts)},); {todo}")
+    if scores.dtype == torch.bool or scores.is_complex():
+        kind = "booleans; return scores.float()" if scores.dtype == torch.bool else "complex numbers"
+        raise RewardError(f"{on} returned {kind}; {todo}")
     scores = scores.detach().to("cpu", torch.float32)
     if not (finite := scores.isfinite()).all():
         worst = int((~finite).nonzero()[0])
         where = f'reward "{name}" returned {scores[worst].item()} for the prompt "{texts[worst]}"'
         todo = "let applies() return False where the reward cannot judge, or look at the image for non-finite pixels"
         raise RewardError(f"{where}; {todo}")
+    if len(scores) and float(scores.abs().max()) > LARGEST:
+        worst = int(scores.abs().argmax())
+        where = f'reward "{name}" returned {scores[worst].item():g} for the prompt "{texts[worst]}"'
+        raise RewardError(f"{where}; a score may be at most {LARGEST:g} in size: scale it")
     return scores

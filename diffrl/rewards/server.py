@@ -145,8 +145,8 @@ class Host:
         prompts, metadata = wire.read_words(words, count)
         try:
             return [applies(reward, *pair) for pair in zip(prompts, metadata, strict=True)]
-        except Exception as error:
-            raise Refused(500, f'applies() of "{name}" failed with {type(error).__name__}: {error}') from error
+        except RewardError as error:
+            raise Refused(500, str(error)) from error
 
     def describe(self, name: str) -> dict[str, Any]:
         one = self.find(name)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from diffrl import __version__
 from diffrl.errors import UserError
+from diffrl.rewards import local
 from diffrl.rewards.protocol import Card, Metadata, Reward
 from diffrl.rewards.registry import load_class
 from diffrl.rewards.scoring import applies, checked
@@ -149,15 +150,18 @@ def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> st
     Files, and those of folders, count by their names, sizes, first and last MiB, so that another machine's copies are
     the same. Weights behind a hub's name are taken to stay as they are.
     """
-    source = inspect.getsourcefile(load_class(plugin))
-    code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
-    chosen = {key: [value, _stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
+    if local.is_local(plugin):
+        code = hashlib.sha256(local.source_of(plugin).encode()).hexdigest()
+    else:
+        source = inspect.getsourcefile(load_class(plugin))
+        code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+    chosen = {key: [value, stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
     behind = getattr(reward, "identity", "")  # a server's own
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _stamp(value: object) -> list[Any]:
+def stamp(value: object) -> list[Any]:
     """Names, sizes and digests of the file, or of the folder's files, that `value` names; empty if it names none."""
     if not isinstance(value, str) or "\0" in value:
         return []

@@ -1,1 +1,1 @@
-"""The methods, and the one loop that trains them."""
+"""The methods and their seams: what differs between them, for the one loop in `diffrl.run`."""

@@ -1,4 +1,38 @@
-"""The seams between the one loop and the methods (design: rows, scalars, loss, penalty).
+"""The seams between the one loop and the methods.
+
+The loop (`diffrl.run.loop`) is the same for every method:
+
+    scores     = score(rewards, rollout)                   # (N, K), NaN: does not apply
+    advantages = objective.advantages(scored)              # (N, columns), by its `rule`
+    for each optimiser step:
+        objective.before_step(policy, step)                # what needs more than one micro-batch
+        for each micro-batch of (sample, row number) pairs:
+            rows    = objective.rows(rollout, advantages, pairs, key)
+            phi     = objective.scalars(policy, rows)      # (b, m), differentiable
+            losses  = objective.loss(phi, rows)            # (K,), a cheap function of phi
+            penalty = objective.penalty(policy, rows)      # (b,) or None, kept outside any balancing
+        ... one update by `Gradients` ..., objective.after_step(policy, steps)
+    objective.after_epoch(policy, steps)
+
+**An objective** is a class under `Objective`, which has defaults for all but `scalars` and `loss`: rows are the images
+noised again (`noising`), the penalty is `beta` times the divergence from a reference, snapshots follow by their
+`decays`, and no state is kept beyond whether theta has left "old". `trainers/nft.py` is the shortest example.
+
+**What may be replaced alone**
+- `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
+  apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
+- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ (dense credit, several views of it):
+  `rows` picks by sample, or by sample and row number (`row_advantages`).
+- `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
+- `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
+- `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
+- `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
+  backward pass, targets over groups.
+- `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
+  its place that acts on few rows; another regulariser is another subclass.
+- `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
+
+**A wrapper** (GARDO) is an `Objective`, too; it holds the one that it wraps as `base`.
 
 Symbols: n local samples, N samples of all processes, T training rows per sample, b rows of a micro-batch, K rewards,
 m scalars per row; latents (b, C, h, w).
@@ -6,57 +40,23 @@ m scalars per row; latents (b, C, h, w).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from diffrl.advantages import Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.continuations import Plan
 from diffrl.forward import Prediction
-from diffrl.policy import Conditioning, Policy
-from diffrl.prompts import Prompt
+from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-
-
-@dataclass
-class Rows:
-    """A micro-batch of (sample, timestep) pairs; everything that an objective needs to compute its scalars."""
-
-    x0: Tensor  # (b, C, h, w) clean latents of the generated images
-    x_t: Tensor  # (b, C, h, w) network input
-    t: Tensor  # (b,) noise level in [0, 1]
-    cond: Conditioning  # of the b rows
-    advantages: Tensor  # (b, K)
-    groups: Tensor  # (b,) int64
-    on_policy: bool  # True while the trained LoRA equals the snapshot that sampled
-    guidance: float = 1.0
-    x_next: Tensor | None = None  # (b, C, h, w) stored next state of a stochastic step (GRPO)
-    t_next: Tensor | None = None  # (b,)
-    t_second: float = 1.0  # second noise level of the schedule, where s(t = 1) is evaluated
-    log_prob: Tensor | None = None  # (b,) of the stored step when it was sampled
-    prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for `penalty`
-    mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
-    std: Tensor | None = None  # (b, 1, 1, 1)
-    prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
-    pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
-    eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
-    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's place among a step's saved references, -1: none
-
-    def select(self, index: Tensor) -> Rows:
-        """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value[index.to(value.device)]
-            elif isinstance(value, Conditioning):
-                values[name] = value.select(index)
-            elif isinstance(value, Prediction):
-                on = index.to(value.v.device)
-                values[name] = Prediction(value.x0[on], value.eps[on], value.v[on])
-        return Rows(**values)
+from diffrl.samplers import SamplerSpec
+from diffrl.trainers.divergences import Form, shaped
+from diffrl.trainers.rows import Noising, Rows
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Scored:
     groups: Tensor  # (N,) int64
     features: Tensor  # (N, F) of the diversity measure
     auxiliary: Tensor  # (N, A) of rewards that are read and never optimised (GARDO); A may be 0
+    views: Tensor | None = None  # (N, V, K) scores of all views; `scores` are the final one's. None: there is one
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Step:
     """
 
     rollout: Rollout
-    advantages: Tensor  # (n, K)
+    advantages: Tensor  # (n, K) or (n, T, K)
     parts: Sequence[Tensor]
     key: tuple[int | str, ...]
     reduce: Callable[[Tensor], Tensor]
@@ -96,16 +97,17 @@ class AdvantageRule:
         self.std: Std = std
         self.each = False
         self.total: Literal["rewards", "advantages"] | None = "rewards"
+        self.estimate: Estimate = group_advantages  # what a group's scores become
 
     def __call__(self, scored: Scored) -> Tensor:
         """(N, columns)."""
         groups, columns = scored.groups, []
         if self.each:  # the sizes of weights matter little to separate columns, their signs do
-            columns.append(group_advantages(scored.scores * scored.weights, groups, self.std))
+            columns.append(self.estimate(scored.scores * scored.weights, groups, self.std))
         if self.total == "advantages":
-            columns.append(decoupled_advantages(scored.scores, scored.weights, groups, self.std))
+            columns.append(decoupled_advantages(scored.scores, scored.weights, groups, self.std, self.estimate))
         elif self.total == "rewards":
-            columns.append(group_advantages(weighted_sum(scored.scores, scored.weights), groups, self.std))
+            columns.append(self.estimate(weighted_sum(scored.scores, scored.weights), groups, self.std))
         return torch.cat(columns, dim=1)
 
     def known(self, scored: Scored) -> Tensor:
@@ -115,60 +117,185 @@ class AdvantageRule:
         return torch.cat([known, *total] if self.each else total, dim=1)
 
 
-class Objective(Protocol):
-    """What turns a rollout into a loss. State that shapes the future is in `state_dict`."""
+class RunningMeans:
+    """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add detached per-row values (b,)."""
+        values = values.detach().float()
+        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def take(self) -> dict[str, Tensor]:
+        sums, self._sums = self._sums, {}
+        return sums
+
+
+class Credit(Protocol):
+    """Credit over the steps: which plan a rollout follows, and (N, T, columns) advantages of the scored views.
+
+    It is a part of GRPO; see `diffrl.trainers.dense`, `branches` and `tree`.
+    """
+
+    selects: bool  # are rows left out?
+
+    def plan(self, spec: SamplerSpec) -> Plan: ...
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        """T."""
+
+    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+        """(N, T, columns)."""
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """The (local sample, row number) pairs that are trained of these samples, advantages (n, T, columns)."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A snapshot's decay by optimiser step: 0 before `start`, then linear from `value`, at most `cap`."""
+
+    start: int = 0
+    value: float = 0.0
+    slope: float = 0.0
+    cap: float = 1.0
+
+    def __call__(self, step: int) -> float:
+        return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
+
+
+class Objective(ABC):
+    """What turns a rollout into a loss; a method defines `scalars` and `loss`, and of the rest what differs.
+
+    Args:
+        beta: weight of the penalty; 0: no reference forward.
+        advantage_std: what advantages are divided by, see `AdvantageRule`.
+        noising: how images become rows.
+        decays: how each snapshot that the method keeps follows the trained LoRA after an epoch.
+    """
 
     name: str
-    rule: AdvantageRule
-    beta: float  # weight of the penalty; 0: no reference forward
-    snapshots: tuple[str, ...]  # LoRA snapshots it keeps
-    samples_from: str  # the snapshot that rollouts are drawn with
-    reference: str | None  # the snapshot that the penalty refers to; None is the pretrained model
-    keep_trajectory: bool
-    whole_groups: bool  # True: the members of a prompt group stay together in an optimiser step
+    samples_from = "default"  # the snapshot that rollouts are drawn with
+    keep_trajectory = False
+    whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
+    # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
+    # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
+    basis: Sequence[Sequence[float]] | None = None
+    selects = False  # True: `pairs` leaves rows out
+    credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.0,
+        advantage_std: Std = "group",
+        noising: Noising | None = None,
+        decays: Mapping[str, Decay] | None = None,
+    ) -> None:
+        self.rule = AdvantageRule(advantage_std)
+        self.penalty = Penalty(self, beta)
+        self.noising = noising or Noising()
+        self.decays = dict(decays or {})
+        self.snapshots: tuple[str, ...] = tuple(self.decays)
+        # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
+        self.on_policy = True
+        self.means = RunningMeans()
 
     def advantages(self, scored: Scored) -> Tensor:
-        """(N, K): what `rule` says, unless a wrapper shapes it."""
+        """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
+        return self.rule(scored)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T: training rows for each sample."""
+        return self.noising.count(rollout)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """The (local sample, row number) pairs (rows, 2) that are trained of an optimiser step's `samples`.
+
+        What is left out is never forwarded; the step's mean is over the others.
+        """
+        return sample_pairs(samples, self.rows_per_sample(rollout))
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
 
-        `advantages` (n, K) are those of the local samples; `key` seeds what is random in a row.
+        `advantages` (n, K) or (n, T, K) are those of the local samples; `key` seeds what is random in a row.
         """
+        return self.noising.rows(rollout, advantages, pairs, key, self.on_policy)
 
-    def before_step(self, policy: Policy, step: Step) -> None:
+    def before_step(self, policy: Policy, step: Step) -> None:  # noqa: B027
         """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""
 
+    @abstractmethod
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        """phi (b, m): differentiable per-row scalars of the trained LoRA."""
+        """phi (b, m): differentiable per-row scalars of the trained LoRA, whose prediction is left in `rows`."""
 
+    @abstractmethod
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """(K,) losses, summed over the rows: a cheap function of `phi` and `rows.advantages`."""
 
-    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
-        """What the penalty holds the rows to, without gradient: a forward of the reference."""
-
-    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
-        """(b,) unweighted distance of the rows' predictions, which `scalars` left there, from `reference`."""
-
-    def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
-        """(b,) weighted regulariser, or None when it has no weight (then nothing is computed)."""
-
     def after_step(self, policy: Policy, step: int) -> None:
         """Called after every optimiser step with the number of steps so far."""
+        self.on_policy = False
 
     def after_epoch(self, policy: Policy, step: int) -> None:
-        """Called after the last optimiser step of an epoch."""
+        """Called after the last optimiser step of an epoch: snapshots follow; a decay of 0 is a copy."""
+        for name, decay in self.decays.items():
+            policy.follow(name, decay(step))
+        self.on_policy = self.decays.get("old", Decay())(step) == 0.0
 
     def metrics(self) -> dict[str, Tensor]:
         """Sums since the last call, as {name: tensor [sum, count]}; they stay on the device."""
+        return self.means.take()
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """What shapes the future beside the snapshots, as JSON takes it."""
+        return {"old_is_theta": self.on_policy} if "old" in self.decays else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.on_policy = bool(state.get("old_is_theta", True))
+
+
+class Penalty:
+    """`beta * mean (v_theta - v_ref)^2` of every row: what holds an objective to its reference.
+
+    Args:
+        objective: whose rows it penalises, and where its numbers are logged.
+        beta: its weight; 0: no reference forward.
+        guidance: of the pretrained model's prediction; None: that of the rows. A snapshot is a student, and students
+            run without guidance: held to its guided prediction, each reset would ask for the guidance's step once more.
+    """
+
+    def __init__(self, objective: Objective, beta: float, guidance: float | None = None) -> None:
+        self.objective, self.beta, self.guidance = objective, beta, guidance
+        self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
+        self.form: Form = "kl"  # what of the divergence is weighed
+
+    def anchor(self, policy: Policy, rows: Rows) -> Prediction:
+        """What the rows are held to, without gradient: a forward of the reference."""
+        guidance = rows.guidance if self.guidance is None or self.reference is not None else self.guidance
+        with torch.no_grad(), policy.using(self.reference):
+            return policy.predict(rows.x_t, rows.t, rows.cond, guidance)
+
+    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
+        """(b,) unweighted distance of the rows' predictions, which `scalars` left there, from `anchor`."""
+        assert rows.prediction is not None, "scalars() runs before the penalty"
+        return (rows.prediction.v - anchor.v).square().flatten(1).mean(1)
+
+    def strength(self, rows: Rows) -> float | Tensor:
+        """The weight, or one for each row (b,)."""
+        return self.beta
+
+    def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
+        """(b,) weighted regulariser, its divergence being logged; None, and nothing computed, where beta is 0."""
+        if self.beta == 0:
+            return None
+        kl = self.divergence(policy, rows, self.anchor(policy, rows))
+        self.objective.means.add("kl", kl)
+        return self.strength(rows) * shaped(kl, self.form)
 
 
 class Gradients(Protocol):
@@ -224,36 +351,6 @@ class SumOfLosses:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """A plain sum remembers nothing."""
-
-
-class RunningMeans:
-    """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add detached per-row values (b,)."""
-        values = values.detach().float()
-        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
-
-    def take(self) -> dict[str, Tensor]:
-        sums, self._sums = self._sums, {}
-        return sums
-
-
-@dataclass(frozen=True)
-class Decay:
-    """A snapshot's decay by optimiser step: 0 before `start`, then linear from `value`, at most `cap`."""
-
-    start: int = 0
-    value: float = 0.0
-    slope: float = 0.0
-    cap: float = 1.0
-
-    def __call__(self, step: int) -> float:
-        return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
 
 
 def sample_pairs(samples: Tensor, rows_per_sample: int) -> Tensor:

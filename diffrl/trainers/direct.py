@@ -11,7 +11,6 @@ R             phi           reward of the decoded x0^, in which the gradient flo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout
 from diffrl.samplers import ode_step
-from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
-from diffrl.trainers.nft import kl_penalty, noise_levels, noised_rows, reference_prediction, velocity_kl
+from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.rows import Noising, Rows
 
 
 def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
@@ -38,19 +37,15 @@ def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps
     return (x_next - expand(process.sigma(t_next), x_t) * eps) / expand(process.alpha(t_next), x_t)
 
 
-class Direct:
+class Direct(Objective):
     """The objective on the loop's seams; phi is the reward itself, and the loss is -phi.
 
     phi has one column, the weighted sum of the rewards, or one for each weighted reward if they are balanced (MARBLE).
-    Advantages are not used: the gradient comes from the reward, not from a comparison within the group.
+    Advantages are not used: the gradient comes from the reward, not from a comparison within the group. The penalty is
+    NFT's; the paper has none.
     """
 
     name = "direct"
-    samples_from = "default"
-    snapshots: tuple[str, ...] = ()
-    reference: str | None = None
-    keep_trajectory = False
-    whole_groups = False
 
     def __init__(
         self,
@@ -63,24 +58,15 @@ class Direct:
         decode_chunk: int | None = None,
         checkpoint_decoder: bool = False,
     ) -> None:
+        super().__init__(beta=beta, noising=Noising(timesteps))
         self.rewards, self.weights = dict(rewards or {}), list(weights)
-        self.beta, self.timesteps, self.guidance_scale = beta, timesteps, guidance_scale
+        self.guidance_scale = guidance_scale
         self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
-        self.rule = AdvantageRule("group")  # of the scores that are logged; the loss does without
-        self._means = RunningMeans()
-
-    def advantages(self, scored: Scored) -> Tensor:
-        return self.rule(scored)
-
-    def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.timesteps
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        names: list[tuple[int | str, ...]] = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
-        t = noise_levels(rollout, names, pairs[:, 1], self.timesteps, "schedule")
-        rows = noised_rows(rollout, advantages, pairs, t, names, False)
-        step = (t[:, None] == rollout.schedule[:-1]).int().argmax(1)
-        rows.t_next = rollout.schedule[step + 1].to(rows.x0.device)
+        rows = super().rows(rollout, advantages, pairs, key)
+        schedule = rollout.schedule.to(rows.t.device)
+        rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
         rows.guidance, rows.prompts = self.guidance_scale, rollout.prompts
         return rows
 
@@ -96,7 +82,7 @@ class Direct:
         columns = zip(self.weights, scores.unbind(1), strict=True)
         weighted = torch.stack([weight * column for weight, column in columns], dim=1)
         total = weighted.sum(1, keepdim=True)
-        self._means.add("direct/reward", total)
+        self.means.add("direct/reward", total)
         return weighted if self.rule.each else total
 
     def scores(self, policy: Policy, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -121,31 +107,6 @@ class Direct:
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         return -phi.sum(0)
-
-    def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
-        """`beta * mean (v_theta - v_ref)^2`, as NFT's; the paper has none."""
-        return kl_penalty(self, policy, rows, self._means)
-
-    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
-        return reference_prediction(policy, rows, self.reference)
-
-    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
-        return velocity_kl(rows.prediction, reference)
-
-    def after_step(self, policy: Policy, step: int) -> None:
-        """No snapshot follows."""
-
-    def after_epoch(self, policy: Policy, step: int) -> None:
-        """No snapshot follows."""
-
-    def metrics(self) -> dict[str, Tensor]:
-        return self._means.take()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Direct alignment keeps nothing between steps."""
 
 
 def _column(reward: Reward, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:

@@ -87,13 +87,15 @@ class GateShare:
     limits: tuple[float, float] = (0.02, 0.2)
     change: float = 0.1
     window: int = 20  # epochs
+    full: bool = False  # True: it first moves when the window is full (the paper); False: at once (the authors' code)
     means: list[float] = field(default_factory=list)  # oldest first
 
     def follow(self, mean: float) -> None:
         """Take in an epoch's mean U; `value` is then that epoch's k."""
-        if self.means and mean > max(self.means):
+        moves = len(self.means) >= (self.window if self.full else 1)
+        if moves and mean > max(self.means):
             self.value *= 1 + self.change
-        elif self.means and mean < min(self.means):
+        elif moves and mean < min(self.means):
             self.value *= 1 - self.change
         self.value = min(max(self.value, self.limits[0]), self.limits[1])
         self.means = [*self.means, mean][-self.window :]

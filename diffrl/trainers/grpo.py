@@ -4,12 +4,15 @@ symbol            name here        meaning
 log p_theta       phi[:, 0]        log-probability of the stored step, mean over latent dimensions
 ratio             ratio            exp(log p_theta - log p_sampled)
 s sqrt(-dt)       std              standard deviation of the step
+w                 weight           TempFlow's noise-aware weight of the step (arXiv 2508.04324), mean 1 over the steps
+
+Two scales of the KL of a step: the exact one divides by `2 s^2 (-dt)`, the released trainers of Flow-GRPO and GARDO by
+`2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`kl: published`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +23,10 @@ from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import AdvantageRule, Rows, RunningMeans, Scored, Step
-from diffrl.trainers.nft import kl_penalty, reference_prediction
+from diffrl.trainers.algorithm import Credit, Objective, Penalty, Scored
+from diffrl.trainers.rows import Rows, row_advantages
+
+TIMED = ("flow_sde", "dance")  # samplers whose standard deviation has sqrt(-dt) in it
 
 
 def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
@@ -31,15 +36,30 @@ def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
-class GRPO:
-    """The objective of Flow-GRPO on the loop's seams."""
+def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
+    """(n, T) weights of the stored steps that even out their gradients, mean 1 over a trajectory's steps.
+
+    d log p / dv has the size |d mean / dv| / std per unit of noise, which grows towards clean steps; times
+    std |dt| / |d mean / dv| it is |dt| for every sampler. For `flow_sde`, |d mean / dv| being (1 + a^2 / 2) |dt|, this
+    is TempFlow's std_t / mean std_t.
+    """
+    steps = rollout.trajectory
+    assert steps is not None, "GRPO needs the trajectory"
+    t, t_next = steps.t.flatten(), steps.t_next.flatten()
+    level = spec.strength if steps.level is None else steps.level.flatten()
+    zero = t.new_zeros(len(t), 1, 1, 1)
+    unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
+    mean, std = sde_kernel(spec.name, zero, unit, t, t_next, level, rollout.t_second, rollout.process)
+    weight = std.flatten() * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
+    weight = weight.view(steps.t.shape)
+    return weight / weight.mean(1, keepdim=True)
+
+
+class GRPO(Objective):
+    """The objective of Flow-GRPO: rows are the stored steps of the rollout's trajectory."""
 
     name = "grpo"
-    samples_from = "default"
-    snapshots: tuple[str, ...] = ()
-    reference: str | None = None
     keep_trajectory = True
-    whole_groups = False
 
     def __init__(
         self,
@@ -48,60 +68,71 @@ class GRPO:
         clip: float = 1e-4,
         adv_clip: float = 5.0,
         beta: float = 0.0,
+        kl: Literal["exact", "published"] = "exact",
         timesteps: int | None = None,
+        order: Literal["random", "first"] = "random",
         advantage_std: Std = "group",
+        weighting: Literal["uniform", "noise"] = "uniform",
+        credit: Credit | None = None,
     ) -> None:
-        self.spec, self.clip, self.adv_clip, self.beta, self.timesteps = spec, clip, adv_clip, beta, timesteps
-        self.moved = False  # has the LoRA moved since the rollout was drawn?
-        self.rule = AdvantageRule(advantage_std)
-        self._means = RunningMeans()
-
-    def advantages(self, scored: Scored) -> Tensor:
-        return self.rule(scored)
+        super().__init__(beta=beta, advantage_std=advantage_std)
+        self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
+        self.kl, self.timesteps, self.order = kl, timesteps, order
+        self.weighting, self.credit = weighting, credit
+        self.selects = credit is not None and credit.selects
+        self.penalty = StepKL(self, beta)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "GRPO needs the trajectory"
-        return self.timesteps or len(rollout.trajectory.t)
+        return self.timesteps or rollout.trajectory.t.shape[1]
+
+    def advantages(self, scored: Scored) -> Tensor:
+        return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.credit is None:
+            return super().pairs(rollout, advantages, samples, epoch)
+        return self.credit.pairs(rollout, advantages, samples, epoch)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         trajectory = rollout.trajectory
         assert trajectory is not None, "GRPO needs the trajectory"
         device = trajectory.x.device
         sample, number = pairs[:, 0], pairs[:, 1]
-        stored = len(trajectory.t)
-        if self.rows_per_sample(rollout) < stored:
+        stored = trajectory.t.shape[1]
+        if self.order == "random" and self.rows_per_sample(rollout) < stored:
             names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
             number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
         i, j = sample.to(device), number.to(device)
         return Rows(
             x0=rollout.latents[i],
             x_t=trajectory.x[i, j],
-            t=trajectory.t.to(device)[j],
+            t=trajectory.t[i, j],
             cond=rollout.cond.select(rollout.prompt_index[sample]),
-            advantages=advantages[sample].to(device),
+            advantages=row_advantages(advantages, sample, number).to(device),
             groups=rollout.prompt_index[sample],
-            on_policy=not self.moved,
+            on_policy=self.on_policy,
             guidance=self.spec.guidance,
             x_next=trajectory.x_next[i, j],
-            t_next=trajectory.t_next.to(device)[j],
+            t_next=trajectory.t_next[i, j],
             t_second=rollout.t_second,
             log_prob=trajectory.log_prob[i, j],
+            weight=step_weights(self.spec, rollout)[i, j] if self.weighting == "noise" else None,
+            level=None if trajectory.level is None else trajectory.level[i, j],
         )
 
-    def _step(self, rows: Rows, prediction: Any, process: Any) -> tuple[Tensor, Tensor]:
-        spec = self.spec
+    def step(self, policy: Policy, rows: Rows, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
+        spec, process = self.spec, policy.process
         assert rows.t_next is not None, "GRPO rows carry the step's end"
-        return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, spec.strength, rows.t_second, process)
-
-    def before_step(self, policy: Policy, step: Step) -> None:
-        """Every micro-batch is complete in itself."""
+        level = spec.strength if rows.level is None else rows.level
+        return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, level, rows.t_second, process)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.x_next is not None, "GRPO rows carry the stored next state"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        mean, std = self._step(rows, rows.prediction, policy.process)
-        rows.mean, rows.std = mean, std
-        return gaussian_log_prob(rows.x_next, mean, std)[:, None]
+        rows.mean, rows.std = self.step(policy, rows, rows.prediction)
+        return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
@@ -110,33 +141,22 @@ class GRPO:
         # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
         sampled = log_prob.detach() if rows.on_policy else rows.log_prob
         ratio = (log_prob.detach() - sampled).exp()
-        self._means.add("grpo/clip_fraction", ((ratio - 1).abs() > self.clip).float())
-        self._means.add("grpo/ratio", ratio)
-        return grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip).sum(0)
+        self.means.add("grpo/clip_fraction", ((ratio - 1).abs() > self.clip).float())
+        self.means.add("grpo/ratio", ratio)
+        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
+        return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
 
-    def penalty(self, policy: Policy, rows: Rows) -> Tensor | None:
-        """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions."""
-        return kl_penalty(self, policy, rows, self._means)
 
-    def reference_of(self, policy: Policy, rows: Rows) -> Prediction:
-        return reference_prediction(policy, rows, self.reference)
+class StepKL(Penalty):
+    """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions; published: without `(-dt)`."""
 
-    def divergence(self, policy: Policy, rows: Rows, reference: Prediction) -> Tensor:
-        assert rows.mean is not None and rows.std is not None, "scalars() runs before divergence()"
-        mean, _ = self._step(rows, reference, policy.process)
-        return ((rows.mean - mean).square() / (2 * rows.std.square())).flatten(1).mean(1)
+    objective: GRPO
 
-    def after_step(self, policy: Policy, step: int) -> None:
-        self.moved = True
-
-    def after_epoch(self, policy: Policy, step: int) -> None:
-        self.moved = False
-
-    def metrics(self) -> dict[str, Tensor]:
-        return self._means.take()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """GRPO keeps nothing between epochs."""
+    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
+        assert rows.mean is not None and rows.std is not None, "scalars() runs before the penalty"
+        mean, _ = self.objective.step(policy, rows, anchor)
+        width = rows.std
+        if self.objective.kl == "published" and self.objective.spec.name in TIMED:
+            assert rows.t_next is not None, "GRPO rows carry the step's end"
+            width = width / (rows.t - rows.t_next).sqrt().view(-1, 1, 1, 1)
+        return ((rows.mean - mean).square() / (2 * width.square())).flatten(1).mean(1)

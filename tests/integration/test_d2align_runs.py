@@ -12,14 +12,14 @@ from launching import launch
 from test_equivalence import distance, lora_of, same_lora
 from test_resume import final_tensors, run_and_die
 
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.prompts import load_prompts
+from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import load_direction
-from diffrl.tracking import read_metrics
-from diffrl.trainers.d2align import prepare_direction
-from diffrl.trainers.run import Run, train
+from diffrl.run.direction import prepare_direction
+from diffrl.run.train import Run, train
 
 PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 TWO_STAGES: dict[str, Any] = {
@@ -102,17 +102,17 @@ def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) 
 
 # Where the process kills itself: in both stages, and between them.
 KILLS = {
-    "diffrl.trainers.d2align:embed_images": 2,
-    "diffrl.checkpoint:_publish": 2,
-    "diffrl.trainers.d2align:_Stage1.keep": 2,
-    "diffrl.trainers.d2align:save_image": 2,
-    "diffrl.trainers.d2align:Corrected.use": 1,
-    "diffrl.trainers.loop:Loop._step": 2,
+    "diffrl.run.direction:embed_images": 2,
+    "diffrl.records.checkpoint:_publish": 2,
+    "diffrl.run.direction:_Stage1.keep": 2,
+    "diffrl.run.direction:save_image": 2,
+    "diffrl.run.direction:Corrected.use": 1,
+    "diffrl.run.loop:Loop._step": 2,
 }
 
 
 def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"diffrl.trainers.d2align:BLOCK": 4, "diffrl.trainers.d2align:SAVE_EVERY": 10}
+    small = {"diffrl.run.direction:BLOCK": 4, "diffrl.trainers.d2align:SAVE_EVERY": 10}
     for name, value in small.items():
         monkeypatch.setattr(name.replace(":", "."), value)
     sections = {**TWO_STAGES, "epochs": 1, "evaluate": {"prompts": 1}, "tracking": {"samples": 0}}
@@ -161,7 +161,7 @@ def test_a_direction_picked_by_hand_is_what_a_word_adds_to_the_prompts(config_fi
     torch.testing.assert_close(direction_of(config.run_dir), expected)
     page = (Path(config.run_dir) / "report.html").read_text()
     assert "that of the word “glossy”" in page and "guided reward against steps" not in page
-    with pytest.raises(UserError, match="learned with word glossy, and the config says None"):
+    with pytest.raises(UserError, match=r'd2align.word: null, but .* was trained with "glossy"'):
         train(load_config(path, ["d2align.word=null"]), resume=Path(config.run_dir))
 
 

@@ -14,20 +14,20 @@ import pytest
 import torch
 from PIL import Image
 
-from diffrl import divgen_run
 from diffrl.config import load_config
+from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE, load_extractors
 from diffrl.divgen.observe import Item, as_written, observe, read_folder
 from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.divgen.run import IN_TRAINING, Job, generate_images, score_folder
 from diffrl.divgen.score import score
-from diffrl.divgen_run import IN_TRAINING, Job, generate_images, score_folder
 from diffrl.errors import UserError
 from diffrl.evaluation import Drawing
 from diffrl.prompts import Prompt
+from diffrl.records.tracking import read_metrics
 from diffrl.report import write_report
 from diffrl.rollout import generate
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.run.train import train
 
 PROMPTS = [
     Prompt(f"red {word}", {"dimension": d, "keyword": word}) for d in DIMENSIONS for word in (f"a {d}", f"b {d}")
@@ -168,8 +168,8 @@ def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path],
 
 
 def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
-    """True renderings that lose one kind of variety, half of them and all: see scripts/divgen_collapse.py."""
-    path = Path(__file__).parents[2] / "scripts" / "divgen_collapse.py"
+    """True renderings that lose one kind of variety, half of them and all: see scripts/figures/divgen_collapse.py."""
+    path = Path(__file__).parents[2] / "scripts" / "figures" / "divgen_collapse.py"
     spec = importlib.util.spec_from_file_location("divgen_collapse", path)
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -15,12 +15,12 @@ from test_equivalence import lora_of, same_lora
 from test_resume import PHASES, final_tensors, run_and_die
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import compile_blocks, set_attention
-from diffrl.trainers.run import Run, train
+from diffrl.run.train import Run, train
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.Mo
     def traced(network: Any) -> None:
         seen.append(compile_blocks(network, backend="aot_eager"))  # as inductor, without its compiler's seconds
 
-    monkeypatch.setattr("diffrl.trainers.parts.compile_blocks", traced)
+    monkeypatch.setattr("diffrl.run.parts.compile_blocks", traced)
     train(load_config(compiled, ["engine.compile=true", "optimise.gradient_checkpointing=true"]))
     torch.compiler.reset()
     assert seen == [2]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from launching import launch
 
-from diffrl import checkpoint
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.records import checkpoint
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import train
 
 
 def lora_of(run_dir: str | Path) -> dict[str, torch.Tensor]:

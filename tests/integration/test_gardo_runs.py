@@ -15,10 +15,10 @@ from launching import launch
 from test_equivalence import lora_of, same_lora
 from test_resume import PHASES, final_tensors, run_and_die
 
-from diffrl import checkpoint
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.records import checkpoint
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import train
 
 BLUE = """
 class Blueness:
@@ -96,7 +96,7 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_didactic_case_only_gardo_finds_every_mode(seed: int) -> None:
     """A large KL leaves the model where it was, none ends on one mode, GARDO with the same KL has all three."""
-    path = Path(__file__).parents[2] / "scripts" / "gardo_didactic.py"
+    path = Path(__file__).parents[2] / "scripts" / "figures" / "gardo_didactic.py"
     spec = importlib.util.spec_from_file_location("gardo_didactic", path)
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

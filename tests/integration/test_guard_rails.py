@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from diffrl.config import load_config
+from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import Run, train
+from diffrl.run.train import Run, train
 
 PROXY = [0.1, 0.2, 0.3, 0.4, 0.5]
 TRUTH = [0.5, 0.6, 0.5, 0.4, 0.3]  # best at epoch 1; has parted twice in a row at epoch 3

@@ -9,8 +9,8 @@ import yaml
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import train
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -40,7 +40,7 @@ def test_a_resume_with_other_prompts_is_refused(config_file) -> None:
     train(config)
     prompts = Path(config.prompts.train)
     prompts.write_text(prompts.read_text() + "red new\n")
-    with pytest.raises(UserError, match=r"prompts\.txt has changed"):
+    with pytest.raises(UserError, match=r"prompts\.train: the texts changed since "):
         train(config, resume=Path(config.run_dir))
 
 
@@ -61,7 +61,7 @@ def test_a_dry_run_writes_nothing(config_file, capsys) -> None:
 
 
 def test_a_failing_reward_stops_the_run_and_leaves_a_checkpoint(config_file, tmp_path: Path) -> None:
-    from diffrl import checkpoint
+    from diffrl.records import checkpoint
     from diffrl.rewards.protocol import RewardError
 
     reward = tmp_path / "flaky.py"

@@ -13,19 +13,19 @@ import torch
 from children import in_child, signal_at
 from test_resume import final_tensors
 
-from diffrl import checkpoint
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.interrupt import EXIT_CODE, Interrupted, Interrupts
-from diffrl.trainers.loop import TrainingError
-from diffrl.trainers.run import train
+from diffrl.records import checkpoint
+from diffrl.records.tracking import read_metrics
+from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
+from diffrl.run.loop import TrainingError
+from diffrl.run.train import train
 
 # Where the signal arrives: (class, attribute, number of the call).
 MOMENTS = {
     "sampling": ("diffrl.policy.base:Policy.decode", 5),
-    "optimising": ("diffrl.trainers.loop:Loop._step", 3),
-    "evaluating": ("diffrl.trainers.run:Run.evaluate", 2),
+    "optimising": ("diffrl.run.loop:Loop._step", 3),
+    "evaluating": ("diffrl.run.train:Run.evaluate", 2),
 }
 EVERY = {"every": 3}  # epochs between checkpoints, more than the run has until the signal
 

@@ -15,8 +15,8 @@ from test_equivalence import lora_of, same_lora
 from test_resume import final_tensors, run_and_die
 
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import Run, train
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import Run, train
 
 COLOUR = """
 class Colour:
@@ -137,7 +137,7 @@ def test_resume_is_exact(write, mode: str) -> None:
     sections = {"epochs": 4, "marble": {"every": 3}, "tracking": {"samples": 0}, "evaluate": {"every": 10}}
     whole, broken = (write(name, mode, **sections) for name in ("whole", "broken"))
     train(load_config(whole))
-    assert run_and_die(broken, "diffrl.trainers.loop:Loop._step", 6) == -signal.SIGKILL
+    assert run_and_die(broken, "diffrl.run.loop:Loop._step", 6) == -signal.SIGKILL
     config = load_config(broken)
     train(config, resume=Path(config.run_dir))
     expected, ours = (final_tensors(Path(load_config(path).run_dir)) for path in (whole, broken))

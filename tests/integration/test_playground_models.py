@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from diffrl.evaluation import Drawing, evaluate, sample, score_policy
-from diffrl.playground import grammar
-from diffrl.playground.renderer import render
+from diffrl.playground.renderer import draw
+from diffrl.playground.scenes import sample_caption
 from diffrl.playground.taste import taste
 from diffrl.prompts import load_prompts
 from diffrl.resources import shipped
@@ -25,8 +25,8 @@ ASSETS = shipped("assets", "playground")
 @pytest.fixture(scope="module")
 def pictures() -> tuple[list[str], np.ndarray]:
     rng = np.random.default_rng(7)
-    scenes = [grammar.sample_scene(rng, "test") for _ in range(128)]
-    return [scene.text() for scene in scenes], np.stack([render(scene, rng) for scene in scenes])
+    prompts = [sample_caption(rng, "test").text() for _ in range(128)]
+    return prompts, np.stack([draw(prompt, rng) for prompt in prompts])
 
 
 def as_tensor(images: np.ndarray) -> torch.Tensor:
@@ -38,31 +38,31 @@ def test_weights_are_within_thirty_megabytes_and_without_pickle() -> None:
     assert sum(path.stat().st_size for path in files) < 30e6
     assert {path.suffix for path in files} <= {".json", ".safetensors", ".txt", ".md"}
     record = json.loads((ASSETS / "training.json").read_text())
-    assert {"vae", "generator", "clip", "aesthetic"} <= record["stages"].keys()
+    assert {"autoencoder", "texts", "generator", "clip", "preference"} <= record["stages"].keys()
 
 
 def test_generator_is_imperfect_as_meant() -> None:
-    """Verifier 0.35 to 0.65 on test prompts: something to learn, something to break."""
+    """It draws much better than chance, and not everything: something to learn, something to break."""
     drawing = Drawing("playground")
     policy = drawing.policy()
     spec = drawing.spec(policy)
     scorer = Scorer({"strict": load_reward("playground", mode="strict")})
-    prompts = load_prompts("playground/compositional/test")[:96]
-    scores, _, _ = score_policy(
-        policy, scorer, lambda x: x.flatten(1)[:, :8], prompts, spec, seed=3, per_prompt=2, batch_size=64
+    prompts = load_prompts("playground/compositional/test")[:64]
+    found = score_policy(
+        policy, scorer, lambda x: x.flatten(1)[:, :8], prompts, spec, seed=3, per_prompt=1, batch_size=64
     )
-    assert 0.3 < float(scores.mean()) < 0.7
+    assert 0.2 < float(found.scores.mean()) < 0.98
 
 
 def test_clip_knows_the_world(pictures) -> None:
-    """Each unseen picture finds its own prompt among 128 far more often than chance (1/128)."""
+    """Most unseen pictures are nearer to their own prompt than to nine tenths of 128 (prompts fit others, too)."""
     prompts, images = pictures
     clip = load_reward("clip")
     image = clip.embed_image(as_tensor(images))
     text = clip.embed_text(prompts)
     logits = torch.nn.functional.normalize(image, dim=1) @ torch.nn.functional.normalize(text, dim=1).T
-    rank = (logits.argsort(dim=1, descending=True)[:, :5] == torch.arange(128)[:, None]).any(1)
-    assert float(rank.float().mean()) > 0.6
+    above = (logits > logits.diagonal()[:, None]).float().mean(1)
+    assert float((above < 0.1).float().mean()) > 0.8
 
 
 def test_aesthetic_head_follows_the_taste_on_true_pictures(pictures) -> None:

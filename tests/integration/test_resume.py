@@ -10,19 +10,19 @@ import pytest
 import torch
 from children import in_child, replace, signal_at
 
-from diffrl import checkpoint
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.records import checkpoint
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import train
 
 # Where the process kills itself: (module or class path, attribute, number of the call at which it dies).
 PHASES = {
     "sampling": ("diffrl.policy.base:Policy.decode", 8),
     "scoring": ("diffrl.rewards.scoring:Scorer.submit", 4),
-    "optimising": ("diffrl.trainers.loop:Loop._step", 4),
-    "between line and checkpoint": ("diffrl.trainers.run:Run.save", 2),
-    "writing the checkpoint": ("diffrl.checkpoint:_write", 10),  # 7 files each: in the middle of the second one
-    "publishing the checkpoint": ("diffrl.checkpoint:_publish", 2),
+    "optimising": ("diffrl.run.loop:Loop._step", 4),
+    "between line and checkpoint": ("diffrl.run.train:Run.save", 2),
+    "writing the checkpoint": ("diffrl.records.checkpoint:_write", 10),  # 7 files each: in the middle of the second one
+    "publishing the checkpoint": ("diffrl.records.checkpoint:_publish", 2),
 }
 
 

@@ -27,7 +27,7 @@ from diffrl.rewards.client import RemoteError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rewards.server import Served
 from diffrl.rewards.wire import Limits, encode
-from diffrl.trainers.parts import build_scorers
+from diffrl.run.parts import build_scorers
 
 
 @pytest.fixture(scope="module")

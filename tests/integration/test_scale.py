@@ -11,8 +11,8 @@ from launching import launch
 from test_equivalence import lora_of, same_lora
 
 from diffrl.config import load_config
-from diffrl.tracking import read_metrics
-from diffrl.trainers.run import train
+from diffrl.records.tracking import read_metrics
+from diffrl.run.train import train
 
 FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
 REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"

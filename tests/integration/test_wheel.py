@@ -46,7 +46,7 @@ def call(environment: Path, *words: str, cwd: Path) -> subprocess.CompletedProce
 def test_the_demo_runs_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     small = ["epochs=1", "rollout.groups=4", "rollout.group_size=4", "optimise.batch_size=8", "optimise.accumulation=1"]
     small += ["evaluate.prompts=4", "run_dir=run"]
-    done = call(environment, "train", "playground/demo", *small, cwd=tmp_path)
+    done = call(environment, "demo", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors").exists()

@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from diffrl.advantages import group_advantages
-from diffrl.trainers.crd import (
-    anchor_strength,
-    centring_weights,
-    crd_loss,
-    external_reward,
-    group_averages,
-    velocity_error,
-)
+from diffrl.trainers.centring import centring_weights, group_averages
+from diffrl.trainers.crd import anchor_strength, crd_loss, external_reward, velocity_error
 
 P, G, SHAPE = 2, 4, (3, 4, 4)
 

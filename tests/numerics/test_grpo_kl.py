@@ -10,8 +10,8 @@ import torch
 
 from diffrl.forward import FlowMatching
 from diffrl.rollout import SamplerSpec
-from diffrl.trainers.algorithm import Rows
 from diffrl.trainers.grpo import GRPO
+from diffrl.trainers.rows import Rows
 
 SHAPE = (2, 3, 3)
 

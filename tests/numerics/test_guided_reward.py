@@ -17,9 +17,9 @@ from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected, guided_embedding
-from diffrl.trainers.algorithm import Rows
 from diffrl.trainers.d2align import learn
 from diffrl.trainers.direct import Direct, one_step
+from diffrl.trainers.rows import Rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from embedder import Embedder

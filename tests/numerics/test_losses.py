@@ -11,7 +11,8 @@ import torch
 
 from diffrl.trainers.algorithm import Decay
 from diffrl.trainers.grpo import grpo_loss
-from diffrl.trainers.nft import contrastive_losses, nft_loss, noise_levels
+from diffrl.trainers.nft import contrastive_losses, nft_loss
+from diffrl.trainers.rows import noise_levels
 
 B, SHAPE = 6, (3, 4, 4)
 

@@ -15,16 +15,17 @@ from scipy.optimize import minimize
 from tiny import scramble, tiny_sd3
 from torch import Tensor
 
-from diffrl.gradients import LoraGradients, gram_matrix
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
-from diffrl.simplex import min_norm_weights, residual
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
+from diffrl.trainers.bank import loss_slopes, set_columns
 from diffrl.trainers.crd import CRD
+from diffrl.trainers.gradients import LoraGradients, gram_matrix
 from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.marble import Marble, basis_of, loss_slopes, set_columns
+from diffrl.trainers.marble import Marble
 from diffrl.trainers.nft import NFT, nft_loss
+from diffrl.trainers.simplex import min_norm_weights, residual
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 GROUP, PROMPTS = 3, [Prompt("a red dog"), Prompt("two cats and a hat")]
@@ -132,14 +133,18 @@ def make(policy: Policy) -> Callable[..., Case]:
     return case
 
 
-def by_definition(case: Case) -> tuple[Tensor, Tensor]:
-    """(K, size) gradients by one ordinary backward pass for each reward, and (size,) of the penalty."""
+def by_definition(case: Case, masked: bool = True) -> tuple[Tensor, Tensor]:
+    """(K, size) gradients by one ordinary backward pass for each reward, and (size,) of the penalty.
+
+    `masked`: rows that a reward does not apply to are left out of its gradient, where the objective says so (NFT).
+    """
     plain(case.policy)
     case.begin()
     parameters = [p for _, p in case.policy.trainable]
     total, penalty = 0.0, 0.0
     for part in case.parts:
         rows = case.rows(part)
+        rows.known = rows.known if masked else None
         losses = case.objective.loss(case.objective.scalars(case.policy, rows), rows) / case.rows_of_step
         extra = case.objective.penalty(case.policy, rows)
         total = total + torch.stack([flat(loss, parameters) for loss in losses])
@@ -160,8 +165,9 @@ def bank_of(case: Case, marble: Marble | None = None) -> Tensor:
         marble.add(case.objective, case.policy, case.rows(part), case.rows_of_step, SCALER)
     assert marble._bank is not None
     rewards = case.advantages.shape[1]
-    shared = marble._bank[rewards] if len(marble._bank) > rewards else 0.0
-    return marble._bank[:rewards] + shared
+    gradients = marble._bank.gradients
+    shared = gradients[rewards] if len(gradients) > rewards else 0.0
+    return gradients[:rewards] + shared
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -203,6 +209,7 @@ def test_one_reward_steps_as_the_objective_alone_does(make, name: str) -> None:
 def test_a_step_is_the_papers_direction_in_float64(make) -> None:
     """d = (sum alpha_k g_k / ||g_k||) mean ||g_k|| with alpha from a general solver, and the penalty added."""
     gradients, penalty = (g.double().numpy() for g in by_definition(make("nft", 4, beta=0.1)))
+    gradients[-1] *= 2  # the mean over the rows to which it applies: one prompt's of two
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / norms[:, None]
     alpha = solve_by_scipy(unit @ unit.T)
@@ -228,6 +235,7 @@ def test_permuted_rewards_get_permuted_coefficients(make) -> None:
     order = [2, 0, 3, 1]
     one, other = make("nft", 4), make("nft", 4)
     other.advantages = other.advantages[:, order]
+    other.objective._known = other.objective._known[:, order]
     first, second = (Marble(list("abcd"), mode="fresh", smoothing=0.0) for _ in range(2))
     assert distance(other.run(second), one.run(first)) < 1e-5
     assert np.allclose(second.ema, first.ema[order], atol=1e-6)
@@ -251,13 +259,14 @@ def test_a_reward_times_a_thousand_changes_nothing(make) -> None:
 def test_between_two_solves_one_pass_mixes_the_losses_by_the_smoothed_coefficients(make) -> None:
     marble = Marble(list("abc"), mode="amortised", every=3, smoothing=0.5)
     case = make("nft", 3, beta=0.1)
-    expected, penalty = by_definition(case)
+    expected, penalty = by_definition(case, masked=False)
     case.run(marble)
     assert not np.allclose(marble.ema, 1 / 3)
     kept = marble.ema.copy()
     for _ in range(2):
         assert distance(case.run(marble), torch.from_numpy(kept).float() @ expected + penalty) < 1e-5
     assert np.array_equal(marble.ema, kept)
+    case.advantages, case.objective._known = case.advantages.flip(0), case.objective._known.flip(0)
     case.run(marble)  # the fourth step solves again
     assert not np.array_equal(marble.ema, kept)
 
@@ -284,8 +293,9 @@ def test_the_loss_at_mixed_advantages_is_the_mix_of_losses() -> None:
 
 def test_a_reward_without_signal_is_left_out_and_keeps_its_coefficient(make) -> None:
     case = make("nft", 3)
-    gradients, _ = by_definition(replace(case, advantages=case.advantages[:, [0, 2]]))
-    marble = Marble(list("abc"), mode="fresh", smoothing=0.5)
+    gradients = by_definition(case)[0][[0, 2]]
+    gradients[1] *= 2
+    marble = Marble(list("abc"), mode="fresh", smoothing=0.5, smooth="everywhere")
     case.run(marble)
     before = marble.ema.copy()
     case.advantages = case.advantages.clone()
@@ -303,7 +313,9 @@ def test_a_reward_without_signal_is_left_out_and_keeps_its_coefficient(make) -> 
 
     case.advantages = torch.zeros_like(case.advantages)  # nobody has a signal: the objective's own step
     kept = marble.ema.copy()
-    assert distance(case.run(marble), by_definition(case)[0][0]) < 1e-5
+    step = case.run(marble)
+    each = by_definition(case)[0] * torch.tensor([[1.0], [1.0], [2.0]])
+    assert distance(step, each.mean(0)) < 1e-5
     assert np.array_equal(marble.ema, kept)
 
 
@@ -330,21 +342,46 @@ def test_sequential_stages_and_a_uniform_end(make) -> None:
         for k in (0, 0, 0, 0, 1, 1, 1, 1, 0):
             assert distance(case.run(marble), each[k]) < 1e-5
         assert (marble.metrics()["marble/cos_min"] is not None) == measure
-    norms = each.norm(dim=1)
-    balanced = (each / norms[:, None]).mean(0) * norms.mean()
+    means = each * torch.tensor([[1.0], [2.0]])  # over the rows to which a reward applies
+    norms = means.norm(dim=1)
+    balanced = (means / norms[:, None]).mean(0) * norms.mean()
     assert distance(case.run(Marble(["a", "b"], mode="uniform")), balanced) < 1e-5
     fresh = Marble(["a", "b"], mode="fresh", uniform_after=1)
     case.run(fresh)
     kept = fresh.ema.copy()
     assert distance(case.run(fresh), balanced) < 1e-5 and np.array_equal(fresh.ema, kept)
     amortised = Marble(["a", "b"], mode="amortised", uniform_after=0)
-    assert distance(case.run(amortised), each.mean(0)) < 1e-5
+    assert distance(case.run(amortised), by_definition(case, masked=False)[0].mean(0)) < 1e-5
+
+
+def test_a_solving_step_takes_its_own_coefficients(make) -> None:
+    """The paper's Eq. 6 to 8, and the release: smoothed ones only between two solves, from the first optimum on."""
+    first, second = make("nft", 3), make("nft", 3)
+    second.advantages = second.advantages.flip(0)
+    second.objective._known = second.objective._known.flip(0)
+    directions, steps = {}, {}
+    for smooth in ("between", "everywhere"):
+        marble = Marble(list("abc"), mode="fresh", smoothing=0.7, smooth=smooth)
+        first.run(marble)
+        begun = marble.ema.copy()
+        steps[smooth] = second.run(marble)
+        ended = marble.ema
+        directions[smooth] = np.array(json.loads(marble.metrics()["marble/steps"])[-1]["alpha"])
+    alone = Marble(list("abc"), mode="fresh", smoothing=0.0)
+    first_alone = Marble(list("abc"), mode="fresh", smoothing=0.0)
+    first.run(first_alone)
+    assert distance(second.run(alone), steps["between"]) < 1e-6
+    assert np.allclose(begun, first_alone.ema, atol=1e-6), "the first optimum, not a mixture with 1 / K"
+    assert np.allclose(ended, 0.7 * first_alone.ema + 0.3 * alone.ema, atol=1e-6)
+    assert np.allclose(directions["between"], alone.ema, atol=1e-3)
+    assert np.allclose(directions["everywhere"], ended, atol=1e-3)
+    assert distance(steps["everywhere"], steps["between"]) > 1e-3
 
 
 def test_slopes_are_the_derivatives_of_each_loss(make) -> None:
     """W by its definition in float64, and the basis of NFT: the first direction weighs the same for every reward."""
     case = make("nft", 3)
-    rows = case.rows(case.parts[0])
+    rows = replace(case.rows(case.parts[0]), known=None)
     phi = torch.rand(len(case.parts[0]), 2)
     losses, slopes = loss_slopes(case.objective, phi, rows)
     a, b = rows.advantages.double(), 0.5
@@ -352,14 +389,14 @@ def test_slopes_are_the_derivatives_of_each_loss(make) -> None:
     plus, minus = 5 / b * r, 5 / b * (1 - r)
     assert torch.allclose(slopes.double(), torch.stack([plus.T, minus.T], dim=2), rtol=1e-6)
     assert torch.allclose(losses.double(), (phi.double() @ slopes.double().transpose(1, 2)).diagonal(0, 1, 2).sum(1))
-    basis = torch.tensor(basis_of(case.objective))
+    basis = torch.tensor(case.objective.basis)
     along = slopes @ torch.linalg.inv(basis)
     assert torch.allclose(along @ basis, slopes, atol=1e-6)
     assert float(along[:, :, 0].std(0).max()) < 1e-6 < float(along[:, :, 1].std(0).max())
 
 
 def test_the_gram_matrix_is_summed_in_float64(monkeypatch) -> None:
-    monkeypatch.setattr("diffrl.gradients._GRAM_CHUNK", 7)
+    monkeypatch.setattr("diffrl.trainers.gradients._GRAM_CHUNK", 7)
     rows = torch.randn(3, 40)
     rows[1] = rows[0] * (1 + 1e-7)
     assert np.allclose(gram_matrix(rows), rows.double() @ rows.double().T, rtol=1e-14)

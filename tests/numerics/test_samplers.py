@@ -27,6 +27,7 @@ from diffrl.samplers import (
 FLOW = FlowMatching()
 VP = VariancePreserving((1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2).cumprod(0))
 STOCHASTIC = [name for name, info in SAMPLERS.items() if info.stochastic]
+TO_THE_ODE = [name for name in STOCHASTIC if name != "renoise"]  # which is for consistency models: see its own tests
 SECOND = 0.9  # second level of the schedule that the rows below come from
 
 
@@ -77,6 +78,53 @@ def test_kernel_is_the_formula(name: str, literal: Callable[..., tuple[float, fl
             want = literal(x[i][place].item(), v[i][place].item(), t[i].item(), t_next[i].item(), level)
             assert mean[i][place].item() == pytest.approx(want[0], rel=1e-12, abs=1e-12)
             assert std[i].item() == pytest.approx(want[1], rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("process", [FLOW, VP])
+def test_renoise_is_the_consistency_models_step(process: Any) -> None:
+    x, v, t, t_next = rows()
+    prediction = process.from_velocity(x, v, t)
+    mean, std = sde_kernel("renoise", x, prediction, t, t_next, 1.0, SECOND, process)
+    alpha, sigma = (value.view(-1, 1, 1, 1) for value in (process.alpha(t_next), process.sigma(t_next)))
+    torch.testing.assert_close(mean, alpha * prediction.x0)  # the predicted noise does not enter
+    torch.testing.assert_close(std, sigma)
+    none, zero = sde_kernel("renoise", x, prediction, t, t_next, 0.0, SECOND, process)
+    torch.testing.assert_close(none, process.add_noise(prediction.x0, prediction.eps, t_next))
+    assert not zero.any()
+    if process is FLOW:
+        for ours, cps in zip((mean, std), kernel("cps", x, v, t, t_next, 1.0), strict=True):
+            torch.testing.assert_close(ours, cps, rtol=1e-12, atol=1e-12)
+
+
+def test_a_consistency_function_keeps_the_marginal_in_any_number_of_steps() -> None:
+    """Data N(1, 0.5^2): the ODE's map f to the clean end is affine; renoising from it leaves the data's law."""
+    mean, spread, n = 1.0, 0.5, 200_000
+    draws = torch.Generator().manual_seed(0)
+
+    def f(x: Tensor, t: float) -> Tensor:  # exact: the ODE keeps the standardised position
+        scale = math.sqrt((1 - t) ** 2 * spread**2 + t**2)
+        return mean + spread * (x - (1 - t) * mean) / scale
+
+    for levels in ([1.0, 0.0], [1.0, 0.75, 0.5, 0.25, 0.0]):
+        x = torch.randn(n, 1, 1, 1, generator=draws, dtype=torch.float64)
+        for t, t_next in pairwise(levels):
+            x0 = f(x, t)
+            eps = (x - (1 - t) * x0) / t
+            level, following = torch.full((n,), t, dtype=torch.float64), torch.full((n,), t_next, dtype=torch.float64)
+            found, std = sde_kernel("renoise", x, Prediction(x0, eps, eps - x0), level, following, 1.0, 0.75, FLOW)
+            x = found + std * torch.randn(n, 1, 1, 1, generator=draws, dtype=torch.float64)
+        assert float(x.mean()) == pytest.approx(mean, abs=0.005) and float(x.std()) == pytest.approx(spread, abs=0.005)
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance", "cps", "renoise", "ddim"])
+def test_a_row_may_have_its_own_noise_level(name: str) -> None:
+    x, v, t, t_next = rows()
+    levels = torch.linspace(0.2, 1.0, 5, dtype=torch.float64)
+    mean, std = sde_kernel(name, x, FLOW.from_velocity(x, v, t), t, t_next, levels, SECOND, FLOW)
+    for i, level in enumerate(levels.tolist()):
+        one = slice(i, i + 1)
+        want = kernel(name, x[one], v[one], t[one], t_next[one], level)
+        torch.testing.assert_close((mean[one], std[one]), want, rtol=1e-12, atol=1e-14)
 
 
 def test_flow_sde_takes_the_second_level_only_at_pure_noise() -> None:
@@ -200,7 +248,7 @@ def step_of(name: str, x: Tensor, i: int, levels: list[float]) -> tuple[Tensor, 
     return sde_kernel(name, x, p, t, t_next, level_of(name, len(levels) - 1), levels[1], FLOW)
 
 
-@pytest.mark.parametrize("name", ["euler", *STOCHASTIC])
+@pytest.mark.parametrize("name", ["euler", *TO_THE_ODE])
 def test_sde_and_ode_reach_the_same_gaussian(name: str) -> None:
     particles, steps = 8000, 300
     levels = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
@@ -229,7 +277,7 @@ def moments(name: str, steps: int) -> tuple[Tensor, Tensor]:
     return mean, cov
 
 
-@pytest.mark.parametrize("name", ["euler", *STOCHASTIC])
+@pytest.mark.parametrize("name", ["euler", *TO_THE_ODE])
 def test_marginals_converge_to_the_target(name: str) -> None:
     """First order in the step; flow_sde, whose noise grows like 1 / (1 - t) towards the start, of order a^2 (about)."""
     errors = []

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl import checkpoint
-from diffrl.checkpoint import CheckpointError, latest, load, save
+from diffrl.records import checkpoint
+from diffrl.records.checkpoint import CheckpointError, latest, load, save
 
 
 def write(run_dir: Path, step: int, keep: int = 2) -> Path:
@@ -110,7 +110,7 @@ KILL = """
     import os, signal, sys, warnings
     from pathlib import Path
     import torch
-    from diffrl import checkpoint
+    from diffrl.records import checkpoint
 
     warnings.simplefilter("error")
     os.fsync = lambda handle: None  # a killed process loses nothing that it wrote; only the place of the call counts
@@ -173,7 +173,7 @@ def test_killed_at_every_system_call(tmp_path: Path, second: int, keep: int) -> 
 FULL = """
     import resource, sys
     import torch
-    from diffrl import checkpoint
+    from diffrl.records import checkpoint
 
     checkpoint.save(sys.argv[1], 1, {"lora": {"a": torch.ones(3)}}, {}, keep=1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # the system refuses to write more into a file

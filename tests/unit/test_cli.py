@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from diffrl import __version__
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
 from diffrl.rewards import registry
@@ -64,7 +64,7 @@ def calls(monkeypatch):
     class Fake(ModuleType):
         pass
 
-    stub("diffrl.trainers.run", "train")
+    stub("diffrl.run.train", "train")
     stub("diffrl.evaluation", "sample")
     scores = {"mean": {"clip": 0.25, "ocr": None}, "standard_error": {"clip": 0.01, "ocr": 0.0}, "diversity": 0.5}
     stub("diffrl.evaluation", "evaluate", scores)
@@ -99,7 +99,7 @@ def test_help_and_version(capsys):
 def test_help_and_mistakes_are_answered_before_torch_is_imported():
     script = """
 import sys
-from diffrl.cli import main
+from diffrl.cli.main import main
 codes = [main(words.split()) for words in (
     "", "train --help", "train --help-config", "train ok.yaml rollout.groups=x", "train ok.yaml rewards.clap={}",
     "sample playgrond --prompts p.txt --out o", "evaluate playground --rewards x --prompts p.txt --out o",
@@ -124,7 +124,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("train ok.yaml rollout.groups=x", 'command line: rollout.groups: expected a whole number, got "x"'),
         ("train --resume runs/on", '--resume: no folder "runs/on" (nearest: "one")'),
         ("train --resume runs/two", '--resume: "runs/two" is not a run\'s folder: it has no config.yaml'),
-        ("train --resume runs/one seed=1", "seed: 1, but the run in runs/one has 0"),
+        ("train --resume runs/one optimise.seed=1", 'optimise.seed: unknown key (nearest: "seed")'),
         ("sample", "the following arguments are required: --out, MODEL, --prompts"),
         ("sample playground --prompts p.txt", "the following arguments are required: --out"),
         ("sample playgrond --prompts p.txt --out o", 'MODEL: "playgrond" is neither "playground"'),
@@ -174,7 +174,7 @@ def test_train_hands_over_the_config(calls):
     assert main(["train", "ok.yaml", "seed=4", "--dry-run", "epochs=2"]) == 0
     ((_, (config,), options),) = calls
     assert (config.seed, config.epochs, config.run_dir) == (4, 2, "runs/ok")
-    assert options == {"resume": None, "dry_run": True}
+    assert options == {"resume": None, "dry_run": True, "override": []}
 
 
 def test_resume_without_a_config_uses_the_run_s_own(calls):
@@ -182,7 +182,7 @@ def test_resume_without_a_config_uses_the_run_s_own(calls):
     assert main(["train", "ok.yaml", "--resume", "runs/one"]) == 0
     for (_, (config,), options), epochs in zip(calls, (99, 40), strict=True):
         assert (config.epochs, config.run_dir) == (epochs, "runs/one")
-        assert options == {"resume": Path("runs/one"), "dry_run": False}
+        assert options == {"resume": Path("runs/one"), "dry_run": False, "override": []}
 
 
 def test_a_run_s_folder_may_be_moved(calls):
@@ -237,9 +237,9 @@ def test_a_damaged_checkpoint_is_a_failure_though_it_is_a_user_error(calls, caps
     class CheckpointError(UserError):
         pass
 
-    module = ModuleType("diffrl.checkpoint")
+    module = ModuleType("diffrl.records.checkpoint")
     module.CheckpointError = CheckpointError
-    monkeypatch.setitem(sys.modules, "diffrl.checkpoint", module)
+    monkeypatch.setitem(sys.modules, "diffrl.records.checkpoint", module)
     calls.error = CheckpointError("lora.safetensors: wrong checksum")
     assert main(["train", "ok.yaml"]) == 1
     calls.error = UserError("bad value")
@@ -283,7 +283,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 def test_doctor_does_not_warn_of_rewards_that_are_built_with_something(monkeypatch):
-    from diffrl import doctor
+    from diffrl.cli import doctor
     from diffrl.rewards import registry
 
     installed = importlib.metadata.entry_points(group="diffrl.rewards")
@@ -292,7 +292,7 @@ def test_doctor_does_not_warn_of_rewards_that_are_built_with_something(monkeypat
 
 
 def test_doctor_explains_a_torchvision_of_another_torch(monkeypatch, capsys):
-    from diffrl import doctor
+    from diffrl.cli import doctor
 
     def broken(name):
         raise RuntimeError("operator torchvision::nms does not exist")
@@ -311,3 +311,28 @@ def test_doctor_explains_a_torchvision_of_another_torch(monkeypatch, capsys):
 
 def test_the_config_of_a_run_is_a_config(calls):
     assert json.loads(json.dumps(load_config("runs/one/config.yaml").resolved()))["run_dir"] == "runs/one"
+
+
+COMPLETE = """
+source <(printf '%s' "$SCRIPT")
+complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_diffrl; echo "${COMPREPLY[@]}"; }
+complete_words diffrl doc
+complete_words diffrl sample playground --per
+complete_words diffrl sample --sampler ""
+complete_words diffrl train ok
+complete_words diffrl compare --out x.html run
+"""
+
+
+def test_a_shell_completes_commands_options_choices_and_files(capsys):
+    scripts = {}
+    for shell in ("bash", "zsh", "fish"):
+        assert main(["completion", shell]) == 0
+        scripts[shell] = capsys.readouterr().out
+        assert all(word in scripts[shell] for word in ("diffrl", "evaluate", "per-prompt")), shell
+    assert "compdef" in scripts["zsh"] and "complete -c diffrl" in scripts["fish"]
+    answers = subprocess.run(
+        ["bash", "-ec", COMPLETE], env={**os.environ, "SCRIPT": scripts["bash"]}, capture_output=True, text=True
+    )
+    assert answers.returncode == 0, answers.stderr
+    assert answers.stdout.splitlines() == ["doctor", "--per-prompt", "euler dpm2 ddim", "ok.yaml", "runs"]

@@ -14,9 +14,10 @@ from tiny import count_forwards, scramble
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.trainers.algorithm import Rows, Scored, Step, optimiser_steps, sample_pairs
+from diffrl.run.train import Run
+from diffrl.trainers.algorithm import Scored, Step, optimiser_steps, sample_pairs
 from diffrl.trainers.crd import CRD, anchor_strength, external_reward
-from diffrl.trainers.run import Run
+from diffrl.trainers.rows import Rows
 
 REDNESS = {"plugin": str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"}
 
@@ -32,7 +33,7 @@ def test_no_forward_is_run_whose_result_is_unused(config_file, monkeypatch) -> N
     run.loop.run_epoch(0)
     # old is theta in the first step; nobody is held to the pretrained model
     assert seen == {("sampling", False): 48, ("default", True): 48, ("old", False): 24}
-    assert run.objective.old_is_theta is False  # decay 0.26: old lags from now on
+    assert run.objective.on_policy is False  # decay 0.26: old lags from now on
     seen.clear()
     run.loop.run_epoch(1)
     assert seen == {("sampling", False): 48, ("default", True): 48, ("old", False): 48}
@@ -57,7 +58,7 @@ def gradient(run: Run, accumulation: int, key: int = 0) -> tuple[torch.Tensor, d
     objective, policy = run.objective, run.policy
     advantages = objective.advantages(SCORED[run])[rollout.first : rollout.first + len(rollout.member)]
     parts = sample_pairs(torch.arange(len(rollout.member)), 3).tensor_split(accumulation)
-    objective.old_is_theta = False
+    objective.on_policy = False
     objective.before_step(policy, Step(rollout, advantages, parts, (0, key), lambda values: values))
     for part in parts:
         rows = objective.rows(rollout, advantages, part, (0, key))
@@ -101,7 +102,7 @@ def test_centring_does_not_depend_on_the_micro_batches(config_file, overrides, c
 
 
 def test_a_constant_per_prompt_changes_no_gradient_to_the_bit(config_file) -> None:
-    run = prepared(config_file, [])
+    run = prepared(config_file, ["crd.advantage_std=group"])  # the std of the batch sees the constants
     scored = SCORED[run]
     quarters = (scored.scores * 4).round() / 4
     gradients = []
@@ -166,8 +167,8 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
     strength = anchor_strength(external_reward(advantages[:4, 0], 5.0), 0.2).repeat(3)
     assert len(strength.unique()) == 4
     assert torch.allclose(objective.penalty(policy, rows), strength * kl, rtol=1e-5)
-    objective.reference = "old"  # as a wrapper may say
-    assert torch.equal(objective.reference_of(policy, rows).v, plain)
+    objective.penalty.reference = "old"  # as a wrapper may say
+    assert torch.equal(objective.penalty.anchor(policy, rows).v, plain)
 
 
 def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(config_file) -> None:
@@ -182,7 +183,7 @@ def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(
     assert metrics["crd/r_theta_std"] > 0 and -1 <= metrics["crd/correlation"] <= 1 and metrics["kl"] > 0
     fresh = CRD()
     fresh.load_state_dict(run.objective.state_dict())
-    assert CRD().old_is_theta and not fresh.old_is_theta
+    assert CRD().on_policy and not fresh.on_policy
 
 
 def test_a_resume_is_exact(config_file) -> None:
@@ -217,7 +218,8 @@ def test_several_rewards_under_gardo(config_file, monkeypatch) -> None:
 
 def test_the_defaults_are_the_papers(config_file) -> None:
     objective = make(config_file).objective
-    assert (objective.beta, objective.anchor_guidance, objective.b, objective.tau) == (0.1, 4.5, 1.0, None)
+    penalty = objective.penalty
+    assert (penalty.beta, penalty.guidance, objective.b, objective.tau) == (0.1, 4.5, 1.0, None)
     for decays in (objective.decays, CRD().decays):  # from the config and without one
         assert [decays["old"](s) for s in (0, 50, 999)] == pytest.approx([0.25, 0.5, 0.999])
         assert [decays["sampling"](s) for s in (0, 74, 95, 999)] == pytest.approx([0.0, 0.0, 0.15, 0.999])
@@ -242,7 +244,7 @@ def _train(config_path: Path, folder: Path, world: int) -> None:
         overrides = [*sizes, "optimise.inner_epochs=2", "rollout.steps=2"]
         run = Run(load_config(config_path, overrides, world=world))
         scramble(run.policy, "old")  # far from theta, so that the means of r_theta matter from the first step on
-        run.objective.old_is_theta = False  # type: ignore[attr-defined]
+        run.objective.on_policy = False  # type: ignore[attr-defined]
         metrics = run.loop.run_epoch(0)
         if run.main:
             torch.save((run.policy.state("default"), run.policy.state("old"), metrics), folder / f"{name}{world}.pt")

@@ -14,18 +14,18 @@ from tiny import clip_tokenizer
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import check_plugin, load_config
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
+from diffrl.records.tracking import save_image
 from diffrl.report.d2align import write_page
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import examine
 from diffrl.rewards.direction import Corrected, Direction, Identity, fingerprint, guided_embedding, load_direction
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.registry import split_name
-from diffrl.tracking import save_image
-from diffrl.trainers.d2align import pool_prompts
+from diffrl.run.direction import pool_prompts
 
 DATA = Path(__file__).parents[1] / "data"
 PLUGIN, REDNESS = f"{DATA}/embedder.py:Embedder", f"{DATA}/redness.py:Redness"

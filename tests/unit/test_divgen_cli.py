@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffrl.cli import main
+from diffrl.cli.divgen import DIMENSIONS, KINDS, WORLDS
+from diffrl.cli.main import main
 from diffrl.divgen.score import FILE, load_scores
-from diffrl.divgen_cli import DIMENSIONS, KINDS, WORLDS
 from diffrl.prompts import load_prompts
 
 PIXELS = [f"--{kind}={name}" for kind, name in zip(KINDS, ("none", "pixels", "none", "pixels", "none"), strict=True)]

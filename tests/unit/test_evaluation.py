@@ -44,7 +44,7 @@ def drawn(policy: Any, prompts: list[Prompt], spec: Any, *, per_prompt: int, bat
 @pytest.mark.parametrize("batch_size", [1, 3, 12])
 def test_a_group_wise_reward_sees_whole_groups(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     monkeypatch.setattr(evaluation, "generate", drawn)
-    scores, _, _ = score_policy(
+    scores, *_ = score_policy(
         POLICY,
         Scorer({"rank": Rank()}),
         lambda images: images.flatten(1)[:, :2],

@@ -9,12 +9,12 @@ import torch
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 from torch.utils.flop_counter import FlopCounterMode
 
-from diffrl import fit
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
-from diffrl.trainers.run import Run
+from diffrl.run import fit
+from diffrl.run.train import Run
 
 MODELS = {
     "sd3": lambda folder: tiny_sd3(folder, t5=True, max_sequence_length=8),
@@ -51,11 +51,13 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
                 if train:
                     prediction.v.square().mean().backward()
 
-        real[train] = peak_of(forward, [*policy.network.parameters(), *inputs]) + sum(v.nbytes for v in inputs)
+        kept = policy.lora.fused.prepare(torch.float32)  # merged weights are a part of their own
+        real[train] = peak_of(forward, [*policy.network.parameters(), *kept, *inputs]) + sum(v.nbytes for v in inputs)
     assert found.peaks[f"training {rows} rows"] == pytest.approx(real[True], rel=0.05)
     assert found.peaks[f"sampling {config.rollout.batch_size} rows"] == pytest.approx(real[False], rel=0.05)
     network = sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)
     assert found.parts["network"] == network
+    assert found.parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
     assert found.parts["LoRA, 3 of them"] == 3 * sum(p.nbytes for _, p in policy.trainable)
 
 
@@ -97,7 +99,7 @@ def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypa
 
 
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    from diffrl import doctor
+    from diffrl.cli import doctor
 
     path = str(config_file("run", optimise={"accumulation": 1}))
     assert main(["doctor", path]) == 0

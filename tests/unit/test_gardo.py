@@ -15,12 +15,13 @@ from tiny import scramble
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
+from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.tracking import Tracker
+from diffrl.run.exhibit import exhibit
+from diffrl.run.train import Run
 from diffrl.trainers.algorithm import Scored, Step, sample_pairs
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.nft import NFT
-from diffrl.trainers.run import Run
 
 BLUE = """
 class Blueness:
@@ -104,7 +105,7 @@ def test_penalty_is_the_bases_divergence_on_gated_rows_and_zero_elsewhere(make, 
         rows = gardo.rows(step.rollout, step.advantages, part, step.key)
         gardo.scalars(run.policy, rows)
         penalty = gardo.penalty(run.policy, rows)
-        kl = gardo.base.divergence(run.policy, rows, gardo.base.reference_of(run.policy, rows))
+        kl = gardo.base.penalty.divergence(run.policy, rows, gardo.base.penalty.anchor(run.policy, rows))
         gated = gardo.judged.gate[part[:, 0]]
         assert (penalty is None) == (not gated.any())
         if penalty is not None:
@@ -270,7 +271,7 @@ def test_an_image_of_the_exhibit_is_the_one_that_was_scored(make) -> None:
     run = make({"share": 0.2})
     shown = {}
     run.loop.inspect = lambda epoch, rollout: shown.update(
-        zip(("images", "rows"), gardo_of(run).exhibit(run.policy, rollout, lambda values: values, 4), strict=True)
+        zip(("images", "rows"), exhibit(gardo_of(run), run.policy, rollout, lambda values: values, 4), strict=True)
     )
     run.loop.run_epoch(0)
     scores = run.scorer.score(shown["images"], [Prompt(row["prompt"], {}) for row in shown["rows"]])
@@ -313,12 +314,8 @@ SHIPPED = {
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_load_and_survive_a_resume(name: str, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"prompt {i}\n" for i in range(64)))
     red = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
     overrides = [text.format(red=red) for text in SHIPPED[name]]
-    if not name.startswith("playground"):
-        overrides += [f"prompts.train={prompts}", f"prompts.test={prompts}"]
     config = load_config(Path(__file__).parents[2] / "configs" / f"{name}.yaml", overrides, world=1)
     assert config.gardo is not None and set(config.gardo.auxiliary) <= set(config.watch)
     dump(config, tmp_path / "config.yaml")

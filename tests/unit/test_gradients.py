@@ -10,11 +10,10 @@ import torch
 from tiny import SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor, nn
 
-from diffrl import gradients
 from diffrl.errors import UserError
-from diffrl.gradients import LoraGradients, Passes
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import LoraSpec, Policy, fused, load_policy
 from diffrl.policy.lora import Adapters
+from diffrl.trainers.gradients import LoraGradients, Passes
 
 ONE = torch.ones(())
 
@@ -65,15 +64,13 @@ SLOPES = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(3))
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_rows_are_told_apart_in_two_passes(model, monkeypatch, guidance: float, checkpointing: bool) -> None:
     calls = []
-    forward = gradients._forward
-    monkeypatch.setattr(gradients, "_forward", lambda *args: (calls.append(1), forward(*args))[1])
+    monkeypatch.setattr(fused, "_merge", lambda *args: (calls.append(1), fused._Merged.apply(*args))[1])
     expected = torch.einsum("kij,jip->kp", SLOPES, row_gradients(load(model), guidance))
     policy = load(model)
     if checkpointing:
         policy.enable_gradient_checkpointing()
     assert distance(combined(policy, SLOPES, guidance), expected) < 1e-5
-    matrices = 2 * len(policy.lora.layers)
-    assert (len(calls) > 2 * matrices) == checkpointing, "each pass recomputes"
+    assert (len(calls) > 2 * len(policy.lora.fused.groups)) == checkpointing, "each pass recomputes"
     assert all(p.grad is None for _, p in policy.trainable)
 
 
@@ -115,8 +112,6 @@ def test_outside_nothing_changes(model) -> None:
         assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-8), name
     together = torch.cat([p.grad.flatten() for _, p in ours.trainable])
     assert distance(bank[0], together) < 1e-5
-    layer = next(iter(ours.lora.layers.values()))
-    assert "forward" in vars(layer.lora_A["default"]) and "forward" not in vars(layer.lora_A["old"])
 
 
 def test_bf16_contracts_in_float32(model) -> None:
@@ -157,7 +152,7 @@ class _Two(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_network_gives_the_same() -> None:
-    """Each LoRA matrix is a break in the compiled graph, and every gradient arrives, in both passes over it."""
+    """Each group of LoRA layers breaks the compiled graph; every gradient arrives, in both passes over it."""
     x, banks = torch.randn(3, 7, 6, generator=torch.Generator().manual_seed(0)), []
     for compiled in (False, True):
         torch.manual_seed(0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffrl.guard import Guard
+from diffrl.records.guard import Guard
 
 GUARD = Guard(trained=["proxy"], watched=["truth", "flaws"], lower={"flaws"})
 

@@ -11,8 +11,8 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.policy.base import Policy
-from diffrl.trainers.loop import TrainingError
-from diffrl.trainers.run import Run
+from diffrl.run.loop import TrainingError
+from diffrl.run.train import Run
 
 
 def make(config_file: Any, overrides: list[str], **sections: Any) -> Run:
@@ -27,7 +27,7 @@ def test_nft_runs_no_forward_whose_result_is_unused(config_file, monkeypatch) ->
     run.loop.run_epoch(0)
     assert seen == {("old", False): 16 * 3 + 8 * 3, ("default", True): 16 * 3}
     # The first schedule copies theta into old after an epoch with decay 0 only; from now on old lags and is needed.
-    assert run.objective.old_is_theta is False
+    assert run.objective.on_policy is False
     seen.clear()
     run.loop.run_epoch(1)
     assert seen[("old", False)] == 16 * 3 + 16 * 3
@@ -36,7 +36,7 @@ def test_nft_runs_no_forward_whose_result_is_unused(config_file, monkeypatch) ->
     seen = count_forwards(weighted, monkeypatch)
     weighted.loop.run_epoch(0)
     assert seen == {("old", False): 16 * 3 + 8, ("default", True): 16, ("pretrained", False): 16}
-    assert weighted.objective.old_is_theta is True  # decay 0: old is theta again, the next epoch starts without it
+    assert weighted.objective.on_policy is True  # decay 0: old is theta again, the next epoch starts without it
 
 
 def test_grpo_runs_the_reference_only_with_a_weight(config_file, monkeypatch) -> None:

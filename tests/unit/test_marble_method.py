@@ -14,11 +14,12 @@ from diffrl.advantages import decoupled_advantages, group_advantages
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.policy.lora import Adapters, LoraSpec
+from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.tracking import Tracker
+from diffrl.run.parts import build_gradients, build_objective, sampler_spec
 from diffrl.trainers.algorithm import AdvantageRule, Scored, SumOfLosses
-from diffrl.trainers.marble import Marble, set_columns
-from diffrl.trainers.parts import build_gradients, build_objective, sampler_spec
+from diffrl.trainers.bank import Bank, set_columns
+from diffrl.trainers.marble import Marble
 
 SCORES = torch.tensor([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0], [5.0, torch.nan], [7.0, torch.nan], [9.0, torch.nan]])
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -100,8 +101,7 @@ def test_bad_configs_are_named(config_file, overrides: list[str], message: str) 
 
 def finished(marble: Marble, gradients: torch.Tensor, signal: list[float] | None = None) -> torch.Tensor:
     """d for made-up gradients (K, size) of the step's rewards."""
-    marble._bank = gradients.clone()
-    marble._signal = torch.tensor(signal or [1.0] * len(gradients))
+    marble._bank = Bank(gradients.clone(), torch.tensor(signal or [1.0] * len(gradients)))
     parameter = torch.nn.Parameter(torch.zeros(gradients.shape[1]))
     marble.finish([parameter], None)
     assert parameter.grad is not None
@@ -118,7 +118,10 @@ def test_coefficients_are_smoothed_and_stay_on_the_simplex() -> None:
     side = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])  # a lies between b and c
     three = Marble(["a", "b", "c"], mode="fresh", smoothing=0.7)
     finished(three, side)
-    assert three.ema == pytest.approx([0.7 / 3, 0.7 / 3 + 0.15, 0.7 / 3 + 0.15])
+    assert three.ema == pytest.approx([0.0, 0.5, 0.5]), "the first optimum is where smoothing begins"
+    step = finished(three, side.roll(1, 0))  # now b lies between, at the optimum [0.5, 0, 0.5]
+    assert three.ema == pytest.approx([0.15, 0.35, 0.5])
+    assert torch.allclose(step, torch.tensor([0.6, 0.0]), atol=1e-6), "the solving step takes the optimum itself"
 
 
 def test_opposed_rewards_stop_each_other_and_say_so() -> None:
@@ -174,7 +177,7 @@ def test_the_state_is_the_smoothed_coefficients_and_the_step() -> None:
 def test_the_trained_lora_alone_is_taken_over() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 3))
     adapters = Adapters(network, LoraSpec(2, 2), ["0"])
-    from diffrl.gradients import LoraGradients
+    from diffrl.trainers.gradients import LoraGradients
 
     assert LoraGradients(adapters).size == 2 * 3 + 3 * 2
 

@@ -8,14 +8,14 @@ import torch
 from PIL import Image, ImageFilter
 
 from diffrl.playground.artefact import artefact, bank_images
-from diffrl.playground.grammar import sample_scene
-from diffrl.playground.renderer import render
+from diffrl.playground.renderer import draw
+from diffrl.playground.scenes import sample_caption
 
 
 @pytest.fixture(scope="module")
 def fresh() -> np.ndarray:
     rng = np.random.default_rng(1)
-    return np.stack([render(sample_scene(rng, "test"), rng) for _ in range(100)])
+    return np.stack([draw(sample_caption(rng, "test").text(), rng) for _ in range(100)])
 
 
 def test_zero_on_the_bank() -> None:

@@ -1,205 +1,187 @@
-"""The verifier is exact on true images, notices every single change, and cannot be pleased by degenerate pictures."""
+"""The verifier is exact on true pictures, tolerant of what happens to pictures, and cannot be fooled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image
+from scipy import ndimage
 
 from diffrl.playground import grammar
-from diffrl.playground.grammar import Scene, parse, sample_scene
-from diffrl.playground.renderer import GROUNDS, PALETTE, SKIN, render
-from diffrl.playground.verifier import Verdict, judge, see, verify
+from diffrl.playground.grammar import Caption, parse
+from diffrl.playground.reading import observe
+from diffrl.playground.renderer import GROUNDS, PALETTE, render
+from diffrl.playground.scenes import Scene, complete, sample_caption, sample_scene
+from diffrl.playground.verifier import judge, see, verify
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cheats import CHEATS
 
 
-def world(count: int, split: str = "test", subset: str = "all", seed: int = 0) -> tuple[list[Scene], np.ndarray]:
+def world(count: int, split: str = "test", subset: str = "all", seed: int = 0) -> tuple[list[Caption], np.ndarray]:
     rng = np.random.default_rng(seed)
-    scenes = [sample_scene(rng, split, subset) for _ in range(count)]
-    return scenes, np.stack([render(scene, rng) for scene in scenes])
-
-
-def flat(color: tuple[int, int, int]) -> np.ndarray:
-    return np.broadcast_to(np.array(color, np.uint8), (64, 64, 3)).copy()
+    captions = [sample_caption(rng, split, subset) for _ in range(count)]
+    return captions, np.stack([render(complete(caption, rng)) for caption in captions])
 
 
 def test_exact_on_rendered_images() -> None:
     for split in ("train", "test"):
-        scenes, images = world(500, split)
-        verdicts = verify(images, [scene.text() for scene in scenes])
-        strict = [held for verdict in verdicts for held in verdict.strict.values()]
+        captions, images = world(150, split)
+        verdicts = verify(images, [caption.text() for caption in captions])
+        assert all(verdict.all_right for verdict in verdicts)
         credit = [value for verdict in verdicts for value in verdict.facts.values()]
-        assert len(strict) > 2000 and np.mean(strict) >= 0.995
-        assert np.mean(credit) > 0.99 and min(credit) >= 0.0 and max(credit) <= 1.0
-
-
-@pytest.mark.parametrize("subset", ["styles", "tones", "heads"])
-def test_exact_on_the_harder_subsets(subset: str) -> None:
-    scenes, images = world(250, subset=subset, seed=1)
-    verdicts = verify(images, [scene.text() for scene in scenes])
-    assert np.mean([verdict.score for verdict in verdicts]) >= 0.995
-
-
-def changes(scene: Scene, rng: np.random.Generator) -> list[tuple[Scene, str]]:
-    """Scenes that differ from `scene` in one thing, and the fact that is then wrong."""
-
-    def other(options: tuple[str, ...], *taken: str) -> str:
-        return str(rng.choice([option for option in options if option not in taken]))
-
-    found = [(replace(scene, background=other(grammar.BACKGROUNDS, scene.background)), "background")]
-    if scene.head is not None:
-        head = scene.head
-        for part in (
-            {"skin": other(grammar.SKINS, head.skin)},
-            {"hair": other(grammar.HAIRS, head.hair)},
-            {"mood": other(grammar.MOODS, head.mood)},
-            {"glasses": not head.glasses},
-            {"hat": not head.hat},
-        ):
-            found.append((replace(scene, head=replace(head, **part)), next(iter(part))))  # type: ignore[arg-type]
-        return found
-    first, rest = scene.things[0], scene.things[1:]
-    suffix = "/1" if rest else ""
-    color = other(grammar.COLORS, *(thing.color for thing in scene.things))
-    found.append((replace(scene, things=(replace(first, color=color), *rest)), "color" + suffix))
-    if scene.kind != "words":
-        shape = other(grammar.SHAPES, *(thing.shape for thing in scene.things))
-        found.append((replace(scene, things=(replace(first, shape=shape), *rest)), "shape" + suffix))
-    if scene.kind == "counts":
-        found += [(replace(scene, count=count), "count") for count in (2, 3, 4) if count != scene.count]
-    if scene.relation:
-        found += [(replace(scene, relation=r), "relation") for r in grammar.RELATIONS if r != scene.relation]
-    if scene.style != "filled":
-        found.append((replace(scene, style=other(grammar.STYLES[1:], scene.style)), "style"))
-    if scene.tone != "normal":
-        found.append((replace(scene, tone=other(grammar.TONES[1:], scene.tone)), "tone"))
-    return found
-
-
-@pytest.mark.parametrize("subset", ["all", "styles", "tones"])
-def test_one_change_makes_that_fact_wrong_and_costs_credit(subset: str) -> None:
-    rng = np.random.default_rng(2)
-    scenes, images = world(80, subset=subset, seed=2)
-    wrong = []
-    for scene, image in zip(scenes, images, strict=True):
-        seen = see(image)
-        true = judge(seen, scene)
-        for changed, name in changes(scene, rng):
-            verdict = judge(seen, changed)
-            wrong.append(not verdict.strict[name])
-            assert verdict.facts[name] < true.facts[name] - 0.15, (scene.text(), changed.text())
-    assert np.mean(wrong) > 0.995
-
-
-def test_an_unsaid_tone_costs_the_colour_or_the_background() -> None:
-    scenes, images = world(150, subset="tones", seed=3)
-    for scene, image in zip(scenes, images, strict=True):
-        verdict = judge(see(image), replace(scene, tone="normal"))
-        told = {name: held for name, held in verdict.strict.items() if name.startswith(("color", "background"))}
-        assert not all(told.values()), scene.text()
+        assert np.mean(credit) > 0.98 and min(credit) >= 0.0 and max(credit) <= 1.0
 
 
 @pytest.mark.parametrize("kind", list(grammar.KINDS))
-def test_degenerate_pictures_earn_little(kind: str) -> None:
-    rng = np.random.default_rng(4)
+def test_reads_every_fact_of_a_scene_said_or_not(kind: str) -> None:
+    rng = np.random.default_rng(1)
     for _ in range(20):
-        scene = sample_scene(rng, "test", kind)
-        color = PALETTE[scene.things[0].color] if scene.things else SKIN["tan"]
-        noise = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
-        for image in (flat(GROUNDS[scene.background]), flat(color), noise):
-            verdict = judge(see(image), scene)
-            assert not verdict.all_right
-            named = ("shape", "count", "relation", "mood", "hat", "glasses")
-            assert all(value < 0.4 for name, value in verdict.facts.items() if name.startswith(named))
-            if kind != "words":
-                assert verdict.reward < 0.45 and verdict.score <= 0.34
+        scene = sample_scene(rng, kind)
+        always = scene.describe(grammar.ALWAYS.get(kind, ()))
+        shown = observe(see(render(scene)), always)
+        unlike = {name: value for name, value in scene.facts.items() if shown.get(name) != value}
+        # A place within a pixel of a bin's border may be read on the other side of it.
+        assert set(unlike) <= {"position", "size"} and len(unlike) <= 1, (scene, shown)
 
 
-def test_too_many_things_are_not_right() -> None:
+def _shaken(image: np.ndarray, how: str, rng: np.random.Generator) -> np.ndarray:
+    """A picture as a camera, an editor or a picture model changes it; edges are filled with the ground."""
+    x, ground = image.astype(float), image[0, 0].astype(float)
+    if how == "noise of 16 levels":
+        x = x + rng.normal(0, 16, x.shape)
+    elif how == "blur of a pixel":
+        x = ndimage.gaussian_filter(x, (1, 1, 0))
+    elif how == "turned by 10 degrees":
+        x = ndimage.rotate(x - ground, rng.choice([-10, 10]), reshape=False, order=1) + ground
+    elif how == "vignette":
+        y, z = np.mgrid[-1:1:64j, -1:1:64j]
+        x = x * (1 - 0.2 * (y**2 + z**2))[..., None]
+    elif how == "moved":
+        x = ndimage.shift(x - ground, (*rng.uniform(-1.5, 1.5, 2), 0), order=1) + ground
+    elif how == "JPEG":
+        held = io.BytesIO()
+        Image.fromarray(image).save(held, "JPEG", quality=75, subsampling=0)
+        x = np.asarray(Image.open(held)).astype(float)
+    elif how == "40 pixels and back":
+        small = Image.fromarray(image).resize((40, 40), Image.Resampling.BILINEAR)
+        x = np.asarray(small.resize((64, 64), Image.Resampling.BILINEAR)).astype(float)
+    elif how == "darker":
+        x = 0.88 * x + 6
+    elif how == "less contrast":
+        x = 0.85 * (x - 128) + 128
+    elif how == "warmer":
+        x = x * np.array([1.0, 0.94, 0.9])
+    return x.clip(0, 255).round().astype(np.uint8)
+
+
+SHAKEN = (
+    *("noise of 16 levels", "blur of a pixel", "turned by 10 degrees", "vignette", "moved", "JPEG"),
+    *("40 pixels and back", "darker", "less contrast", "warmer"),
+)
+
+
+@pytest.mark.parametrize("how", SHAKEN)
+def test_true_pictures_stay_right_when_they_are_shaken(how: str) -> None:
+    rng = np.random.default_rng(3)
+    captions, images = world(50, seed=4)
+    verdicts = verify(np.stack([_shaken(image, how, rng) for image in images]), [c.text() for c in captions])
+    held = [right for verdict in verdicts for right in verdict.strict.values()]
+    assert np.mean(held) >= 0.94  # the figures on 2,000 pictures are in assets/results/verifier.json
+
+
+@pytest.mark.parametrize(("name", "prompt", "picture"), CHEATS, ids=[name for name, *_ in CHEATS])
+def test_no_cheat_is_taken_for_right(name: str, prompt: str, picture: np.ndarray) -> None:
+    caption = parse(prompt)
+    verdict = judge(see(picture), caption)
+    true = judge(see(render(complete(caption, np.random.default_rng(0)))), caption)
+    assert verdict.score < 0.6 and not verdict.all_right
+    assert verdict.reward < true.reward
+
+
+def test_there_are_enough_cheats() -> None:
+    assert len(CHEATS) >= 40 and len({name for name, *_ in CHEATS}) == len(CHEATS)
+
+
+def _changed(scene: Scene, name: str, rng: np.random.Generator) -> Scene:
+    """The scene with one fact changed, its places drawn anew."""
+    kind = grammar.kind_of(name)
+    taken = [scene.facts.get(f"{kind}/{i}") for i in (1, 2)] if "/" in name else [scene[name]]
+    said = {key: scene[key] for key in grammar.NAMES[scene.kind]}
+    said[name] = str(rng.choice([value for value in grammar.VALUES[kind] if value not in taken]))
+    return complete(Caption(scene.kind, said), rng)
+
+
+@pytest.mark.parametrize("kind", list(grammar.KINDS))
+def test_one_change_makes_that_fact_wrong_and_costs_credit(kind: str) -> None:
     rng = np.random.default_rng(5)
-    image = render(parse("three red circles on white"), rng)
-    assert not judge(see(image), parse("a red circle on white")).strict["shape"]
-    assert not judge(see(image), parse("two red circles on white")).strict["count"]
-    both = render(parse("a red circle and a blue star on white"), rng)
-    verdict = judge(see(both), parse("a red circle on white"))
-    assert verdict.strict["color"] and not verdict.strict["shape"]
+    for _ in range(5):
+        scene = sample_scene(rng, kind)
+        caption = scene.describe(grammar.NAMES[kind])
+        true = judge(see(render(scene)), caption)
+        for name in grammar.NAMES[kind]:
+            verdict = judge(see(render(_changed(scene, name, rng))), caption)
+            assert not verdict.strict[name], (caption.text(), name)
+            assert verdict.facts[name] < true.facts[name] - 0.1, (caption.text(), name)
+
+
+def test_what_is_not_said_is_never_wrong() -> None:
+    rng = np.random.default_rng(6)
+    for prompt in ("a heart", "two stars", "a star left of a circle", "a smiling head", 'the word "lax"'):
+        images = np.stack([render(complete(parse(prompt), rng)) for _ in range(8)])
+        assert all(verdict.all_right for verdict in verify(images, [prompt] * 8))
+
+
+@pytest.mark.parametrize("prompt", ["a heart", "two stars", "a star and a circle", 'the word "lax"', "a smiling head"])
+def test_degenerate_pictures_earn_little(prompt: str) -> None:
+    rng = np.random.default_rng(7)
+    noise = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    flat = [np.broadcast_to(np.array(color, np.uint8), (64, 64, 3)) for color in (GROUNDS["gray"], PALETTE["red"])]
+    for image in (*flat, noise):
+        verdict = judge(see(image), parse(prompt))
+        assert not verdict.all_right and verdict.reward < 0.45 and verdict.score == 0.0
+
+
+def test_partial_credit_falls_as_the_picture_decays() -> None:
+    captions, images = world(24, subset="compositional", seed=8)
+
+    def reward(radius: float) -> float:
+        blurred = np.stack([ndimage.gaussian_filter(image, (radius, radius, 0)) for image in images])
+        return float(np.mean([verdict.reward for verdict in verify(blurred, [c.text() for c in captions])]))
+
+    curve = [reward(radius) for radius in (0, 2, 4, 7)]
+    assert curve[0] > 0.98 and curve == sorted(curve, reverse=True) and curve[-1] < 0.7
 
 
 def test_colours_stay_bound_to_their_shapes() -> None:
-    image = render(parse("a red circle left of a blue star on white"), np.random.default_rng(6))
+    image = render(complete(parse("a red circle left of a blue star on white"), np.random.default_rng(6)))
     swapped = judge(see(image), parse("a blue circle left of a red star on white"))
     assert not swapped.all_right and not swapped.strict["relation"]
     assert judge(see(image), parse("a blue star right of a red circle on white")).all_right
 
 
-def test_partial_credit_falls_smoothly_as_the_picture_decays() -> None:
-    scenes, images = world(50, subset="compositional", seed=7)
-
-    def reward(radius: float) -> float:
-        blurred = [np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius))) for image in images]
-        verdicts = verify(np.stack(blurred), [scene.text() for scene in scenes])
-        return float(np.mean([verdict.reward for verdict in verdicts]))
-
-    curve = [reward(radius) for radius in (0, 2, 3, 4, 6)]
-    assert curve[0] > 0.99 and curve == sorted(curve, reverse=True)
-    assert 0.3 < curve[-1] < 0.7 and max(np.diff(curve[::-1])) < 0.3
+def test_an_image_changed_in_place_is_read_again() -> None:
+    prompt = "a red circle on white"
+    image = torch.from_numpy(render(complete(parse(prompt), np.random.default_rng(0)))).permute(2, 0, 1)[None] / 255.0
+    assert verify(image, [prompt])[0].all_right
+    image.numpy()[:] = 0.5  # past torch's own count of versions
+    assert not verify(image, [prompt])[0].all_right
+    with torch.inference_mode():
+        assert not verify(image.clone(), [prompt])[0].all_right
 
 
-def test_the_count_credit_grades_how_far_off_it_is() -> None:
-    image = render(parse("two red circles on white"), np.random.default_rng(8))
-    credit = [judge(see(image), parse(f"{n} red circles on white")).facts["count"] for n in ("two", "three", "four")]
-    assert credit == pytest.approx([1.0, 4 / 9, 1 / 4])
-
-
-def test_the_relation_credit_grades_how_far_off_it_is() -> None:
-    def credit(x: int) -> float:
-        image = flat(GROUNDS["white"])
-        image[24:40, x : x + 16] = PALETTE["red"]
-        image[24:40, 24:40] = PALETTE["blue"] if not 8 < x < 40 else image[24:40, 24:40]
-        return judge(see(image), parse("a red square left of a blue square on white")).facts["relation"]
-
-    assert credit(3) == pytest.approx(1.0)
-    assert credit(44) == pytest.approx(0.1, abs=0.1)
-
-
-def test_inputs_float_and_bytes_and_larger_images_agree() -> None:
-    scenes, images = world(40, seed=9)
-    prompts = [scene.text() for scene in scenes]
-    floats = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    large = torch.nn.functional.interpolate(floats, scale_factor=4, mode="nearest")
-    plain = verify(images, prompts)
-    assert verify(floats, prompts) == plain
-    assert np.mean([verdict.score for verdict in verify(large, prompts)]) > 0.98
-
-
-@pytest.mark.parametrize(
-    ("images", "prompts", "message"),
-    [
-        (np.zeros((1, 64, 64), np.uint8), ["a red circle on white"], "images must be float"),
-        (np.zeros((1, 64, 64, 3), np.float32), ["a red circle on white"], "images must be float"),
-        (np.full((1, 3, 64, 64), np.nan, np.float32), ["a red circle on white"], "non-finite"),
-        (np.zeros((2, 3, 64, 64), np.float32), ["a red circle on white"], "2 images but 1 prompts"),
-        (np.zeros((1, 3, 64, 64), np.float32), ["a cat"], "not a prompt of the playground"),
-    ],
-)
-def test_bad_input_is_named(images: np.ndarray, prompts: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        verify(images, prompts)
-
-
-def test_layout_and_head_tell_images_of_one_prompt_apart() -> None:
-    rng = np.random.default_rng(10)
-    boxes = see(render(parse("three red circles on white"), rng)).layout
-    assert len(boxes) == 3 and all(
-        13 <= right - left <= 22 and 13 <= low - top <= 22 for left, top, right, low in boxes
-    )
-    for scene in (sample_scene(rng, "test", "heads") for _ in range(30)):
-        assert see(render(scene, rng)).head == scene.head
-    assert see(flat(GROUNDS["gray"])).head is None and see(flat(GROUNDS["gray"])).layout == []
-
-
-def test_verdict_arithmetic() -> None:
-    verdict = Verdict(facts={"shape": 0.5, "color": 1.0}, strict={"shape": False, "color": True})
-    assert verdict.reward == 0.75 and verdict.score == 0.5 and not verdict.all_right
+def test_bad_input() -> None:
+    image = np.zeros((1, 64, 64, 3), np.uint8)
+    with pytest.raises(ValueError, match="1 images but 2 prompts"):
+        verify(image, ["a heart", "a star"])
+    with pytest.raises(ValueError, match="not a prompt of the playground"):
+        verify(image, ["a cat"])
+    with pytest.raises(ValueError, match="non-finite"):
+        verify(torch.full((1, 3, 64, 64), float("nan")), ["a heart"])
+    with pytest.raises(ValueError, match="must be float"):
+        verify(torch.zeros(1, 64, 64), ["a heart"])

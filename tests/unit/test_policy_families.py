@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.flux import pack, unpack
+from diffrl.policy.family import pack, unpack
 from diffrl.samplers import ode_step
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
@@ -56,25 +56,14 @@ def draw(policy: Policy, latents: Tensor, steps: int, guidance: float) -> Tensor
 def test_saved_lora_in_the_plain_pipeline_gives_the_same_picture(
     family: tuple[str, str], tmp_path: Path, guidance: float
 ) -> None:
-    name, model = family
+    _, model = family
     policy = load_policy(model, lora=SPEC, resolution=16)
     scramble(policy)
     policy.save_lora(tmp_path)
     latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(3))
     mine = draw(policy, latents, 4, guidance)
     pipe = plain_pipeline(model)
-    arguments = {
-        "prompt": PROMPTS,
-        "latents": pack(latents) if name.startswith("flux") else latents,
-        "height": 16,
-        "width": 16,
-        "num_inference_steps": 4,
-        "output_type": "pt",
-        "guidance_scale": guidance,
-        **policy.backbone.plain_call,
-    }
-    if name == "flux-schnell":  # what the plain pipeline calls guidance that is not distilled
-        arguments |= {"true_cfg_scale": guidance, "negative_prompt": ["", ""]}
+    arguments = policy.backbone.plain_arguments(PROMPTS, latents, guidance) | {"num_inference_steps": 4}
     without = pipe(**arguments).images
     pipe.load_lora_weights(str(tmp_path))
     plain = pipe(**arguments).images

@@ -51,7 +51,11 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("p.jsonl", b'\n{"promt": "a"}\n', 'p.jsonl:2: expected text under "prompt" (nearest: "promt")'),
         ("p.jsonl", b'{"prompt": 3}\n', 'p.jsonl:1: expected text under "prompt"'),
         ("p.jsonl", b'{"prompt": "a", "n": 1}\n{"prompt": "a", "n": 2}\n', "p.jsonl:2: the prompt of line 1 again"),
-        ("p.csv", b"a\n", "expected a set playground/SUBSET/SPLIT or a .txt or .jsonl file"),
+        (
+            "p.csv",
+            b"a\n",
+            "expected a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or",
+        ),
     ],
 )
 def test_bad_files_name_file_and_line(tmp_path, name, content, message):
@@ -72,6 +76,11 @@ def test_bad_files_name_file_and_line(tmp_path, name, content, message):
         ("playground/words/tests", 'unknown split "tests" (nearest: "test")'),
         ("playground/words", "write playground/SUBSET/SPLIT"),
         ("words", "expected a set playground/SUBSET/SPLIT"),
+        ("genevl/train", '(nearest: "geneval/train")'),
+        ("ocr/tst", 'unknown split "tst" (nearest: "test")'),
+        ("ocr", "write ocr/train or ocr/test"),
+        ("hub:nobody", "write hub:OWNER/NAME[:split[:column]]"),
+        ("hub:a/b:train::", "write hub:OWNER/NAME[:split[:column]]"),
     ],
 )
 def test_bad_sources_name_the_nearest(tmp_path, monkeypatch, source, message):

@@ -19,11 +19,11 @@ from PIL import Image
 
 from diffrl import report
 from diffrl.errors import UserError
+from diffrl.records.tracking import Tracker, record_environment, save_samples
 from diffrl.report import data, plots
 from diffrl.report.page import picture
 from diffrl.report.sections import pick
 from diffrl.rewards.protocol import Card
-from diffrl.tracking import Tracker, record_environment, save_samples
 
 EVIL = '<script>alert("&amp;")</script>'
 
@@ -298,3 +298,8 @@ def test_pick_keeps_first_and_last() -> None:
     chosen = pick(list(range(0, 400, 10)), 9)
     assert len(chosen) == 9 and chosen[0] == 0 and chosen[-1] == 390
     assert {b - a for a, b in itertools.pairwise(chosen)} <= {40, 50}
+
+
+def test_test_prompts_that_are_trained_on_are_told(tmp_path):
+    told = [data.warnings_of(data.RunData(tmp_path, "x", [], {"prompts": {"overlap": on}})) for on in (True, False)]
+    assert any("prompts.overlap is on" in text for text in told[0]) and not told[1]

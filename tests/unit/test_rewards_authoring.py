@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffrl.cli import main
+from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.rewards.authoring import write_plugin
 

@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
-from diffrl.trainers.parts import build_scorers
+from diffrl.run.parts import build_scorers
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -205,7 +205,7 @@ def test_what_cannot_be_cached_is_said(plugin: str, tmp_path: Path) -> None:
 def test_a_run_composes_and_reports_the_plain_scores(config_file: Callable[..., Path], tmp_path: Path) -> None:
     import json
 
-    from diffrl.trainers.run import train
+    from diffrl.run.train import train
 
     red = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
     shape = {"standardise": {}, "gate": {"by": "power", "least": 2.0, "otherwise": 0.0}}  # shut: no signal at all

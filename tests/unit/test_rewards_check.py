@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +146,3 @@ def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cards.table().row_count == 2
     monkeypatch.setattr(cards, "cards", lambda: {"free": Card("a", (float("-inf"), float("inf")), *"cwloe")})
     assert "| free | a | unbounded |" in cards.markdown()
-
-
-def test_the_table_of_the_readme_is_that_of_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change of a card: replace the block by what `diffrl rewards list --markdown` prints."""
-    own = {name: entry for name, entry in cards.available().items() if entry.value.startswith("diffrl_zoo.")}
-    monkeypatch.setattr(cards, "available", lambda: own)
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"<!-- diffrl rewards list --markdown -->\n(.*?)<!-- end -->", readme, re.DOTALL)
-    assert block is not None, "README.md has no block <!-- diffrl rewards list --markdown --> ... <!-- end -->"
-    assert block[1].strip() == cards.markdown().strip()

@@ -14,10 +14,13 @@ from diffrl.config import dump, help_config, load_config
 from diffrl.errors import UserError
 from diffrl.rewards.compose import (
     Composition,
+    bound,
     clip,
     ensemble,
     gate,
     log,
+    modulate,
+    spread,
     standardise,
     threshold,
     win_rate,
@@ -76,6 +79,47 @@ def test_a_gate_lets_quality_count_only_where_the_content_is_right() -> None:
     same(gate(SCORES, by, least=0.5, otherwise=-7), -2, 0, NAN, -7, 5, NAN)
 
 
+def test_base_and_bonus_are_multiplied() -> None:
+    base, bonus = torch.tensor([0.0, 1.0, 0.5, 0.5, NAN, 1.0]), torch.tensor([1.0, 0.0, 1.0, 0.5, 0.3, NAN])
+    same(modulate(base, bonus, base=0.4), 0, 0.4, 0.5, 0.35, NAN, 1)
+    same(modulate(base, bonus, base=1.0), 0, 1, 0.5, 0.5, NAN, 1)
+    grid = torch.linspace(0, 1, 11)
+    table = modulate(grid[:, None].expand(11, 11), grid.expand(11, 11))
+    assert (table.diff(dim=0) >= 0).all() and (table.diff(dim=1) >= 0).all() and (table[0] == 0).all()
+
+
+def test_a_bounded_reward_is_one_half_at_its_reference() -> None:
+    same(bound(torch.tensor([2.0, 4.0, NAN]), at=2.0, scale=2.0), 0.5, 1 / (1 + math.exp(-1)), NAN)
+    composition = Composition(["a"], {"a": {"bound": {}}})
+    groups = torch.zeros(2, dtype=torch.int64)
+    first = composition(torch.tensor([[1.0], [3.0]]), groups)
+    same(first[:, 0], 1 / (1 + math.e), math.e / (1 + math.e))
+    same(composition(torch.tensor([[2.0], [2.0]]), groups)[:, 0], 0.5, 0.5)  # the first epoch's mean stays
+    again = Composition(["a"], {"a": {"bound": {}}})
+    again.load_state_dict(composition.state_dict())
+    same(again(torch.tensor([[2.0], [NAN]]), groups)[:, 0], 0.5, NAN)
+
+
+def test_taming_follows_the_spread_with_hysteresis() -> None:
+    assert spread(torch.tensor([1.0, 3.0, NAN])) == 0.5 and spread(torch.tensor([-1.0, -3.0])) == 0.5
+    assert spread(torch.tensor([NAN])) == 0.0
+    composition = Composition(["a", "b", "c"], {"a": {"tame": {}}, "b": {"tame": {}}}, 3, ["a", "b"])
+    groups = torch.zeros(2, dtype=torch.int64)
+
+    def run(wide: float) -> Tensor:  # a has h = wide, b has h = 1/2; the mean of the two is the limit
+        return composition(torch.tensor([[1 - wide, 1.0, 5.0], [1 + wide, 3.0, 9.0]]), groups)
+
+    same(run(0.8)[:, 0], math.log(1.2), math.log(2.8))
+    same(run(0.8)[:, 1], 1, 3)
+    same(run(0.45)[:, 0], math.log(1.55), math.log(2.45))  # below the mean, but not by a tenth of it
+    same(run(0.2)[:, 0], 0.8, 1.2)
+    assert composition.metrics()["tame/a"] == 0.0 and composition.metrics()["tame/b"] == 1.0
+    assert composition.metrics()["tame/a/spread"] == pytest.approx(0.2)
+    again = Composition(composition.names, composition.steps, 3, ["a", "b"])
+    again.load_state_dict(composition.state_dict())
+    assert again.tamed == composition.tamed
+
+
 def test_steps_have_one_order_and_read_others_after_their_own_steps() -> None:
     scores = torch.tensor([[4.0, 0.2, 10.0], [9.0, 0.8, 20.0], [6.0, 0.9, NAN]])
     steps = {
@@ -97,6 +141,7 @@ def test_no_steps_change_nothing() -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_makes_a_number_of_a_nan_or_a_nan_of_a_number(step: str) -> None:
     arguments = {"threshold": {"at": 0.0}, "ensemble": {"others": ["b"]}, "gate": {"by": "b", "least": 0.1}}
+    arguments |= {"modulate": {"by": "b"}, "tame": {"delta": 0.1}}
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 2, generator=generator)
     scores[torch.rand(40, 2, generator=generator) < 0.4] = NAN
@@ -139,7 +184,7 @@ def test_a_config_composes_and_survives_a_round_trip(write) -> None:  # type: ig
 
 
 def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # type: ignore[no-untyped-def]
-    from diffrl.trainers.parts import build_composition
+    from diffrl.run.parts import build_composition
 
     gate = {"gate": {"by": "ocr", "least": 0.5}}
     config = load_config(write({"aesthetic": {"shape": gate}}, {"clip": {}, "ocr": {}}))
@@ -157,6 +202,9 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
         ({"gate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"gate": {"by": "a"}}, 'rewards.a.shape.gate.by: "a" names itself'),
         ({"gate": {"by": "b"}}, 'rewards.a.shape: "a" is read by what it reads itself'),
+        ({"modulate": {"by": "ocr"}}, 'modulate: "a" is not declared to lie in [0, 1] (its card: -1 to 1); add bound'),
+        ({"bound": {}, "modulate": {"by": "pickscore"}}, 'modulate.by: "pickscore" is not declared to lie in [0, 1]'),
+        ({"log": {}, "tame": {}}, "rewards.a.shape.tame: log is on, too"),
         ({"ensemble": {}}, "rewards.a.shape.ensemble.others: name at least one"),
         ({"ensemble": {"others": ["ocr", "ocr"]}}, "a reward is named twice"),
         ({"log": {"scale": 0}}, "rewards.a.shape.log.scale: expected more than 0, got 0"),
@@ -168,7 +216,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
 def test_mistakes_are_named_at_their_key(write, shape: dict, message: str) -> None:  # type: ignore[no-untyped-def]
     rewards = {"a": {"plugin": "clip", "shape": shape}, "b": {"plugin": "ocr", "shape": {"gate": {"by": "a"}}}}
     with pytest.raises(UserError) as caught:
-        load_config(write(rewards, {"ocr": {}}))
+        load_config(write(rewards, {"ocr": {}, "pickscore": {}}))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

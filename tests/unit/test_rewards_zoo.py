@@ -16,7 +16,7 @@ from torch import nn
 from diffrl.errors import UserError
 from diffrl.playground import grammar
 from diffrl.playground.clip_model import build_clip, clip_config, save_clip
-from diffrl.playground.renderer import render
+from diffrl.playground.renderer import draw
 from diffrl.playground.tokenizer import write_tokenizer
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import GENERAL, examine, playground_examples
@@ -40,7 +40,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def words(count: int) -> tuple[torch.Tensor, list[str]]:
     rng = np.random.default_rng(1)
     prompts = grammar.prompt_set("words", "test")[:count]
-    drawn = np.stack([render(grammar.parse(prompt), rng) for prompt in prompts])
+    drawn = np.stack([draw(prompt, rng) for prompt in prompts])
     return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255, prompts
 
 
@@ -258,7 +258,7 @@ def test_playground_conforms_and_is_right_on_true_images() -> None:
 
 def test_playground_facts_pick_what_counts() -> None:
     rng = np.random.default_rng(0)
-    drawn = render(grammar.parse("a red circle on white"), rng)
+    drawn = draw("a red circle on white", rng)
     image = torch.from_numpy(drawn.copy()).permute(2, 0, 1)[None].float() / 255
     colour, shape, count = (load_reward("playground", mode="strict", facts=[k]) for k in ("color", "shape", "count"))
     prompt = "a red square on white"
@@ -290,34 +290,52 @@ def test_artefact_is_small_on_true_images_and_large_on_noise() -> None:
 # the shipped weights
 
 
-@pytest.mark.parametrize("name", ["clip", "aesthetic"])
+@pytest.mark.parametrize("name", ["clip", "aesthetic", "preference"])
 def test_shipped_rewards_conform(name: str) -> None:
     conforms(load_reward(name, device="cpu"))
 
 
 def test_shipped_clip_tells_prompts_apart() -> None:
+    """Most pictures are nearer to their own prompt than to nine tenths of the others."""
     images, prompts = playground_examples()
     world = [i for i in range(len(prompts) - len(GENERAL)) if i % 3]
     reward: Any = load_reward("clip", device="cpu")
     with torch.no_grad():
         cosines = reward.embed_image(images[world]) @ reward.embed_text([prompts[i] for i in world]).T
-    right = cosines.argmax(1) == torch.arange(len(world))
-    assert right.float().mean() > 0.5
+    above = (cosines > cosines.diagonal()[:, None]).float().mean(1)
+    assert (above < 0.1).float().mean() > 0.8
 
 
-def test_modes_of_the_verifier_share_one_look_at_a_batch(monkeypatch) -> None:
-    """Watching the strict score beside the reward reads the pixels once; a changed batch is read again."""
-    import diffrl_zoo.playground as plugin
+def test_preference_likes_what_was_planted() -> None:
+    """The same scenes but for the style or the tone: the planted one wins nearly always; so does the right shape."""
+    rng = np.random.default_rng(0)
+    reward = load_reward("preference", device="cpu")
 
-    calls = []
-    verify = plugin.verify
-    monkeypatch.setattr(plugin, "verify", lambda images, prompts: (calls.append(1), verify(images, prompts))[1])
+    def points(said: str, prompt: str = "a red circle on white") -> torch.Tensor:
+        drawn = np.stack([draw(said, np.random.default_rng(seed)) for seed in rng.permutation(16)])
+        images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
+        return reward(images, [prompt] * 16, [{}] * 16)
+
+    plain = points("a red circle on white, filled, plain")
+    assert points("a red circle on white, striped, plain").mean() > plain.mean()
+    assert points("a red circle on white, filled, pale").mean() > plain.mean()
+    assert points("a red star on white, filled, plain").mean() < plain.mean()
+    assert "striped" in reward.card.exploits and "pale" in reward.card.exploits
+
+
+def test_modes_of_the_verifier_share_one_look_at_an_image(monkeypatch) -> None:
+    """Watching the strict score beside the reward reads each picture once; a changed one is read again."""
+    from diffrl.playground import verifier
+
+    looks = []
+    see = verifier.see
+    monkeypatch.setattr(verifier, "see", lambda image: (looks.append(1), see(image))[1])
     images, prompts = torch.rand(2, 3, 64, 64), ["a red circle on white", "a blue star on black"]
-    reward, strict = plugin.Playground(), plugin.Playground(mode="strict")
+    reward, strict = load_reward("playground"), load_reward("playground", mode="strict")
     first = reward(images, prompts, [{}, {}])
     strict(images, prompts, [{}, {}])
-    assert len(calls) == 1
+    assert len(looks) == 2
     images.fill_(1.0)
-    assert not torch.equal(reward(images, prompts, [{}, {}]), first) and len(calls) == 2
+    assert not torch.equal(reward(images, prompts, [{}, {}]), first) and len(looks) == 3  # two equal pictures
     reward(images, list(reversed(prompts)), [{}, {}])
-    assert len(calls) == 3
+    assert len(looks) == 3

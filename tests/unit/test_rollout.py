@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffrl import rollout as module
 from diffrl import seeds
+from diffrl.denoising import chain
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving
 from diffrl.prompts import Prompt
@@ -114,7 +115,9 @@ def test_images_do_not_depend_on_batch_rank_and_world(spec: SamplerSpec, world: 
         close(torch.cat([getattr(p, name) for p in parts]).float(), getattr(whole, name).float())
     if keep:
         close(torch.cat([p.trajectory.states for p in parts]), whole.trajectory.states)
-        assert all(torch.equal(p.trajectory.t, whole.trajectory.t) for p in parts)  # one window for all processes
+        assert torch.equal(
+            torch.cat([p.trajectory.t for p in parts]), whole.trajectory.t
+        )  # one window for all processes
     assert whole.images.unique(dim=0).shape[0] == 12
 
 
@@ -182,8 +185,8 @@ def test_the_step_loop_never_waits_for_the_device() -> None:
         job = module._job(policy, spec, 1, 2, "default", keep=spec.width > 0)  # type: ignore[arg-type]
         x, noise = torch.empty(2, *SHAPE, device="meta"), torch.empty(2, spec.width, *SHAPE, device="meta")
         with torch.no_grad():
-            out, steps = module._denoise(job, x, Known().encode(["a", "b"]).to("meta"), noise)  # type: ignore[arg-type]
-        assert out.shape == x.shape and (steps is None) == (spec.width == 0)
+            drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise, [0, 0])  # type: ignore[arg-type]
+        assert drawn.latents.shape == x.shape and (drawn.states is None) == (spec.width == 0)
 
 
 def test_snapshots_differ_and_none_is_the_pretrained_model() -> None:
@@ -202,12 +205,13 @@ def test_trajectory_gives_the_sampled_log_prob_again_bit_for_bit(name: str) -> N
     steps = found.trajectory
     width = 6 if name in ("flow_sde", "dance") else 5  # the last step of cps and ddim has no noise
     assert steps.states.shape == (12, width + 1, *SHAPE) and steps.log_prob.shape == (12, width)
-    assert torch.equal(steps.t, found.schedule[:width]) and torch.equal(steps.t_next, found.schedule[1 : width + 1])
+    assert torch.equal(steps.t, found.schedule[:width].expand(12, -1))
+    assert torch.equal(steps.t_next, found.schedule[1 : width + 1].expand(12, -1))
     assert torch.equal(steps.x[:, 1:], steps.x_next[:, :-1]) and steps.x.data_ptr() == steps.states.data_ptr()
     assert steps.log_prob.isfinite().all()
     cond = found.cond.select(found.prompt_index)
     for j in range(width):
-        t, t_next = steps.t[j].expand(12), steps.t_next[j].expand(12)
+        t, t_next = steps.t[:, j], steps.t_next[:, j]
         prediction = policy.predict(steps.x[:, j], t, cond, spec.guidance)
         mean, std = sde_kernel(name, steps.x[:, j], prediction, t, t_next, spec.strength, found.t_second, found.process)
         log_prob = gaussian_log_prob(steps.x_next[:, j], mean, std)
@@ -221,7 +225,7 @@ def test_window_is_stochastic_and_the_rest_is_euler() -> None:
     policy, spec = Known(), SamplerSpec("flow_sde", 6, window=2, window_range=(2, 4))
     found = draw(policy, spec, keep_trajectory=True)
     steps, levels = found.trajectory, found.schedule
-    assert torch.equal(steps.t, levels[2:4]) and steps.states.shape[1] == 3
+    assert torch.equal(steps.t, levels[2:4].expand(12, -1)) and steps.states.shape[1] == 3
     cond = found.cond.select(found.prompt_index)
     texts = [found.identity(i)[0] for i in range(12)]
 
@@ -238,7 +242,7 @@ def test_window_is_stochastic_and_the_rest_is_euler() -> None:
         (2, *SHAPE), [(1, 2, text, m, "steps") for text, m in zip(texts, found.member.tolist(), strict=True)]
     )
     for j in range(2):
-        t, t_next = steps.t[j].expand(12), steps.t_next[j].expand(12)
+        t, t_next = steps.t[:, j], steps.t_next[:, j]
         prediction = policy.predict(steps.x[:, j], t, cond)
         mean, std = sde_kernel("flow_sde", steps.x[:, j], prediction, t, t_next, 0.7, found.t_second, found.process)
         close((mean + std * noise[:, j]).detach(), steps.x_next[:, j])
@@ -247,7 +251,7 @@ def test_window_is_stochastic_and_the_rest_is_euler() -> None:
 def test_window_moves_from_epoch_to_epoch() -> None:
     spec = SamplerSpec("flow_sde", 6, window=1, window_range=(0, 6))
     starts = {
-        float(draw(spec=spec, epoch=e, prompts=PROMPTS[:1], keep_trajectory=True).trajectory.t) for e in range(40)
+        float(draw(spec=spec, epoch=e, prompts=PROMPTS[:1], keep_trajectory=True).trajectory.t[0, 0]) for e in range(40)
     }
     assert starts == set(Known().timesteps(6)[:-1].tolist())
 
@@ -373,6 +377,14 @@ def test_variance_preserving_models_take_ddim_and_dpm2() -> None:
         ),
         ({"name": "cps", "window": 3, "window_range": (7, 10)}, r"must lie in \(0, 9\) and hold the 3 steps"),
         ({"name": "flow_sde", "window": 3, "window_range": (-1, 4)}, "rollout.window_range"),
+        ({"name": "renoise", "level": 1.5}, "rollout.noise_level"),
+        ({"name": "dance", "levels": (0.5,) * 3}, "rollout.noise_levels: 3 levels for 10 steps"),
+        ({"name": "dance", "levels": (0.5,) * 9 + (0.0,)}, "rollout.noise_levels: .*above 0"),
+        ({"name": "cps", "tail": 0.0}, "rollout.tail: 0.0 is not a share"),
+        ({"tail": 0.5}, "rollout.tail: the sampler .dpm2. has no window"),
+        ({"name": "cps", "tail": 0.5, "window_by": "group"}, "rollout.tail: needs one window"),
+        ({"name": "cps", "window_move": (0, 1)}, r"rollout.window_move: \[0, 1\]: both must be at least 1"),
+        ({"name": "cps", "window_move": (1, 1), "window_by": "group"}, "rollout.window_by: .group. draws the window"),
         ({"same_noise": True}, "rollout.same_noise: without a stochastic step"),
         ({"name": "flow_sde", "level": 0.0, "same_noise": True}, "rollout.same_noise: without a stochastic step"),
     ],
@@ -380,6 +392,63 @@ def test_variance_preserving_models_take_ddim_and_dpm2() -> None:
 def test_a_specification_that_cannot_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SamplerSpec(**options)
+
+
+def test_a_moving_window_goes_from_noisy_to_clean_and_back_to_the_start() -> None:
+    spec = SamplerSpec("flow_sde", 7, window=3, window_move=(2, 3))
+    assert [spec.stochastic_steps(0, epoch).start for epoch in range(8)] == [0, 0, 3, 3, 4, 4, 0, 0]
+    within = SamplerSpec("flow_sde", 7, window=2, window_range=(1, 5), window_move=(1, 1))
+    assert [within.stochastic_steps(9, epoch).start for epoch in range(4)] == [1, 2, 3, 1]
+
+
+def test_each_group_draws_its_own_window_and_shares_it() -> None:
+    spec = SamplerSpec("flow_sde", 6, window=2, window_range=(0, 6), window_by="group", same_noise=True)
+    found = draw(spec=spec, keep_trajectory=True, batch_size=12)
+    steps, starts = found.trajectory, found.trajectory.t[:, 0].view(3, GROUP)
+    assert (starts == starts[:, :1]).all() and len(starts.unique()) > 1
+    close(draw(spec=spec, keep_trajectory=True, batch_size=5).trajectory.states, steps.states)
+    for i in range(12):  # an image of a mixed batch is what a batch of its own window gives
+        first = found.schedule.tolist().index(float(steps.t[i, 0]))
+        alone = replace(spec, window_by="epoch", window_range=(first, first + 2))
+        one = remake(Known(), alone, *found.identity(i), seed=1, epoch=2)[0]  # type: ignore[arg-type]
+        close(one[0], found.latents[i])
+        x, t, t_next = steps.x[i], steps.t[i], steps.t_next[i]
+        prediction = Known().predict(x, t, found.cond.select(found.prompt_index[[i, i]]))
+        mean, std = sde_kernel("flow_sde", x, prediction, t, t_next, 0.7, found.t_second, FlowMatching())
+        close(gaussian_log_prob(steps.x_next[i], mean, std), steps.log_prob[i])
+    assert {len(steps.t), found.forwards} == {12, 12 * 6}
+
+
+def test_a_tail_with_all_steps_is_the_run_and_a_short_one_takes_fewer_forwards() -> None:
+    spec = SamplerSpec("flow_sde", 10, window=2)
+    plain = draw(spec=spec)
+    close(draw(spec=replace(spec, tail=1.0, tail_solver="euler")).latents, plain.latents)
+    model = Known()
+    short = draw(model, spec=replace(spec, tail=0.4), keep_trajectory=True)
+    assert short.forwards == 12 * 6 == sum(call["size"] for call in model.calls) and plain.forwards == 120
+    assert 0 < float((short.latents - plain.latents).abs().mean()) < 0.1
+    assert short.trajectory.t.shape == (12, 2)
+
+
+def test_noise_levels_differ_by_step() -> None:
+    one = SamplerSpec("dance", 4, level=0.5)
+    same = draw(spec=replace(one, levels=(0.5,) * 4), keep_trajectory=True)
+    assert torch.equal(same.latents, draw(spec=one).latents)
+    assert torch.equal(same.trajectory.level, torch.full((12, 4), 0.5))
+    decayed = SamplerSpec("flow_sde", 4, level=1.0, decay=0.2)
+    schedule = [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert decayed.step_levels(schedule) == pytest.approx(
+        [1.0, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2 + 0.4 * (1 - math.sqrt(0.5))]
+    )
+    found = draw(spec=decayed, keep_trajectory=True)
+    level = found.trajectory.level[0]
+    assert (level.diff() < 0).all() and torch.equal(level, found.trajectory.level[5])
+    steps, cond = found.trajectory, found.cond.select(found.prompt_index)
+    for j in range(4):  # training evaluates the very step that was drawn
+        prediction = Known().predict(steps.x[:, j], steps.t[:, j], cond)
+        mean, std = sde_kernel("flow_sde", steps.x[:, j], prediction, steps.t[:, j], steps.t_next[:, j],
+                               steps.level[:, j], found.t_second, FlowMatching())  # fmt: skip
+        assert torch.equal(gaussian_log_prob(steps.x_next[:, j], mean, std), steps.log_prob[:, j])
 
 
 def test_which_steps_are_stochastic() -> None:

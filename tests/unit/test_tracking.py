@@ -18,8 +18,8 @@ from PIL import Image
 from rich.console import Console
 
 from diffrl.errors import UserError
-from diffrl.progress import count, duration
-from diffrl.tracking import ProgressTable, Tracker, read_metrics, record_environment, save_samples, summary
+from diffrl.records.progress import count, duration
+from diffrl.records.tracking import ProgressTable, Tracker, read_metrics, record_environment, save_samples, summary
 
 
 def test_lines_are_strict_json(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_last_line_of_zeros_is_cut_and_a_broken_middle_is_named(tmp_path: Path
 
 def test_each_line_is_on_the_disk_when_log_returns(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from diffrl.tracking import Tracker; t = Tracker(sys.argv[1]);"
+        "import os, signal, sys; from diffrl.records.tracking import Tracker; t = Tracker(sys.argv[1]);"
         "t.log({'epoch': 0}); t.log({'epoch': 1}); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
@@ -148,7 +148,7 @@ def test_a_missing_tracker_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
 def test_outside_trackers_are_not_imported_unasked(tmp_path: Path) -> None:
     code = (
-        "import sys; from diffrl.tracking import Tracker; Tracker(sys.argv[1]).log({'epoch': 0});"
+        "import sys; from diffrl.records.tracking import Tracker; Tracker(sys.argv[1]).log({'epoch': 0});"
         "print([m for m in ('wandb', 'tensorboard', 'torch', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -277,3 +277,24 @@ def test_metrics_are_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     tracker.log({"epoch": 0})
     tracker.close()
     assert len(synced) == 1
+
+
+def test_accelerate_s_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from diffrl.records import tracking
+
+    with Tracker(tmp_path, config={"epochs": 2, "lora": {"rank": 4}}, others=["tensorboard"]) as tracker:
+        tracker.log({"epoch": 1, "loss": 0.25, "reward/a": 0.5, "alarm/x": "text"})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("reward/a")] == [(1, 0.5)]
+    assert "lora.rank: 4" in next(tmp_path.rglob("hparams.yml")).read_text()
+
+    def refuses(*words: object) -> object:
+        raise RuntimeError("no login\nmore")
+
+    monkeypatch.setitem(sys.modules["accelerate.tracking"].LOGGER_TYPE_TO_CLASS, "tensorboard", refuses)
+    monkeypatch.setattr(refuses, "requires_logging_directory", False, raising=False)
+    with pytest.raises(UserError, match=r"tracking.trackers: tensorboard could not be started: no login$"):
+        tracking._open_other("tensorboard", tmp_path, None)

@@ -13,8 +13,8 @@ import torch
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-from benchmark_ocr import FONTS, SIZES, WORDS, picture
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
+from ocr import FONTS, SIZES, WORDS, picture
 
 
 def test_five_fonts_in_three_sizes_are_read_exactly() -> None:

@@ -22,7 +22,7 @@ from PIL import Image
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine, playground_examples
-from diffrl_zoo.vlm import rubric_score, win_rates, winner, yes_probability
+from diffrl_zoo.vlm import rubric_score, tournament, win_rates, winner, yes_probability
 from diffrl_zoo.vlm_backends import Reply, Unreadable
 
 PROMPT = 'a {red} "circle" on white'
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("JUDGE_KEY", "sesame")
+    monkeypatch.setenv("DIFFRL_JUDGE_KEY", "sesame")
     server = Judge()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -116,7 +116,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
 
 
 def build(judge: Judge, name: str = "vlm", **params: Any) -> Any:
-    return load_reward(name, server=judge.url, key="JUDGE_KEY", backoff=0.0, **params)
+    return load_reward(name, server=judge.url, key="DIFFRL_JUDGE_KEY", backoff=0.0, **params)
 
 
 def lit(*lights: float) -> torch.Tensor:
@@ -161,6 +161,30 @@ def test_win_rates_in_a_group(judge: Judge) -> None:
     expected = torch.stack([(0.5 + (v - values) / 2).sum() - 0.5 for v in values]) / 2
     torch.testing.assert_close(soft(lights, [PROMPT] * 3, [{}] * 3), expected, atol=1e-6, rtol=0)
     assert "set rollout.group_size to 2 or more" in failure(reward, lit(0.5))
+
+
+def test_a_tournament_takes_few_pairs_and_finds_the_best(judge: Judge) -> None:
+    reward = build(judge, "vlm_pairs", compare="tournament")
+    rates = reward(lit(0.5, 0.1, 0.9, 0.3, 0.7), [PROMPT] * 5, [{}] * 5)
+    assert len(judge.requests) == 2 * 4
+    assert rates.argmax() == 2 and rates[2] == 1.0 and float(rates.mean()) == pytest.approx(0.5)
+    assert torch.equal(rates, reward(lit(0.5, 0.1, 0.9, 0.3, 0.7), [PROMPT] * 5, [{}] * 5))  # the same pairs again
+    with pytest.raises(UserError, match=r'unknown compare "tournment" \(nearest: "tournament"\)'):
+        build(judge, "vlm_pairs", compare="tournment")
+
+
+def test_a_knockout_by_hand() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def ask(order: Any) -> dict[tuple[int, int], float]:
+        asked.extend(order)
+        return {(i, j): float(i > j) for i, j in order}  # the later image is better
+
+    rates = tournament(ask, 8, "a prompt")
+    assert len(asked) == 14 and len({frozenset(pair) for pair in asked}) == 7
+    # four go out in the first round, two in the second, one in the last: 1.5, 4.5, 6 and 7 of 7 others
+    assert sorted((rates * 7).round(decimals=3).tolist()) == [1.5] * 4 + [4.5] * 2 + [6.0, 7.0] and rates[7] == 1.0
+    assert tournament(lambda order: dict.fromkeys(order, 0.5), 2, "p").sum() == 1.0  # a drawn pair has a winner, too
 
 
 def test_requests_run_at_once_and_answers_keep_their_order(judge: Judge) -> None:

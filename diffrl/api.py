@@ -1,0 +1,368 @@
+"""The Python interface: `import diffrl`, then `diffrl.train`, `load`, `evaluate`, `Config`, `Run`.
+
+    run = diffrl.train("playground/demo", rewards={"redness": redness}, epochs=5)
+    model = diffrl.load("playground", lora=run.lora)
+    images = model.draw(["a red heart"], seed=0)
+    scores = diffrl.evaluate(model, rewards=["clip", redness], prompts=["a red heart", "two blue stars"])
+
+The command line calls the same functions, so checks and errors are the same: `UserError` for bad input, in one line.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.config import Config, check_lora, check_model, check_plugin, dump, load_config, make_config
+from diffrl.errors import UserError
+from diffrl.prompts import PromptLike, check_source, given_prompts
+from diffrl.resources import file_of_run
+from diffrl.rewards import local
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from diffrl.policy import Policy
+
+__all__ = ["Config", "Model", "Run", "evaluate", "load", "load_config", "prepare", "save_config", "train"]
+
+Base = str | Path | Config | Mapping[str, Any]
+Rewards = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | str
+
+save_config = dump
+
+
+def train(
+    config: Base | None = None,
+    *overrides: str,
+    rewards: Rewards | None = None,
+    watch: Rewards | None = None,
+    resume: str | Path | None = None,
+    override: Sequence[str] = (),
+    dry_run: bool = False,
+    **values: Any,
+) -> Run:
+    """Train a LoRA; what `diffrl train` does, with rewards that may also be Python objects.
+
+    Under `accelerate launch script.py` every process calls it, and only the first one writes.
+
+    Args:
+        config: a YAML file, a shipped recipe ("playground/demo"), a `Config`, or a table of sections and keys.
+        overrides: texts "section.key=value", as on the command line.
+        rewards: what is optimised instead of the config's rewards: names and callables, in a list or as {name: ...}.
+            A value is a callable, a plugin's name, or a table such as {"plugin": redness, "weight": 2.0}. A callable
+            takes (images), (images, prompts) or (images, prompts, metadata), with images (B, 3, H, W), float in [0, 1],
+            and gives B scores, higher is better; or it is a class or an object with the reward protocol. What was
+            watched before and is optimised now is no longer watched.
+        watch: what is scored and never optimised, in the same forms, instead of the config's.
+        resume: the folder of a run to continue, or "auto": the config's own `run_dir` if there is a run in it.
+        override: keys or sections in which a resumed run may differ from what its checkpoint was trained with.
+        dry_run: check everything, load model and rewards, and write nothing.
+        values: sections and keys that replace the config's, for example `epochs=5, rollout={"groups": 8}`;
+            `prompts={"train": [...], "test": [...]}` may hold lists of texts, which are kept in the run's folder.
+
+    Returns:
+        The run, with its metrics, LoRA and report.
+
+    Raises:
+        UserError: for bad input, in one line, before the training starts.
+        RewardError, TrainingError: when the run cannot go on; a checkpoint is left behind.
+        Interrupted: by Ctrl-C, a notebook's stop button, or SIGTERM; continue with `resume`.
+    """
+    checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
+    from diffrl.run.train import train as run_training
+
+    run_training(checked, resume=folder, dry_run=dry_run, override=override)
+    return Run(checked.run_dir)
+
+
+def prepare(
+    config: Base | None,
+    overrides: Sequence[str] = (),
+    *,
+    rewards: Rewards | None = None,
+    watch: Rewards | None = None,
+    resume: str | Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    outside: str = "argument",
+) -> tuple[Config, Path | None]:
+    """The checked config of a training, and the folder of the run that it continues (see `train`).
+
+    `outside`: what messages call the place of overrides and values.
+    """
+    changes = dict(values or {})
+    for name, given in (("rewards", rewards), ("watch", watch)):
+        if given is not None:
+            changes[name] = _entries(given, name)
+    if str(resume) == "auto" and config is None:
+        raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
+    stored: Path | None = None
+    if resume is not None and str(resume) != "auto":
+        stored = file_of_run(Path(resume), "config.yaml", "--resume")
+    source = stored if config is None else config
+    if source is None:
+        raise UserError("train: no CONFIG; name a YAML file or a shipped config such as playground/nft")
+    checked = _made(source, overrides, changes, outside)
+    folder = Path(checked.run_dir) if str(resume) == "auto" else None if resume is None else Path(resume)
+    if folder is None or not (folder / "config.yaml").is_file():
+        return checked, None
+    return checked.model_copy(update={"run_dir": str(folder)}), folder
+
+
+def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outside: str) -> Config:
+    """The config, with lists of prompts written into the run's folder."""
+    given = changes.get("prompts")
+    lists = {k: v for k, v in given.items() if isinstance(v, list | tuple)} if isinstance(given, Mapping) else {}
+    if not isinstance(given, Mapping) and isinstance(given, list | tuple):
+        raise UserError('prompts: write prompts={"train": [...], "test": [...]}: what is trained on is not held out')
+    if not lists:
+        return make_config(source, overrides, changes, outside=outside)
+    rest = {k: v for k, v in given.items() if k not in lists} if isinstance(given, Mapping) else {}
+    # Where the run's folder is says the config without them; what they are is checked with it.
+    folder = (
+        Path(make_config(source, overrides, {k: v for k, v in changes.items() if k != "prompts"}).run_dir) / "prompts"
+    )
+    for name, texts in lists.items():
+        prompts = given_prompts(texts)
+        rest[name] = str(folder / f"{name}.jsonl")
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{name}.{os.getpid()}"
+        lines = (json.dumps({"prompt": p.text, **p.metadata}, ensure_ascii=False) for p in prompts)
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / f"{name}.jsonl")
+    return make_config(source, overrides, changes | {"prompts": rest}, outside=outside)
+
+
+def _entries(given: Rewards, table: str) -> dict[str, Any]:
+    """{name: entry of a config} of names and callables; callables become known to the registry."""
+    if isinstance(given, str) or (callable(given) and not isinstance(given, Mapping)):
+        given = [given]
+    if not isinstance(given, Mapping):
+        named = {}
+        for one in given:
+            name = one if isinstance(one, str) else _name_of(one)
+            if name in named:
+                raise UserError(f'{table}: "{name}" is given twice; name them: {table}={{"first": ..., "second": ...}}')
+            named[name] = one
+        given = named
+    return {str(name): _entry(str(name), value, f"{table}.{name}") for name, value in given.items()}
+
+
+def _entry(name: str, value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        entry = dict(value)
+        if callable(entry.get("plugin")):
+            entry["plugin"] = local.register(name, entry["plugin"])
+        return entry
+    if isinstance(value, str):
+        return {} if value == name else {"plugin": value}
+    if callable(value):
+        return {"plugin": local.register(name, value)}
+    raise UserError(f"{where}: expected a callable, a plugin's name or a table, got a {type(value).__name__}")
+
+
+def _name_of(thing: Any) -> str:
+    name = getattr(thing, "name", None)
+    name = name if isinstance(name, str) else getattr(thing, "__name__", type(thing).__name__)
+    if not name.replace("-", "_").isidentifier():
+        raise UserError(f'rewards: "{name}" is no name for a reward; write {{"my_name": ...}}')
+    return name
+
+
+class Run:
+    """The folder of a run: what `train` returns, and `diffrl.Run("runs/demo")` for one that is there already.
+
+    Raises:
+        UserError: by its properties, where the folder has not (yet) what they ask for.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def config(self) -> Config:
+        """What was run: every value."""
+        return load_config(file_of_run(self.folder, "config.yaml", "run"))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row for each epoch, row 0 is the model before training; the keys are those of `metrics.jsonl`."""
+        from diffrl.records.tracking import read_metrics
+
+        return read_metrics(self.folder)
+
+    @property
+    def lora(self) -> Path:
+        """The folder of the newest LoRA; `pipe.load_lora_weights(run.lora)` of diffusers reads it, too."""
+        return file_of_run(self.folder / "lora", "pytorch_lora_weights.safetensors", "lora").parent
+
+    @property
+    def report(self) -> Path:
+        """The page of the run, one file that fetches nothing."""
+        return file_of_run(self.folder, "report.html", "report")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know before trusting the run: alarms and signs of reward hacking, one sentence each."""
+        from diffrl.report import read_run, warnings_of
+
+        return warnings_of(read_run(self.folder))
+
+    def gains(self) -> dict[str, tuple[float, float]]:
+        """(before, after) of everything that was evaluated on held-out prompts, by name."""
+        judged = [row for row in self.metrics if "eval/diversity" in row]
+        first, last = (judged[0], judged[-1]) if judged else ({}, {})
+        names = [key for key in last if key.startswith("eval/") and not key.endswith("/std")]
+        ends = {key[5:]: (first.get(key), last[key]) for key in names}
+        return {name: (a, b) for name, (a, b) in ends.items() if isinstance(a, float) and isinstance(b, float)}
+
+    def show(self, height: int = 700) -> Any:
+        """In a notebook: the report, inline. Elsewhere: prints where it is, and returns None."""
+        page = self.report
+        try:
+            from IPython import get_ipython
+            from IPython.display import HTML
+        except ImportError:
+            get_ipython = None
+        if get_ipython is None or get_ipython() is None:
+            print(f"report: {page.resolve()}")
+            return None
+        # As a document of its own: its styles do not meet the notebook's, and it works where files are not served.
+        inner = html.escape(page.read_text(encoding="utf-8"), quote=True)
+        return HTML(f'<iframe srcdoc="{inner}" style="width: 100%; height: {height}px; border: 0"></iframe>')
+
+    def __repr__(self) -> str:
+        return f'Run("{self.folder}")'
+
+
+class Model:
+    """A text-to-image model, perhaps with a LoRA, ready to draw; made by `load`.
+
+    `name`: what it was loaded from. `policy`: the library's own form of it; `pipe`: its diffusers pipeline.
+    """
+
+    def __init__(self, name: str, policy: Policy, lora: str | None = None, resolution: int | None = None) -> None:
+        self.name, self.policy, self.lora, self.resolution = name, policy, lora, resolution
+
+    @property
+    def pipe(self) -> Any:
+        """The diffusers pipeline; its network carries the LoRA."""
+        return self.policy.backbone.pipe
+
+    def draw(
+        self,
+        prompts: str | Sequence[PromptLike],
+        *,
+        seed: int = 0,
+        per_prompt: int = 1,
+        steps: int | None = None,
+        sampler: str | None = None,
+        guidance_scale: float = 1.0,
+        batch_size: int = 32,
+    ) -> list[Image]:
+        """PIL images, `per_prompt` for each prompt, one prompt's side by side; what `diffrl sample` draws.
+
+        Args:
+            prompts: texts, or a set or file as in a config.
+            seed: of the noise, which depends on seed, prompt and place in the group only.
+            steps: sampling steps, 10 if None. sampler: "euler", "dpm2" or "ddim"; None: the plain pipeline's own.
+            guidance_scale: classifier-free guidance; 1 is none.
+            batch_size: images per forward.
+        """
+        from PIL import Image
+
+        from diffrl.drawing import Drawing
+        from diffrl.rollout import generate
+
+        if isinstance(prompts, str):
+            check_source(prompts)
+        drawing = Drawing(
+            self.name,
+            prompts,
+            seed=seed,
+            per_prompt=per_prompt,
+            steps=steps,
+            sampler=sampler,
+            guidance_scale=guidance_scale,
+            batch_size=batch_size,
+        )
+        images = []
+        for _, batch in generate(self.policy, drawing.chosen(), drawing.spec(self.policy), **drawing.amount()):
+            pixels = (batch.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+            images += [Image.fromarray(image) for image in pixels]
+        return images
+
+    def __repr__(self) -> str:
+        return f'Model("{self.name}"{f", lora={self.lora!r}" if self.lora else ""})'
+
+
+def load(model: str | Path = "playground", lora: str | Path | None = None, resolution: int | None = None) -> Model:
+    """A model to draw with, on this process's device (bf16 on an accelerator).
+
+    Args:
+        model: "playground", a folder in diffusers' format, or a hub id OWNER/NAME.
+        lora: the folder of a LoRA, for example `run.lora`.
+        resolution: side of the square images in pixels; None: the model's own. Give what the LoRA was trained at.
+
+    Raises:
+        UserError: there is no such model or LoRA, or they do not fit.
+    """
+    check_model(str(model))
+    if lora is not None:
+        check_lora(Path(lora))
+    from diffrl.drawing import Drawing
+
+    words = None if lora is None else str(lora)
+    return Model(str(model), Drawing(str(model), lora=words, resolution=resolution).policy(), words, resolution)
+
+
+def evaluate(
+    model: str | Model,
+    rewards: Rewards,
+    prompts: str | Sequence[PromptLike],
+    *,
+    per_prompt: int = 4,
+    out: str | Path | None = None,
+    **drawing: Any,
+) -> dict[str, Any]:
+    """Score a model's images of prompts; what `diffrl evaluate` does, with rewards that may also be Python objects.
+
+    Args:
+        model: a loaded model, or the name of one.
+        rewards: as in `train`; an entry's table holds the parameters of its constructor.
+        prompts: texts, or a set or file as in a config.
+        per_prompt: images for each prompt; diversity needs two.
+        out: a JSON file to write the result to.
+        drawing: `seed`, `steps`, `limit`, `sampler`, `guidance_scale`, `batch_size`; with a name also `lora`,
+            `resolution`.
+
+    Returns:
+        "mean" and "standard_error" (over prompts) of each reward, "diversity", and every image's "scores".
+    """
+    entries = _entries(rewards, "rewards")
+    plugins = {name: entry.pop("plugin", name) for name, entry in entries.items()}
+    for name, plugin in plugins.items():
+        try:
+            check_plugin(plugin)
+        except UserError as error:
+            raise UserError(f"rewards.{name}: {error}") from error
+    if isinstance(prompts, str):
+        check_source(prompts)
+    if isinstance(model, Model):
+        named = {"model": model.name, "lora": model.lora, "resolution": model.resolution, "policy": model.policy}
+    else:
+        check_model(model)
+        if drawing.get("lora") is not None:
+            check_lora(Path(drawing["lora"]))
+            drawing["lora"] = str(drawing["lora"])
+        named = {"model": model}
+    from diffrl.evaluation import evaluate as score
+    from diffrl.rewards.building import Entry
+
+    wanted = {name: Entry(plugin, entries[name]) for name, plugin in plugins.items()}
+    target = None if out is None else Path(out)
+    return score(rewards=wanted, prompts=prompts, per_prompt=per_prompt, out=target, **named | drawing)

@@ -1,0 +1,270 @@
+"""The command `diffrl divgen`: DivGenBench's prompts, images, scores, reference and report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from diffrl.cli.words import subcommand
+from diffrl.errors import UserError, nearest
+
+KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
+DIMENSIONS = ("id", "style", "layout", "tonal")
+WORLDS = ("general", "playground")
+
+
+def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> None:
+    """Register the command with the command line's `add`; `add_drawing` adds the options of drawing images."""
+    command = add(
+        "divgen",
+        None,
+        "measure diversity with DivGenBench: prompts, images, scores and a report",
+        "diffrl divgen generate playground --small --per-prompt 4 --out divgen/base",
+        "diffrl divgen score divgen/base",
+        "diffrl divgen report divgen/base divgen/nft --out divgen.html",
+    )
+    actions = command.add_subparsers(metavar="prompts|generate|score|reference|report", required=True)
+
+    action = partial(subcommand, actions)
+    _add_prompts(action)
+    _add_generate(action, add_drawing)
+    _add_score(action)
+    _add_reference(action)
+    text = "one self-contained page that compares folders that were scored"
+    report = action("report", _report, text, "diffrl divgen report divgen/base divgen/nft --out divgen.html")
+    report.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="scored folders; NAME=DIR gives a name")
+    report.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+
+
+def _add_set(parser: Any) -> None:
+    parser.add_argument("--small", action="store_true", help="80 prompts of each dimension only")
+    text = "a file of base prompts in place of the shipped ones (general style and tonal prompts)"
+    parser.add_argument("--base", metavar="FILE", help=text)
+
+
+def _add_prompts(action: Callable[..., Any]) -> None:
+    prompts = action(
+        "prompts",
+        _prompts,
+        "write the 3,200 prompts, 800 for each of identity, style, layout and tone, as .jsonl",
+        "diffrl divgen prompts --out divgen.jsonl",
+        "diffrl divgen prompts --world playground --small --out small.jsonl",
+    )
+    text = "general (default), or playground: in its grammar, which has 288 different heads"
+    prompts.add_argument("--world", default="general", metavar="WORLD", help=text)
+    _add_set(prompts)
+    prompts.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="the file to write")
+
+
+def _add_generate(action: Callable[..., Any], add_drawing: Callable[[Any], None]) -> None:
+    generate = action(
+        "generate",
+        _generate,
+        "draw the images of the prompts; a call that was interrupted goes on where it stopped",
+        "diffrl divgen generate playground --lora runs/nft/lora --small --per-prompt 4 --steps 6 --out divgen/nft",
+        "accelerate launch -m diffrl divgen generate stabilityai/stable-diffusion-3.5-medium --out divgen/sd35",
+    )
+    add_drawing(generate)
+    text = "prompts of your own (.jsonl with dimension and keyword) in place of the model's world's"
+    generate.add_argument("--prompts", metavar="FILE", help=text)
+    _add_set(generate)
+    text = "a checkpoint of a run in place of a LoRA: RUN_DIR/checkpoints/step-NNNNNN"
+    generate.add_argument("--checkpoint", type=Path, metavar="DIR", help=text)
+    generate.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
+
+
+def _add_score(action: Callable[..., Any]) -> None:
+    score = action(
+        "score",
+        _score,
+        "score a folder of images: of `generate`, or of anyone, by sub-folders DIMENSION/KEYWORD",
+        "diffrl divgen score divgen/base",
+        "diffrl divgen score art --dimension style --style csd:csd.bin --reference wikiart.safetensors",
+    )
+    score.add_argument("folder", metavar="DIR", type=Path, help="images with a manifest.jsonl, or in sub-folders")
+    text = "general or playground: whose extractors are used (default: what the images were drawn with)"
+    score.add_argument("--world", default="", metavar="WORLD", help=text)
+    text = "id, style, layout or tonal: what images are that no manifest and no sub-folder gives a dimension"
+    score.add_argument("--dimension", default="", metavar="NAME", help=text)
+    shown = {
+        "identity": "arcface[:PACK] or playground",
+        "style": "csd[:FILE], clip, vit:MODEL or pixels",
+        "layout": "grounding-dino[:MODEL] or playground",
+        "features": "dinov2[:MODEL], dinov3[:MODEL], vit:MODEL, clip or pixels",
+        "lpips": "alex, vgg or squeeze",
+    }
+    for kind in KINDS:
+        text = f"extractor: {shown[kind]}, a class of yours as path/to/file.py:Class, or none"
+        score.add_argument(f"--{kind}", metavar="NAME", help=text)
+    text = "real images' style features for ASC, a file of `divgen reference` (the playground renders its own)"
+    score.add_argument("--reference", type=Path, metavar="FILE", help=text)
+    score.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
+    score.add_argument("--out", type=Path, metavar="FILE.json", help="the scores (default: DIR/scores.json)")
+
+
+def _add_reference(action: Callable[..., Any]) -> None:
+    text = "compute and store the style features of a folder of real art, ASC's reference"
+    reference = action(
+        "reference",
+        _reference,
+        text,
+        "diffrl divgen reference wikiart --out wikiart.safetensors",
+        "diffrl divgen reference playground --out playground.safetensors",
+    )
+    reference.add_argument(
+        "folder", metavar="DIR", help="images, in any sub-folders; or playground, which renders its own"
+    )
+    text = "extractor: csd[:FILE] (default), clip (the playground's), vit:MODEL, pixels or path/to/file.py:Class"
+    reference.add_argument("--style", metavar="NAME", help=text)
+    reference.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
+    reference.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors", help="the file to write")
+
+
+def _choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value and value not in choices:
+        raise UserError(f'{option}: unknown "{value}"{nearest(value, choices)}')
+
+
+def _file(option: str, path: Path | None, suffix: str) -> None:
+    if path is not None and (path.is_dir() or path.suffix != suffix):
+        raise UserError(f'{option}: name a file that ends in {suffix}, got "{path}"')
+
+
+def _device(arguments: argparse.Namespace) -> str:
+    import torch
+
+    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f'--device: "{name}" cannot be used ({reason})') from error
+    return name
+
+
+def _prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.divgen.prompts import write_prompts
+
+    _choice("--world", arguments.world, WORLDS)
+    _file("--out", arguments.out, ".jsonl")
+    prompts = _benchmark(arguments, arguments.world)
+    write_prompts(prompts, arguments.out)
+    print(f"{len(prompts)} prompts: {arguments.out}")
+    return 0
+
+
+def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
+    from diffrl.divgen.prompts import BASE, benchmark, small
+
+    if arguments.base and world == "playground":
+        raise UserError("--base: the playground's prompts come from its grammar; they use no base prompts")
+    prompts = benchmark(world, base=arguments.base or BASE)
+    return small(prompts) if arguments.small else prompts
+
+
+def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_model
+    from diffrl.divgen.prompts import world_of
+    from diffrl.prompts import load_prompts
+
+    try:
+        check_model(arguments.model)
+    except UserError as error:
+        raise UserError(f"MODEL: {error}") from error
+    for option, folder in (("--lora", arguments.lora), ("--checkpoint", arguments.checkpoint)):
+        if folder is not None and not (folder.is_dir() and any(folder.glob("*.safetensors"))):
+            raise UserError(f'{option}: "{folder}" is not a folder with tensors (.safetensors)')
+    if arguments.lora is not None and arguments.checkpoint is not None:
+        raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
+    if arguments.out.is_file():
+        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    world = world_of(arguments.model)
+    if arguments.prompts and (arguments.small or arguments.base):
+        raise UserError("--prompts: the file says what is drawn; leave out --small and --base")
+    prompts = load_prompts(arguments.prompts) if arguments.prompts else _benchmark(arguments, world)
+    from diffrl.divgen.run import Job, generate_images
+    from diffrl.drawing import Drawing
+
+    names = ("model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size")
+    drawing = Drawing(
+        **{name: getattr(arguments, name) for name in names},
+        lora=None if arguments.lora is None else str(arguments.lora),
+    )
+    checkpoint = None if arguments.checkpoint is None else str(arguments.checkpoint)
+    drawn = generate_images(Job(drawing, world, checkpoint), prompts[: arguments.limit], arguments.out)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{drawn} images drawn: {arguments.out}")
+    return 0
+
+
+def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
+    _choice("--world", arguments.world, WORLDS)
+    _choice("--dimension", arguments.dimension, DIMENSIONS)
+    _file("--out", arguments.out, ".json")
+    from diffrl.divgen.run import score_folder
+    from diffrl.divgen.score import FILE, METRICS
+
+    scores = score_folder(
+        arguments.folder,
+        {kind: name for kind in KINDS if (name := getattr(arguments, kind))},
+        world=arguments.world,
+        reference=arguments.reference,
+        dimension=arguments.dimension,
+        device=_device(arguments),
+        out=arguments.out,
+    )
+    for name, score in scores.metrics.items():
+        metric = METRICS[name]
+        if score.value is None:
+            print(f"{metric.title:<17}{'-':>8}  {score.why}")
+            continue
+        ends = f"[{score.low:.4f}, {score.high:.4f}]" if score.low is not None else "[too few prompts]"
+        empty = f", nothing found in {score.empty}" if score.empty else ""
+        better = "lower is more diverse" if metric.lower else "higher is more diverse"
+        print(f"{metric.title:<17}{score.value:8.4f}  {ends:<19}  {score.images} images{empty}; {better}")
+    for name, counts in scores.dimensions.items():
+        if counts["unreadable"]:
+            print(f"{name or 'no dimension'}: {counts['unreadable']} images cannot be read")
+    print(f"scores: {arguments.out or arguments.folder / FILE}")
+    return 0
+
+
+def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
+    _file("--out", arguments.out, ".safetensors")
+    from diffrl.divgen.extractors import check_extractor, load_extractor
+    from diffrl.divgen.observe import read_folder
+    from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
+    from diffrl.records.advance import progress
+
+    own = arguments.folder == "playground"
+    style = arguments.style or ("clip" if own else "csd")
+    check_extractor("style", style)
+    if own:
+        with progress("rendering", RENDERINGS + 971) as advance:
+            reference = playground_reference(load_extractor("style", style, _device(arguments)), advance=advance)
+    else:
+        folder = Path(arguments.folder)
+        with progress("looking", len(read_folder(folder))) as advance:
+            reference, sight = build_reference(folder, style, _device(arguments), advance)
+        for item, reason in sight.unreadable:
+            print(f"not read: {item.path}: {reason}")
+    reference.save(arguments.out)
+    print(f"{len(reference.train)} images to find and {len(reference.test)} held out: {arguments.out}")
+    return 0
+
+
+def _report(arguments: argparse.Namespace, rest: list[str]) -> int:
+    _file("--out", arguments.out, ".html")
+    from diffrl.report.divgen import write_divgen_report
+
+    named = [str(folder).partition("=") for folder in arguments.folders]
+    folders = {(name if equals else Path(name).name): Path(path if equals else name) for name, equals, path in named}
+    if len(folders) < len(named):
+        raise UserError("report: two folders of one name; give each its own, as in base=divgen/base")
+    write_divgen_report(folders, arguments.out)
+    print(f"report: {arguments.out}")
+    return 0

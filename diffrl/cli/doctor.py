@@ -1,0 +1,224 @@
+"""`diffrl doctor`: what this installation has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from diffrl import __version__
+from diffrl.config import Config
+from diffrl.resources import shipped
+
+OK, WARN, BAD = "ok", "warn", "FAIL"
+ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
+NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
+OPTIONAL = {  # package -> (extra, what it is for)
+    "wandb": ("wandb", "tracking.wandb"),
+    "tensorboard": ("tensorboard", "tracking.tensorboard"),
+    "xformers": ("xformers", "engine.attention"),
+    "bitsandbytes": ("8bit", "engine.optimiser"),
+}
+DISTRIBUTIONS = {"open_clip": "open-clip-torch"}
+GIB = 2**30
+PATIENCE = 60.0  # seconds that a plugin may take to be built
+Finding = tuple[str, str, str]  # mark, subject, what was found
+
+
+def examine() -> bool:
+    """Print all findings; False if something that every command needs is broken."""
+    good = True
+    print(f"diffrl {__version__}, Python {platform.python_version()} ({sys.executable})")
+    for part in (libraries, devices, machine, assets, rewards):
+        for mark, subject, text in _guarded(part):
+            print(f"{mark:<5} {subject:<14} {text}")
+            good = good and mark != BAD
+    print("everything needed is here" if good else "something needed is broken: see FAIL above")
+    return good
+
+
+def check_fit(config: Config) -> bool:
+    """Print what a config needs on each device, and what to change if that is more than there is."""
+    from diffrl.policy.sharding import launched_with_fsdp
+    from diffrl.run.fit import advise, estimate
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    sharded = launched_with_fsdp()
+    fit = estimate(config, world, sharded)
+    for name, size in {**fit.parts, **fit.peaks}.items():
+        kind = "at its peak" if name in fit.peaks else "all the time"
+        print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
+    print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
+    print(_work(fit.work))
+    where, free = _free()
+    print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
+    print(f"{free / GIB:9.2f} GiB  free: {where}")
+    if fit.total <= free:
+        print("it fits")
+        return True
+    found = advise(config, free, world, fit, sharded)
+    if found is None:
+        print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
+        if (spread := estimate(config, 8, sharded=True)).total < fit.total:
+            text = f"spread over 8 devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs {spread.total / GIB:.1f} GiB"
+            print(f"{text} on each, and less with smaller micro-batches")
+        return False
+    print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
+    return False
+
+
+def _work(work: Mapping[str, float]) -> str:
+    """One line on an epoch's arithmetic on each device."""
+    total = sum(work.values())
+    unit, name = next(((u, n) for u, n in ((1e15, "P"), (1e12, "T")) if total >= u), (1e9, "G"))
+    parts = ", ".join(f"{phase} {value / unit:.3g}" for phase, value in work.items())
+    text = f"{total / unit:9.2f} {name}FLOP in an epoch ({parts}), without rewards and evaluations"
+    return text if name != "P" else f"{text}; {total / 2e14 / 60:.1f} minutes at 200 TFLOP/s"
+
+
+def _free() -> tuple[str, int]:
+    """The device that a run would use, and its free bytes."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[0]
+    return "no accelerator, the CPU", psutil.virtual_memory().available
+
+
+def _guarded(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of a part; its own failure is a finding, not a traceback."""
+    try:
+        yield from part()
+    except Exception as error:
+        yield BAD, part.__name__, _line(error)
+
+
+def libraries() -> Iterator[Finding]:
+    """Versions of the stack, each really imported, and with it what a run needs of it."""
+    for name in ESSENTIAL:
+        try:
+            module = importlib.import_module(name)
+            if name in NEEDED:  # diffusers imports its pipelines, and with them torchvision, only when asked
+                getattr(module, NEEDED[name])
+        except Exception as error:
+            yield BAD, name, _explain(error)
+            continue
+        yield OK, name, _version(name)
+    for name, (extra, use) in OPTIONAL.items():
+        if importlib.util.find_spec(name) is None:
+            yield OK, name, f'not installed; for {use}: pip install "diffrl[{extra}]"'
+        else:
+            yield OK, name, _version(name)
+
+
+def _explain(error: Exception) -> str:
+    """What an import's failure means, for pairs of libraries known to break each other."""
+    text = _line(error)
+    if "torchvision::nms" in text or ("torchvision" in text and "operator" in text):
+        torch, vision = _version("torch"), _version("torchvision")
+        return (
+            f"torchvision {vision} was built for another torch than {torch} ({text}); "
+            "install both together from the same index: pip install --force-reinstall torch torchvision"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; install again: pip install diffrl"
+    return text
+
+
+def devices() -> Iterator[Finding]:
+    """Accelerators, and how torch uses the CPU."""
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use optimise.precision=fp16 or fp32"
+        yield OK, f"cuda:{index}", f"{device.name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {bf16}"
+    if torch.version.cuda and not torch.cuda.is_available():
+        yield WARN, "cuda", f"torch is built for CUDA {torch.version.cuda}, but finds no device; runs will use the CPU"
+    if torch.backends.mps.is_available():
+        yield OK, "mps", "Apple GPU"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    hint = "" if threads <= cores else f"; more threads than cores are slow: OMP_NUM_THREADS={cores}"
+    yield WARN if hint else OK, "cpu", f"{cores} cores, torch uses {threads} threads{hint}"
+
+
+def machine() -> Iterator[Finding]:
+    """Free memory and disk."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    low = memory.available < 4 * GIB
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    yield WARN if low else OK, "memory", text + ("; the playground's demo needs about 4" if low else "")
+    free = shutil.disk_usage(Path.cwd()).free
+    low = free < 2 * GIB
+    yield WARN if low else OK, "disk", f"{free / GIB:.1f} GiB free here" + ("; checkpoints may not fit" if low else "")
+    for variable in ("HF_HUB_OFFLINE", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        if variable in os.environ:
+            yield OK, variable, os.environ[variable]
+
+
+def assets() -> Iterator[Finding]:
+    """The shipped configs and the playground's weights."""
+    configs = sorted(shipped("configs").rglob("*.yaml"))
+    yield (OK if configs else BAD), "configs", f"{len(configs)} in {shipped('configs')}"
+    folder = shipped("assets", "playground")
+    weights = sorted(folder.rglob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weights)
+    if weights:
+        yield OK, "playground", f"{len(weights)} files of weights, {size / 1e6:.0f} MB, in {folder}"
+    else:
+        yield (
+            BAD,
+            "playground",
+            f"no weights in {folder}; install again, or run scripts/train_playground.py",
+        )
+
+
+def rewards() -> Iterator[Finding]:
+    """Installed rewards, each really built; one that cannot be is only a warning, since a run may not want it."""
+    from diffrl.rewards.registry import available, load_class, load_reward, required
+
+    if not available():
+        yield BAD, "rewards", "none is registered; install the package: pip install -e ."
+    for name in available():
+        try:
+            if needed := required(load_class(name)):
+                yield OK, f"reward {name}", f"is installed; it is built with: {', '.join(needed)}"
+                continue
+            _built_in_time(partial(load_reward, name))
+        except Exception as error:
+            yield WARN, f"reward {name}", _line(error)
+        else:
+            yield OK, f"reward {name}", "loads"
+
+
+def _built_in_time(build: Callable[[], object]) -> None:
+    """Build a plugin in a thread that can be left behind: one that hangs is found, and the next ones are built."""
+    from diffrl.rewards.calling import Caller, TooLong
+
+    try:
+        Caller[object]().wait(build, PATIENCE).result()
+    except TooLong:
+        raise TimeoutError(f"its constructor did not come back within {PATIENCE:g} s") from None
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,370 @@
+"""The command line: reads and checks what it is given before anything heavy is imported.
+
+Exit codes: 0 success; 1 a run that could not go on, or a check that failed; 2 bad input; 130 interrupted. Expected
+errors are one line on stderr; with DIFFRL_DEBUG=1 they come with their traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from diffrl import __version__
+from diffrl.cli.completion import add_completion
+from diffrl.cli.d2align import add_d2align
+from diffrl.cli.divgen import add_divgen
+from diffrl.cli.models import add_models
+from diffrl.cli.prompts import add_prompts
+from diffrl.cli.recipes import add_recipes
+from diffrl.cli.rewards import add_rewards
+from diffrl.cli.sharing import add_sharing
+from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
+from diffrl.errors import UserError, nearest
+from diffrl.resources import file_of_run
+
+# Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
+FAILURES = (
+    ("diffrl.rewards.protocol", "RewardError", ""),
+    ("diffrl.records.checkpoint", "CheckpointError", ""),
+    ("diffrl.run.loop", "TrainingError", ""),
+    ("diffrl.records.disk", "DiskError", ""),
+    ("diffrl.records.ownership", "OwnershipError", ""),
+    ("diffrl.rollout", "SamplingError", ""),
+    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    _show_warnings()
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, so that a closed pipe is noticed here
+        return code
+    except KeyboardInterrupt:
+        print("diffrl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has seen enough; Python flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        code, text = _explain(error)
+        if code == 0 or os.environ.get("DIFFRL_DEBUG") == "1":
+            raise
+        # Bad input is the same on every process: one of them says so. Other failures may be one process's alone.
+        if code != 2 or os.environ.get("RANK", "0") == "0":
+            print(f"diffrl: error: {' '.join(text.split())}", file=sys.stderr)
+        return code
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """(exit code, message) of an expected error; exit code 0 for one that nobody expected."""
+    for module, name, hint in FAILURES:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return 1, f"{error}{hint}"
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, OSError):
+        return 1, f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    return 0, ""
+
+
+def _run(argv: list[str]) -> int:
+    parser, commands = _parsers()
+    if not argv:
+        parser.print_help()
+        return 0
+    options = ("-h", "--help", "--version")
+    if argv[0] not in (*commands, *options):
+        kind, choices = ("option", options) if argv[0].startswith("-") else ("command", tuple(commands))
+        raise UserError(f'unknown {kind} "{argv[0]}"{nearest(argv[0], choices)}')
+    try:
+        arguments, rest = parser.parse_known_args(argv)
+    except SystemExit as done:  # a help text was printed
+        return int(done.code or 0)
+    own: _Parser = arguments.parser
+    for word in rest:
+        if word.startswith("-"):
+            known = set(re.findall(r"--[\w-]+", own.format_help()))
+            raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
+        if not arguments.words_anywhere:
+            own.error(f'unexpected argument "{word}"')
+    return arguments.handler(arguments, rest)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f'{message} (see "{self.prog} --help")')
+
+
+def _parsers() -> tuple[_Parser, list[str]]:
+    parser = _Parser(
+        prog="diffrl",
+        description="Reinforcement learning for diffusion and flow text-to-image models.",
+        epilog="example:\n  diffrl train playground/nft\n\n`diffrl COMMAND --help` explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    add: Callable[..., _Parser] = partial(subcommand, commands)
+    _add_train(add)
+    _add_sample_and_evaluate(add)
+    compare = add(
+        "compare", _compare, "one page of curves of several runs", "diffrl compare runs/a runs/b --out ab.html"
+    )
+    compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
+    compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    add_rewards(add)
+    add_models(add, _resolution)
+    add_prompts(add)
+    add_d2align(add)
+    add_recipes(add)
+    add_divgen(add, _add_drawing)
+    add_sharing(add)
+    doctor = add(
+        "doctor",
+        _doctor,
+        "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
+        "diffrl doctor",
+        "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
+        words_anywhere=True,
+    )
+    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...]]"
+    text = (
+        "estimate what this config needs (of the model only its configs are read), and what to change if it is too much"
+    )
+    doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    add_completion(add, lambda: _parsers()[0])
+    add("version", _version, "print the version", "diffrl version")
+    return parser, list(commands.choices)
+
+
+def _add_train(add: Callable[..., _Parser]) -> None:
+    train = add(
+        "train",
+        _train,
+        "train a LoRA by reinforcement learning",
+        "diffrl train playground/nft",
+        "diffrl train my.yaml rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
+        "diffrl train --resume runs/my epochs=80",
+        "accelerate launch -m diffrl train my.yaml",
+        words_anywhere=True,
+    )
+    usage = "diffrl train CONFIG [section.key=value ...] [--resume RUN_DIR [--override KEY]] [--dry-run]"
+    train.usage = f"{usage}\n       diffrl train --help-config"
+    text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
+    train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    text = (
+        "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
+        "run in its run_dir if there is one, else a new one. SIGTERM and Ctrl-C save and exit with code 75"
+    )
+    train.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="with --resume: this key or section may differ from what the checkpoint was trained with; may be repeated",
+    )
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto", help=text)
+    text = "check everything, load the model and the rewards, say what would happen, and write nothing"
+    train.add_argument("--dry-run", action="store_true", help=text)
+    train.add_argument(
+        "--help-config", action="store_true", help="print every config key with default, meaning and unit"
+    )
+
+
+def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
+    sample = add(
+        "sample",
+        _sample,
+        "draw images of prompts",
+        "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
+    )
+    sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
+    evaluate = add(
+        "evaluate",
+        _evaluate,
+        "score a model's images of prompts",
+        "diffrl evaluate playground --rewards playground,clip --prompts playground/words/test --out scores.json",
+        "diffrl evaluate stabilityai/stable-diffusion-3.5-medium --rewards clip,aesthetic clip.model=ViT-H-14 "
+        "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
+        words_anywhere=True,
+    )
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
+    evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
+    evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
+    for command, members in ((sample, 1), (evaluate, 4)):
+        _add_drawing(command, members)
+        text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
+        command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+
+
+def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
+    """MODEL, and the options that say how its images are drawn."""
+    text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
+    command.add_argument("model", metavar="MODEL", help=text)
+    command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
+    command.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the noise (default 0)")
+    text = f"images per prompt (default {members})"
+    command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
+    text = "sampling steps (default: as in training, 10)"
+    command.add_argument("--steps", type=whole_number(1), metavar="N", help=text)
+    text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
+    command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); best what was trained at"
+    command.add_argument("--resolution", type=_resolution, metavar="PIXELS", help=text)
+    text = "images per forward (default 32)"
+    command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
+    text = "classifier-free guidance (default 1: none)"
+    command.add_argument("--guidance-scale", type=guidance, default=1.0, metavar="G", help=text)
+    command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
+
+
+def _resolution(text: str) -> int | tuple[int, int]:
+    sides = [whole_number(8)(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text}"')
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import help_config
+
+    if arguments.help_config:
+        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140)))
+        return 0
+    words = [*arguments.words, *rest]
+    given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
+    from diffrl.api import prepare
+
+    config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
+
+    from diffrl.run.interrupt import EXIT_CODE, Interrupted
+    from diffrl.run.train import train
+
+    again = f"diffrl: continue with: diffrl train --resume {config.run_dir}"
+    try:
+        train(config, resume=resume, dry_run=arguments.dry_run, override=arguments.override)
+    except Interrupted as ended:
+        print(f"{again}  ({ended}; exit code {EXIT_CODE})", file=sys.stderr)
+        return EXIT_CODE
+    except KeyboardInterrupt:
+        if (Path(config.run_dir) / "checkpoints").is_dir():
+            print(again, file=sys.stderr)
+        raise
+    return 0
+
+
+def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
+    common = _common(arguments)
+    if arguments.out.is_file():
+        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    from diffrl.evaluation import sample
+
+    sample(**common)
+    print(f"images: {arguments.out}")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_plugin
+
+    common = _common(arguments)
+    if arguments.out.is_dir():
+        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "scores.json"}')
+    names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    for name in names:
+        _at("--rewards", check_plugin, name)
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+    wanted = named_rewards([*names, *rest], "evaluate")
+    from diffrl.evaluation import evaluate
+
+    result = evaluate(rewards=wanted, **common)
+    for name, mean in result["mean"].items():
+        score = (
+            "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"
+        )
+        print(f"{name:<24}{score}")
+    print(f"{'diversity':<24}{result['diversity']:.4f}")
+    print(f"scores: {arguments.out}")
+    return 0
+
+
+def _common(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Checked arguments that `sample` and `evaluate` share."""
+    from diffrl.config import check_lora, check_model
+    from diffrl.prompts import check_source
+
+    _at("MODEL", check_model, arguments.model)
+    _at("--prompts", check_source, arguments.prompts)
+    lora: Path | None = arguments.lora
+    if lora is not None:
+        _at("--lora", check_lora, lora)
+    names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
+    names += ["batch_size", "out"]
+    return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
+
+
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if len(arguments.runs) < 2:
+        raise UserError("compare: name at least two runs")
+    for run in arguments.runs:
+        file_of_run(run, "metrics.jsonl", "compare")
+    if arguments.out.is_dir():
+        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "compare.html"}')
+    from diffrl.report import write_comparison
+
+    write_comparison(arguments.runs, arguments.out)
+    print(f"report: {arguments.out}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [*arguments.words, *rest]
+    if not words:
+        from diffrl.cli.doctor import examine
+
+        return 0 if examine() else 1
+    from diffrl.cli.doctor import check_fit
+    from diffrl.config import load_config
+
+    return 0 if check_fit(load_config(words[0], words[1:])) else 1
+
+
+def _version(arguments: argparse.Namespace, rest: list[str]) -> int:
+    print(f"diffrl {__version__}")
+    return 0
+
+
+def _at(where: str, check: Callable[[Any], object], value: object) -> None:
+    """Call `check(value)`; its UserError gets `where` in front."""
+    try:
+        check(value)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"diffrl: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def _show_warnings() -> None:
+    logger = logging.getLogger("diffrl")
+    if not logger.handlers:
+        logger.addHandler(_ToStderr())

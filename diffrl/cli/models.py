@@ -1,0 +1,98 @@
+"""The command `diffrl models`: the support table, and the checks of a family."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import UserError, nearest
+
+ACTIONS = {
+    "list": "diffrl models list [--markdown]",
+    "check": "diffrl models check NAME|FOLDER [--family FILE.py:CLASS] [--resolution PIXELS] [--only CHECK,...]",
+}
+OWNERS = {"markdown": "list", "family": "check", "resolution": "check", "only": "check"}
+
+
+def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> None:
+    """Register the command with the command line's `add`; `resolution` reads PIXELS."""
+    command = add(
+        "models",
+        models,
+        "list the supported models, or check a family against diffusers' plain pipeline",
+        "diffrl models list",
+        "diffrl models check qwen-image",
+        "diffrl models check path/to/tiny-model --family my_family.py:MyFamily --resolution 64",
+        words_anywhere=True,
+    )
+    command.usage = "\n       ".join(ACTIONS.values())
+    command.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
+    text = "check: a family's tiny random pipeline by name, made on the spot, or a model's folder or hub id"
+    command.add_argument("words", nargs="*", metavar="NAME|FOLDER", help=text)
+    command.add_argument("--markdown", action="store_true", default=None, help="list: as a Markdown table")
+    command.add_argument("--family", metavar="FILE.py:CLASS", help="check: a family of your own")
+    text = "check: side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
+    command.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
+    command.add_argument("--only", metavar="CHECK,...", help="check: these checks alone")
+
+
+def models(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words, action = [*arguments.words, *rest], arguments.action
+    if action not in ACTIONS:
+        given = " ".join([action, *words])
+        arguments.parser.error(f'models: expected {", ".join(ACTIONS)}, got "{given}"{nearest(action, ACTIONS)}')
+    for option, owner in OWNERS.items():
+        if getattr(arguments, option) is not None and owner != action:
+            raise UserError(f"models {action}: --{option} belongs to `diffrl models {owner}`")
+    if len(words) != (action == "check"):
+        wanted = "name one model" if action == "check" else f'unexpected argument "{words[0]}"'
+        raise UserError(f"models {action}: {wanted}; {ACTIONS[action]}")
+    return _list(arguments) if action == "list" else _check(arguments, words[0])
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from diffrl.conformance.table import markdown, table
+
+    if arguments.markdown:
+        print(markdown(), end="")
+        return 0
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 200).print(table())
+    return 0
+
+
+def _check(arguments: argparse.Namespace, model: str) -> int:
+    from diffrl.conformance.check import CHECKS, Subject
+    from diffrl.conformance.tinies import TINY, make
+
+    only = list(CHECKS) if arguments.only is None else arguments.only.split(",")
+    for name in only:
+        if name not in CHECKS:
+            raise UserError(f'--only: no check "{name}"{nearest(name, CHECKS)}')
+    if model not in TINY or Path(model).is_dir():
+        try:
+            return _report(Subject(model, arguments.resolution, family=arguments.family), only)
+        except UserError as error:
+            hint = nearest(model, TINY) if "/" not in model else ""
+            raise UserError(f"{error}{hint}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        made = make(model, Path(folder) / model)
+        resolution = arguments.resolution or TINY[model].resolution
+        return _report(Subject(str(made), resolution, family=arguments.family), only)
+
+
+def _report(subject: Any, only: list[str]) -> int:
+    from diffrl.conformance.check import run_checks
+
+    subject.policy()  # a model that cannot be read is bad input, and no finding
+    failed = 0
+    for finding in run_checks(subject, only):
+        failed += not finding.passed
+        print(f"{'ok' if finding.passed else 'FAILED':<7}{finding.check:<14}{finding.text}", flush=True)
+    print(f"{len(only) - failed} of {len(only)} checks passed")
+    return 1 if failed else 0

@@ -1,0 +1,106 @@
+"""The commands `diffrl configs`, which lists the shipped recipes, and `diffrl init`, which begins one's own config."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffrl.errors import UserError, nearest
+from diffrl.resources import shipped
+
+WRAPPERS = ("gardo", "marble", "d2align")
+
+
+def add_recipes(add: Callable[..., Any]) -> None:
+    """Register the commands with the command line's `add`."""
+    configs = add("configs", _configs, "list the shipped configs, with model and method", "diffrl configs")
+    configs.add_argument("words", nargs="*", metavar="WORD", help="only those whose name or description has all words")
+    init = add(
+        "init",
+        _init,
+        "write a commented config of your own for a model, rewards and a method",
+        "diffrl init my.yaml",
+        "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo",
+    )
+    init.add_argument("file", type=Path, metavar="FILE.yaml", help="the config to write")
+    text = "playground (default), a folder in diffusers' format, or a hub id"
+    init.add_argument("--model", default="playground", metavar="MODEL", help=text)
+    text = "rewards to optimise, separated by commas (default: playground's verifier, or clip)"
+    init.add_argument("--rewards", metavar="A,B", help=text)
+    text = "nft (default), grpo, crd or direct, and what is put around it: grpo+gardo, nft+marble, direct+d2align"
+    init.add_argument("--method", default="nft", metavar="METHOD", help=text)
+    init.add_argument("--train", metavar="SET|FILE", help="prompts to train on")
+    init.add_argument("--test", metavar="SET|FILE", help="held-out prompts")
+
+
+def recipes() -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(name, values, first sentence of its comment) of every shipped config."""
+    root = shipped("configs")
+    for file in sorted(root.rglob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        comment = " ".join(line.lstrip("# ") for line in _leading_comment(text))
+        # A sentence ends before a capital; "Stable Diffusion 3.5 Medium" and "arXiv 2509.16117" do not end one.
+        sentence = re.split(r"(?<=[a-z)\d])[.:;] (?=[A-Z\d])", comment, maxsplit=1)[0].rstrip(".:;")
+        sentence = textwrap.shorten(sentence, 140, placeholder=" ...")
+        yield str(file.relative_to(root).with_suffix("")), yaml.safe_load(text), sentence
+
+
+def _leading_comment(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return
+        yield line
+
+
+def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [word.lower() for word in arguments.words]
+    shown = 0
+    for name, values, sentence in recipes():
+        method = "+".join([values.get("objective", "nft"), *(part for part in WRAPPERS if part in values)])
+        line = f"{name:<26} {method:<16} {sentence}"
+        if all(word in line.lower() for word in words):
+            print(line)
+            shown += 1
+    if not shown:
+        raise UserError(f"configs: no shipped config has {' and '.join(words)}; `diffrl configs` lists all")
+    return 0
+
+
+def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
+    file: Path = arguments.file
+    if file.exists():
+        raise UserError(f'init: "{file}" is there already; choose another name')
+    if file.suffix not in (".yaml", ".yml") or not file.parent.is_dir():
+        raise UserError(f'init: "{file}": name a file that ends in .yaml, in a folder that exists')
+    from diffrl.cli.template import template
+    from diffrl.config import check_model, check_plugin, load_config
+
+    check_model(arguments.model)
+    playground = arguments.model == "playground"
+    names = arguments.rewards or ("playground" if playground else "clip")
+    rewards = [name.strip() for name in names.split(",") if name.strip()]
+    if not rewards:
+        raise UserError("init: --rewards: name at least one reward; `diffrl rewards list` shows them")
+    for name in rewards:
+        check_plugin(name)
+    objective, *wrappers = arguments.method.split("+")
+    for name, choices in ((objective, ("nft", "grpo", "crd", "direct")), *((name, WRAPPERS) for name in wrappers)):
+        if name not in choices:
+            raise UserError(f'init: --method: unknown "{name}"{nearest(name, choices)}')
+    if (arguments.train is None) != (arguments.test is None):
+        raise UserError("init: give both --train and --test, or neither")
+    text = template(arguments.model, rewards, objective, wrappers, arguments.train, arguments.test)
+    file.write_text(text, encoding="utf-8")
+    try:
+        load_config(file)
+    except UserError as error:
+        print(f"written: {file}, which needs a change before it runs: {error}")
+        return 0
+    print(f"written: {file}\ncheck:   diffrl train {file} --dry-run\ntrain:   diffrl train {file}")
+    return 0

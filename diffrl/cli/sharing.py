@@ -1,0 +1,90 @@
+"""The commands `demo` (five minutes on a laptop) and `publish` (a trained LoRA for others)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffrl.cli.words import whole_number
+from diffrl.errors import UserError
+
+
+def add_sharing(add: Callable[..., Any]) -> None:
+    """Register the commands with the command line's `add`."""
+    command = add(
+        "demo",
+        demo,
+        "train the shipped model for some minutes on this machine's CPU, and say what to look at",
+        "diffrl demo",
+        "diffrl demo epochs=5",
+        words_anywhere=True,
+    )
+    command.usage = "diffrl demo [section.key=value ...]"
+    text = "changes to the shipped config playground/demo; the run's folder is runs/demo, or the next that is free"
+    command.add_argument("words", nargs="*", metavar="section.key=value", help=text)
+
+    command = add(
+        "publish",
+        publish_run,
+        "write a folder for the hub: LoRA, model card, gallery, what was measured; and send it if asked",
+        "diffrl publish runs/demo",
+        "diffrl publish runs/my --lora runs/my/healthy --push OWNER/NAME",
+    )
+    command.add_argument("run", metavar="RUN_DIR", type=Path, help="the folder of a run")
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN_DIR/publish)")
+    text = "another LoRA than the newest, such as RUN_DIR/healthy"
+    command.add_argument("--lora", type=Path, metavar="DIR", help=text)
+    text = (
+        "held-out prompts that base model and LoRA are measured on (default: evaluate.prompts of the config); 0: none"
+    )
+    command.add_argument("--prompts", type=whole_number(0), metavar="N", help=text)
+    command.add_argument("--push", metavar="OWNER/NAME", help="send the folder to the hub, too")
+
+
+def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [*arguments.words, *rest]
+    if not any(word.startswith("run_dir=") for word in words):
+        words.append(f"run_dir={_free(Path('runs/demo'))}")
+    from diffrl.api import train
+
+    run = train("playground/demo", *words)
+    print(
+        f"Draw with it:   diffrl sample playground --lora {run.lora} --prompts {_prompts(run)} --limit 16 --out images"
+    )
+    print(f"Share it:       diffrl publish {run.folder}")
+    print("Another method: diffrl train playground/grpo; all keys: diffrl train --help-config")
+    return 0
+
+
+def _free(folder: Path) -> Path:
+    """`folder`, or `folder-2`, ...: the first that holds no run."""
+    number, candidate = 1, folder
+    while (candidate / "metrics.jsonl").exists() or (candidate / "checkpoints").exists():
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate
+
+
+def _prompts(run: Any) -> str:
+    source = run.config.prompts.test
+    return source if isinstance(source, str) else next(iter(source))
+
+
+def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
+        raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
+    from diffrl.config import check_lora
+    from diffrl.resources import file_of_run
+
+    file_of_run(arguments.run, "config.yaml", "publish")
+    check_lora(arguments.lora or arguments.run / "lora")
+    from diffrl.sharing import publish, push
+
+    folder = publish(arguments.run, arguments.out, lora=arguments.lora, prompts=arguments.prompts)
+    print(f"folder: {folder}")
+    if arguments.push is not None:
+        print(f"hub: {push(folder, arguments.push)}")
+    return 0

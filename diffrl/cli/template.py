@@ -1,0 +1,125 @@
+"""The text of a config that `diffrl init` writes: what was asked for, and every other key as a comment."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from diffrl.config.help import default_of
+from diffrl.config.schema import Config, section_type
+
+# The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.
+SMALL: dict[str, dict[str, Any]] = {
+    "rollout": {"groups": 24, "group_size": 16, "steps": 6, "batch_size": 128},
+    "optimise": {"learning_rate": 1e-3, "batch_size": 384, "accumulation": 6},
+}
+LARGE: dict[str, dict[str, Any]] = {
+    "rollout": {"resolution": 512, "batch_size": 12},
+    "optimise": {"precision": "bf16", "batch_size": 576, "accumulation": 48},
+}
+OWN: dict[str, dict[str, Any]] = {"nft": {"beta": 0.1, "timestep_fraction": 0.34}}  # on the playground
+WIDTH = 118
+
+
+def template(
+    model: str, rewards: Sequence[str], objective: str, wrappers: Sequence[str], train: str | None, test: str | None
+) -> str:
+    """YAML that `load_config` reads, or whose one fault it names (a reward that needs an argument, say)."""
+    small = model == "playground"
+    values = {name: dict(keys) for name, keys in (SMALL if small else LARGE).items()}
+    if objective == "grpo":
+        values["rollout"] |= {"sampler": "flow_sde"}
+    values[objective] = OWN.get(objective, {}) if small else {}
+    values |= {name: {} for name in wrappers}
+    judges = ("artefact", "clip", "jpeg") if small else ("aesthetic", "imagereward", "jpeg")
+    watch = next((name for name in judges if name not in rewards), "diversity")
+    if "gardo" in wrappers:
+        values["gardo"] = {"auxiliary": [watch]}
+    sources = {"train": train or "playground/compositional/train", "test": test or "playground/compositional/test"}
+    lines = [
+        *_comment(f"{objective} on {model}. Written by `diffrl init`; what is commented out is at its default."),
+        *_comment(
+            "`diffrl train --help-config` explains every key; `diffrl configs` lists recipes of published values."
+        ),
+        f"model: {_plain(model)}",
+        f"prompts: {_flow(sources)}",
+    ]
+    if not small and train is None:
+        lines += _comment("Bring your own prompts: a file with one per line, or the name of a set.")
+    lines += [*_key("epochs", 40 if small else 300), *_section("lora", {}), *_section("rollout", values.pop("rollout"))]
+    lines += [
+        "# What is optimised; `diffrl rewards list` shows them all, and rewards/README.md what they take.",
+        "rewards:",
+    ]
+    lines += [f"  {_name(name)}: {_flow(_entry(name))}" for name in rewards]
+    lines += ["# What is only watched: held out, it shows when the rewards above are cheated.", "watch:"]
+    lines.append(f"  {watch}: {{}}")
+    lines += [f"objective: {objective}", *_section(objective, values.pop(objective))]
+    for name in wrappers:
+        lines += _section(name, values.pop(name))
+    for name in ("optimise", "evaluate", "guard", "checkpoint", "tracking"):
+        lines += _section(name, values.pop(name, {}))
+    return "\n".join(lines) + "\n"
+
+
+def _entry(name: str) -> dict[str, Any]:
+    return {"weight": 1.0} | ({"plugin": name} if _name(name) != name else {})
+
+
+def _name(name: str) -> str:
+    """`path/to/file.py:Class` and `package:reward` by their last word."""
+    return name.rpartition(":")[2].lower()
+
+
+def _section(name: str, given: dict[str, Any]) -> list[str]:
+    """A section with what is given, the rest of its keys as comments."""
+    field = Config.model_fields[name]
+    kind = section_type(field.annotation)
+    assert kind is not None
+    lines = ["", *_comment((field.description or name).capitalize() + ".")]
+    if not given:
+        return (
+            [*lines, f"{name}:", *_rest(kind, given)] if field.default is None else [*lines, *_rest(kind, given, name)]
+        )
+    return [*lines, f"{name}:", *(f"  {key}: {_flow(value)}" for key, value in given.items()), *_rest(kind, given)]
+
+
+def _rest(kind: type[BaseModel], given: dict[str, Any], name: str = "") -> list[str]:
+    lines = [f"# {name}:"] if name else []
+    for key, field in kind.model_fields.items():
+        if key in given or section_type(field.annotation) is not None:
+            continue
+        meaning = textwrap.shorten(field.description or "", WIDTH - 44, placeholder=" ...")
+        lines.append(f"{'#   ' if name else '  # '}{f'{key}: {default_of(field)}':<36} # {meaning}")
+    return lines
+
+
+def _key(name: str, value: Any) -> list[str]:
+    return [f"{name}: {_flow(value)}  # {Config.model_fields[name].description}"]
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2)]
+
+
+def _plain(value: str) -> str:
+    return (
+        value
+        if value.replace("/", "").replace("-", "").replace(".", "").replace("_", "").isalnum()
+        else json.dumps(value)
+    )
+
+
+def _flow(value: Any) -> str:
+    """A value on one line of YAML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(inner) for inner in value) + "]"
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return _plain(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,136 @@
+"""From a state on the way to the clean image: the ODE on what is left of the schedule; and plans of rollouts with it.
+
+Symbols: levels (S + 1,) the schedule's noise levels, the last is 0; x_j the state before step j, at levels[j]; latents
+(B, C, h, w). What goes on from one state needs nothing but the state: no noise, no history. A *view* is an image that
+is decoded and scored; a sample may have several, of which one, `final`, stands for it elsewhere (features, metrics).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from diffrl.forward import FlowMatching, Prediction, Process
+from diffrl.samplers import DpmState, SamplerSpec, ode_step
+
+if TYPE_CHECKING:
+    from diffrl.policy import Conditioning
+
+
+class Predict(Protocol):
+    """(x, t, cond, guidance) -> Prediction."""
+
+    def __call__(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float, /) -> Prediction: ...
+
+
+@dataclass(frozen=True)
+class Gains:
+    """A view from every kept state of the trajectory, by the ODE, and the final image (DenseGRPO).
+
+    ode_steps: so many steps at most from each state, evenly over what is left; None: all. common: the first state is
+    the same for the whole group (same_noise): its view would cancel in every advantage, and is left out.
+    """
+
+    common: bool
+    ode_steps: int | None = None
+
+    def views(self, spec: SamplerSpec) -> int:
+        return spec.width + (not self.common)
+
+    def final(self, spec: SamplerSpec) -> int:
+        return self.views(spec) - 1
+
+
+@dataclass(frozen=True)
+class Branches:
+    """From the states of one ODE path per seed, single stochastic steps; each goes on by the ODE (G2RPO, TempFlow).
+
+    seeds: paths of a group, whose members divide over them in order. steps: the stochastic step of each row, M of them,
+    rising. strides: L granularities; view (k, l) of member i is number k L + l.
+    """
+
+    seeds: int
+    steps: tuple[int, ...]
+    strides: tuple[int, ...] = (1,)
+
+    def views(self, spec: SamplerSpec) -> int:
+        return len(self.steps) * len(self.strides)
+
+    def final(self, spec: SamplerSpec) -> int:
+        return 0  # the noisiest step's: the later ones differ less and less within a path
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A group is the leaves of one tree: at each of the steps `splits` a node gets `branch` children (BranchGRPO)."""
+
+    splits: tuple[int, ...]
+    branch: int = 2
+
+    def views(self, spec: SamplerSpec) -> int:
+        return 1
+
+    def final(self, spec: SamplerSpec) -> int:
+        return 0
+
+    def nodes(self, step: int) -> int:
+        """How many edges of a tree take step `step`."""
+        return self.branch ** sum(split <= step for split in self.splits)
+
+
+Plan = Gains | Branches | Tree
+
+
+def strided(levels: Sequence[float], start: int, stride: int) -> list[float]:
+    """Every `stride`-th noise level from step `start` on, and 0: stride 1 takes all of them.
+
+    G2RPO (arXiv 2510.01982) takes every l-th after the stochastic step; its code ends at the last level that it meets,
+    here the last step ends at 0.
+    """
+    if start == len(levels) - 1:
+        return [levels[-1]]
+    return [*levels[start:-1:stride], levels[-1]]
+
+
+def tail_levels(levels: Sequence[float], start: int, share: float) -> list[float]:
+    """From step `start` on only this share of the steps that are left (at least one), evenly over their numbers."""
+    left = len(levels) - 1 - start
+    return thinned(levels, start, max(math.ceil(left * share - 1e-9), 1))
+
+
+def thinned(levels: Sequence[float], start: int, count: int) -> list[float]:
+    """From step `start` on at most `count` steps, evenly over the numbers of those that are left."""
+    left = len(levels) - 1 - start
+    count = min(count, left)
+    return [levels[start + round(i * left / count)] for i in range(count + 1)] if left else list(levels[start:])
+
+
+def finish(
+    predict: Predict,
+    process: Process,
+    x: Tensor,
+    cond: Conditioning,
+    levels: Sequence[float],
+    guidance: float,
+    solver: str = "euler",
+    first: Prediction | None = None,
+) -> Tensor:
+    """The ODE from x at levels[0] to levels[-1] = 0 in len(levels) - 1 forwards, by "euler" or "dpm2".
+
+    `first`: the prediction at x, where it is known already: one forward less. For a variance preserving process "euler"
+    is DDIM without noise, the same first order.
+    """
+    if solver == "euler" and not isinstance(process, FlowMatching):
+        solver = "ddim"
+    state: DpmState | None = None
+    for level, following in pairwise(levels):
+        t, t_next = x.new_full((len(x),), level), x.new_full((len(x),), following)
+        prediction = predict(x, t, cond, guidance) if first is None else first
+        x, state = ode_step(solver, x, prediction, t, t_next, state, process)
+        first = None
+    return x

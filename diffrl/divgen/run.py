@@ -1,0 +1,271 @@
+"""DivGenBench on a model: its images to a folder, a folder to scores, and the small version inside a training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from diffrl import __version__
+from diffrl.divgen.extractors import DEFAULTS, NONE, load_extractors
+from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe, read_folder
+from diffrl.divgen.prompts import benchmark, small
+from diffrl.divgen.reference import Reference, load_reference, playground_reference
+from diffrl.divgen.score import FILE, Scores, score
+from diffrl.drawing import Drawing
+from diffrl.errors import UserError
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.prompts import Prompt
+from diffrl.records import checkpoint
+from diffrl.records.advance import progress
+from diffrl.records.tracking import save_image
+from diffrl.rollout import SamplerSpec, generate
+
+JOB = "job.json"
+IN_TRAINING = 16  # prompts of each dimension
+_REFERENCE_IN_TRAINING = 600  # renderings
+_READ_AT_ONCE = 32
+
+log = logging.getLogger("diffrl")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a folder of images was drawn with. A folder is continued only by the same job."""
+
+    drawing: Drawing
+    world: str = "general"
+    checkpoint: str | None = None
+
+    def policy(self) -> Policy:
+        """The model with the LoRA, or with the averaged LoRA of a run's checkpoint (its trained one without one)."""
+        if self.checkpoint is None:
+            return self.drawing.policy()
+        folder = Path(self.checkpoint)
+        tensors, _ = checkpoint.load(folder)
+        config = folder.parents[1] / "config.yaml"
+        try:
+            lora = yaml.safe_load(config.read_text(encoding="utf-8"))["lora"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise UserError(f"--checkpoint: {folder} has no readable {config} ({error})") from error
+        device = Accelerator().device
+        policy = load_policy(
+            self.drawing.model,
+            lora=LoraSpec(rank=lora["rank"], alpha=lora["alpha"], targets=lora["targets"]),
+            precision="fp32" if device.type == "cpu" else "bf16",
+            device=device,
+            resolution=self.drawing.resolution,
+        )
+        policy.load_state("default", tensors.get("ema", tensors["lora"]))
+        return policy
+
+    def record(self, prompts: Sequence[Prompt], spec: SamplerSpec) -> dict[str, Any]:
+        """What decides the images, as JSON."""
+        drawing = self.drawing
+        lines = "\n".join(prompt.text for prompt in prompts)
+        return {
+            "diffrl_version": __version__,
+            "model": drawing.model,
+            "lora": drawing.lora,
+            "checkpoint": self.checkpoint,
+            "weights": _digest(drawing.lora or self.checkpoint),
+            "world": self.world,
+            "seed": drawing.seed,
+            "per_prompt": drawing.per_prompt,
+            "steps": spec.steps,
+            "sampler": spec.name,
+            "guidance_scale": spec.guidance,
+            "resolution": list(drawing.resolution) if isinstance(drawing.resolution, tuple) else drawing.resolution,
+            "prompts": hashlib.sha256(lines.encode()).hexdigest()[:16],
+        }
+
+
+def _digest(folder: str | None) -> str | None:
+    """Of a LoRA's or a checkpoint's tensors: a path alone would not tell that a run went on."""
+    if folder is None:
+        return None
+    total = hashlib.sha256()
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        total.update(path.name.encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
+    """Write `DIR/images/DIMENSION/NNNNN-MM.png`, `manifest.jsonl` and `job.json`; returns how many images were drawn.
+
+    What is there already is kept, so an interrupted call goes on where it stopped; every process draws its share of
+    what is missing. A prompt of which an image is missing is drawn again as a whole.
+
+    Raises:
+        UserError: the folder holds images of another job; the keys that differ are named.
+    """
+    accelerator = Accelerator()
+    policy = job.policy()
+    spec, each = job.drawing.spec(policy), job.drawing.per_prompt
+    items = [Item(prompt, m, _file(out, i, prompt, m)) for i, prompt in enumerate(prompts) for m in range(each)]
+    if accelerator.is_main_process:
+        _prepare(out, job.record(prompts, spec), items)
+    accelerator.wait_for_everyone()  # the folder is looked at before anyone writes images to it
+    missing = [i for i in range(len(prompts)) if not all(_exists(item) for item in items[i * each : (i + 1) * each])]
+    accelerator.wait_for_everyone()
+    rank, world = accelerator.process_index, accelerator.num_processes
+    todo = [prompts[i] for i in missing]
+    amount = {**job.drawing.amount(), "rank": rank, "world": world}
+    batches = generate(policy, todo, spec, **amount) if todo else iter(())
+    with progress("drawing", (rank + 1) * len(todo) * each // world - rank * len(todo) * each // world) as advance:
+        for index, images in batches:
+            for i, image in zip(index.tolist(), images, strict=True):
+                _write(image, items[missing[i // each] * each + i % each], job.drawing.seed)
+            advance(len(images))
+    accelerator.wait_for_everyone()
+    return len(todo) * each
+
+
+def _file(out: Path, index: int, prompt: Prompt, member: int) -> Path:
+    folder = str(prompt.metadata.get("dimension") or "all")
+    return out / "images" / folder / f"{index:05d}-{member:02d}.png"
+
+
+def _exists(item: Item) -> bool:
+    return item.path is not None and item.path.is_file()
+
+
+def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> None:
+    """Folders, the job and the manifest; the manifest says what will be there when all is drawn."""
+    path = out / JOB
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        keys = [key for key in record if key != "diffrl_version" and before.get(key) != record[key]]
+        if keys:
+            said = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
+            raise UserError(f"--out: {out} holds images of another job ({said}); choose another folder")
+    for folder in {item.path.parent for item in items if item.path is not None}:
+        folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for item in items:
+        assert item.path is not None
+        entry = {"file": str(item.path.relative_to(out)), "prompt": item.prompt.text, "member": item.member}
+        lines.append(json.dumps({**entry, **item.prompt.metadata}, ensure_ascii=False))
+    for name, text in ((MANIFEST, "\n".join(lines)), (JOB, json.dumps(record, indent=1))):
+        temporary = out / f".{name}.tmp"
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, out / name)
+
+
+def _write(image: torch.Tensor, item: Item, seed: int) -> None:
+    assert item.path is not None
+    text = {"prompt": item.prompt.text, "seed": str(seed), "member": str(item.member)}
+    text |= {key: value for key in ("dimension", "keyword") if (value := str(item.prompt.metadata.get(key, "")))}
+    save_image(image, item.path, text)
+
+
+def score_folder(
+    folder: Path,
+    names: Mapping[str, str],
+    *,
+    world: str = "",
+    reference: Path | None = None,
+    dimension: str = "",
+    device: str = "cpu",
+    out: Path | None = None,
+) -> Scores:
+    """Score a folder of images and write `DIR/scores.json` (or `out`).
+
+    Args:
+        names: extractors by kind, in place of the world's own.
+        world: "general" or "playground"; "" is what the folder's job says, or general.
+        reference: file of `build_reference`; the playground renders its own.
+        dimension: what images are that have none.
+    """
+    job = _read_job(folder)
+    world = world or str(job.get("world") or "general")
+    items = read_folder(folder, dimension)
+    chosen = {**DEFAULTS[world], **names}
+    extractors, missing = load_extractors(chosen, device)
+    real = load_reference(reference) if reference is not None else None
+    if real is None and world == "playground" and "style" in extractors:
+        asked = [item.prompt.text for item in items if item.dimension in ("", "style")]
+        real = playground_reference(extractors["style"], asked)
+    if real is not None and "style" in extractors and real.style != extractors["style"].name:
+        used = extractors["style"].name
+        raise UserError(f'--reference: made with the style extractor "{real.style}", but this scores with "{used}"')
+    unreadable = Sight()
+    with progress("looking", len(items)) as advance:
+        sight = observe(in_batches(items, _READ_AT_ONCE, unreadable), extractors, advance)
+    scores = score(sight + unreadable, real, missing)
+    scores.about = {
+        "folder": str(folder),
+        "world": world,
+        "job": job,
+        "extractors": {kind: extractors[kind].name if kind in extractors else NONE for kind in chosen},
+        "reference": None if real is None else {"source": real.source, "train": len(real.train)},
+    }
+    scores.save(out or folder / FILE)
+    return scores
+
+
+def _read_job(folder: Path) -> dict[str, Any]:
+    path = folder / JOB
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+class SmallBenchmark:
+    """DivGenBench's small version, measured on a policy that is being trained; nothing is written.
+
+    What cannot be measured, for want of weights, is said once as a warning and left out.
+    """
+
+    def __init__(self, world: str, per_prompt: int, device: torch.device | str) -> None:
+        self.prompts = small(benchmark(world), IN_TRAINING)
+        self.per_prompt = per_prompt
+        names = {**DEFAULTS[world], "lpips": NONE}
+        if world != "playground":
+            names["style"] = NONE  # a reference of real art is not at hand in a training
+        self.extractors, self.missing = load_extractors(names, device)
+        for kind, why in self.missing.items():
+            if names[kind] != NONE:
+                log.warning("evaluate.divgen leaves out what needs the %s extractor: %s", kind, why)
+        self.reference: Reference | None = None
+        if world == "playground":
+            asked = [p.text for p in self.prompts if p.metadata["dimension"] == "style"] * per_prompt
+            self.reference = playground_reference(self.extractors["style"], asked, _REFERENCE_IN_TRAINING)
+
+    def measure(
+        self,
+        policy: Policy,
+        spec: SamplerSpec,
+        *,
+        seed: int,
+        batch_size: int,
+        accelerator: Accelerator,
+        snapshot: str | None,
+    ) -> dict[str, float]:
+        """`eval/divgen/NAME` of every metric that has a value; the same on all processes."""
+        rank, world = accelerator.process_index, accelerator.num_processes
+        first, end = rank * len(self.prompts) // world, (rank + 1) * len(self.prompts) // world
+        mine, each = self.prompts[first:end], self.per_prompt
+
+        def batches() -> Iterator[Batch]:
+            drawn = generate(policy, mine, spec, seed=seed, per_prompt=each, batch_size=batch_size, snapshot=snapshot)
+            for index, images in drawn if mine else ():
+                yield [Item(mine[i // each], i % each) for i in index.tolist()], as_written(images)
+
+        with policy.together():
+            parts = [observe(batches(), self.extractors)]
+        if world > 1:
+            parts = gather_object(parts)
+        scores = score(sum(parts, Sight()), self.reference, self.missing)
+        return {f"eval/divgen/{name}": value for name, value in scores.values().items()}

@@ -1,0 +1,57 @@
+"""What a command draws: a model, perhaps with a LoRA, its prompts, and how; for `sample`, `evaluate` and `divgen`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+
+from diffrl.forward import FlowMatching
+from diffrl.policy import Policy, load_policy, read_lora
+from diffrl.policy.pipelines import Resolution
+from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
+from diffrl.rollout import SamplerSpec
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What `diffrl sample` and `diffrl evaluate` draw: the model, with a LoRA if one is given, and how.
+
+    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM);
+    the model's own resolution.
+    """
+
+    model: str
+    prompts: str | Sequence[PromptLike] = ""
+    lora: str | None = None
+    seed: int = 0
+    per_prompt: int = 1
+    steps: int | None = None
+    limit: int | None = None
+    sampler: str | None = None
+    guidance_scale: float = 1.0
+    resolution: Resolution = None
+    batch_size: int = 32
+
+    def policy(self) -> Policy:
+        """The model on this process's device; bf16 on an accelerator."""
+        device = Accelerator().device
+        spec = read_lora(self.lora)[1] if self.lora is not None else None
+        precision = "fp32" if device.type == "cpu" else "bf16"
+        policy = load_policy(self.model, lora=spec, precision=precision, device=device, resolution=self.resolution)
+        if self.lora is not None:
+            policy.load_lora(self.lora)
+        return policy
+
+    def spec(self, policy: Policy) -> SamplerSpec:
+        name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
+        return SamplerSpec(name=name, steps=self.steps or 10, guidance=self.guidance_scale, eta=0.0)
+
+    def amount(self) -> dict[str, Any]:
+        return {"seed": self.seed, "per_prompt": self.per_prompt, "batch_size": self.batch_size}
+
+    def chosen(self) -> Sequence[Prompt]:
+        known = load_prompts(self.prompts) if isinstance(self.prompts, str) else given_prompts(self.prompts)
+        return known[: self.limit]

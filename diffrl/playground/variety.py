@@ -1,0 +1,129 @@
+"""Variety, the gold measure of diversity: how much the pictures of one prompt differ in what the prompt leaves free.
+
+For each free fact of a prompt (`scenes.free`: colours, styles, positions, a head's features ...) the chance that two
+pictures of the prompt differ in it, over that of true renderings: 1 is as varied as the world, 0 is collapse. The
+chance is the unbiased estimate from all pairs of a group, so it does not depend on the group's size (in expectation).
+Pictures in which a fact cannot be read are left out of its pairs, and counted: never made a number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diffrl.playground.grammar import kind_of, parse
+from diffrl.playground.reading import observe
+from diffrl.playground.scenes import free
+from diffrl.playground.sight import to_pixels
+from diffrl.playground.verifier import Observation, glance
+
+
+@dataclass(frozen=True)
+class Variety:
+    """`value`: mean over the free facts of all prompts, or None if no pair could be read. `by_fact`: the same for each
+    kind of fact. `unreadable`: share of the readings that failed, in [0, 1]. `readings`: how many were tried.
+    """
+
+    value: float | None
+    by_fact: Mapping[str, float]
+    unreadable: float
+    readings: int
+
+
+def variety(images: Any, prompts: Sequence[str]) -> Variety:
+    """The variety of images (as `verifier.verify` takes them), one prompt each; images of equal prompts are a group.
+
+    Raises ValueError for images of another form, a prompt that is not of the world, or lengths that differ.
+    """
+    pixels = to_pixels(images)
+    if len(pixels) != len(prompts):
+        raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
+    return variety_of([glance(image) for image in pixels], prompts)
+
+
+def variety_of(seen: Sequence[Observation], prompts: Sequence[str]) -> Variety:
+    """The same from what was seen already."""
+    groups: dict[str, list[Observation]] = {}
+    for one, prompt in zip(seen, prompts, strict=True):
+        groups.setdefault(prompt, []).append(one)
+    return variety_of_readings({p: readings(members, p) for p, members in groups.items()})
+
+
+def readings(seen: Sequence[Observation], prompt: str) -> dict[str, list[str | None]]:
+    """What each picture shows of each free fact of the prompt."""
+    caption = parse(prompt)
+    shown = [observe(one, caption) for one in seen]
+    return {fact.name: [one.get(fact.name) for one in shown] for fact in free(caption)}
+
+
+@functools.lru_cache(maxsize=65_536)
+def of_world(prompt: str) -> bool:
+    """Whether this is a prompt of the playground."""
+    try:
+        parse(prompt)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One prompt's `shares`, fact -> chance of differing over that of true renderings; readings `tried`, `failed`."""
+
+    shares: Mapping[str, float]
+    tried: int
+    failed: int
+
+
+def tally(prompt: str, found: Mapping[str, Sequence[str | None]]) -> Tally:
+    """The prompt's part of the variety from free fact -> what each of its pictures shows (None: unreadable)."""
+    shares: dict[str, float] = {}
+    tried = failed = 0
+    for fact in free(parse(prompt)):
+        values = found[fact.name]
+        read = [value for value in values if value is not None]
+        tried, failed = tried + len(values), failed + len(values) - len(read)
+        if len(read) >= 2:
+            shares[fact.name] = differing(read) / fact.differs
+    return Tally(shares, tried, failed)
+
+
+def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
+    """What each image (as `verifier.verify` takes them) shows of each fact that its prompt leaves free.
+
+    Raises ValueError for images of another form, or a prompt that is not of the world.
+    """
+    found = []
+    for image, prompt in zip(to_pixels(images), prompts, strict=True):
+        caption = parse(prompt)
+        reading = observe(glance(image), caption)
+        found.append({fact.name: reading.get(fact.name) for fact in free(caption)})
+    return found
+
+
+def variety_of_readings(table: Mapping[str, Mapping[str, Sequence[str | None]]]) -> Variety:
+    """Variety from prompt -> free fact -> what each picture shows."""
+    shares: dict[str, list[float]] = {}
+    tried = failed = 0
+    for prompt, found in table.items():
+        part = tally(prompt, found)
+        tried, failed = tried + part.tried, failed + part.failed
+        for name, share in part.shares.items():
+            shares.setdefault(kind_of(name), []).append(share)
+    every = [share for found in shares.values() for share in found]
+    return Variety(
+        value=sum(every) / len(every) if every else None,
+        by_fact={name: sum(found) / len(found) for name, found in sorted(shares.items())},
+        unreadable=failed / tried if tried else 0.0,
+        readings=tried,
+    )
+
+
+def differing(values: Sequence[str]) -> float:
+    """Share of the pairs of `values` (two or more) that differ."""
+    n = len(values)
+    same = sum(count * (count - 1) for count in Counter(values).values())
+    return 1.0 - same / (n * (n - 1))

@@ -1,0 +1,52 @@
+"""Chroma: FLUX.1's form without a pooled embedding, with true classifier-free guidance and a mask over the text.
+
+diffusers adds its mask of ones and zeros to the attention's scores, it masks nothing: padding is damped by a factor of
+e. That is what its pipeline draws with, so it is what is trained here; the padding cannot be cut off.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.family import Family, Known, pack, unpack
+
+
+class Chroma(Family):
+    """The family's part of a policy (see `diffrl.policy.family`)."""
+
+    known = (Known("lodestones/Chroma1-HD", 35, 5.0),)
+    restrictions = ("padding is damped and not masked, as in diffusers, so texts keep their full length",)
+
+    def channels(self) -> int:
+        return self.network.config.in_channels // 4
+
+    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
+        embeds, _, mask, *_ = self.pipe.encode_prompt(
+            [prompt], device=device, do_classifier_free_guidance=False, max_sequence_length=self.max_length
+        )
+        return Conditioning(embeds, embeds.new_zeros(1, 0), None, (mask.to(embeds.dtype),))
+
+    def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
+        cond = super().blank(rows, dtype)
+        return Conditioning(cond.embeds, cond.pooled, None, (torch.empty(rows, self.max_length, dtype=dtype),))
+
+    def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
+        height, width = x_t.shape[-2:]
+        rows = (torch.arange(n, device=x_t.device, dtype=x_t.dtype) for n in (1, height // 2, width // 2))
+        (text,) = cond.extra  # 1 for the prompt's tokens and one of padding, else 0
+        picture = text.new_ones(len(text), height // 2 * (width // 2))
+        output = network(
+            hidden_states=pack(x_t),
+            timestep=t,
+            encoder_hidden_states=cond.embeds,
+            txt_ids=x_t.new_zeros(cond.embeds.shape[1], 3),
+            img_ids=torch.cartesian_prod(*rows),
+            attention_mask=torch.cat([text, picture], dim=1),
+            return_dict=False,
+        )[0]
+        return unpack(output, height, width)
+
+    def plain_latents(self, latents: Tensor) -> Tensor:
+        return pack(latents)

@@ -1,0 +1,79 @@
+"""Finds families: those that ship, installed ones (entry points of the group `diffrl.families`), and a user's file.
+
+A family is known by its pipeline's class, the `_class_name` of model_index.json. Nothing is imported until it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import UserError, nearest
+from diffrl.resources import import_file, where
+
+GROUP = "diffrl.families"
+SHIPPED = {
+    "StableDiffusion3Pipeline": "diffrl.policy.sd3:SD3",
+    "FluxPipeline": "diffrl.policy.flux:Flux",
+    "StableDiffusionPipeline": "diffrl.policy.unet:StableDiffusion",
+    "StableDiffusionXLPipeline": "diffrl.policy.unet:StableDiffusion",
+    "QwenImagePipeline": "diffrl.policy.qwen_image:QwenImage",
+    "ZImagePipeline": "diffrl.policy.z_image:ZImage",
+    "Flux2KleinPipeline": "diffrl.policy.flux2:Flux2",
+    "Flux2Pipeline": "diffrl.policy.flux2:Flux2",
+    "Krea2Pipeline": "diffrl.policy.krea2:Krea2",
+    "QwenImage21Pipeline": "diffrl.policy.qwen_image21:QwenImage21",
+    "SanaPipeline": "diffrl.policy.sana:Sana",
+    "ChromaPipeline": "diffrl.policy.chroma:Chroma",
+    "Lumina2Pipeline": "diffrl.policy.lumina2:Lumina2",
+    "HiDreamImagePipeline": "diffrl.policy.hidream:HiDream",
+}
+# What a class must have of its own: the other parts of `Backbone` have defaults in `diffrl.policy.family`.
+NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_vae", "from_vae", "save_lora", "blank")
+
+
+def families() -> dict[str, str]:
+    """`module:Class` of every family by its pipeline's class: the shipped ones first, then installed plugins."""
+    found = dict(SHIPPED)
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, entry.value)
+    return found
+
+
+def find_family(pipeline: str, family: str | None = None) -> Any:
+    """The family of a pipeline's class, or the class `path/to/file.py:Class`; imported, not built.
+
+    Raises:
+        UserError: if there is none of that name, or the file or class is not there or is no family.
+    """
+    if family is not None:
+        found, name = _in_file(family), family
+    else:
+        known = families()
+        if pipeline not in known:
+            supported = f"supported are {', '.join(known)}"
+            raise UserError(f"model: a {pipeline} is of no known family{nearest(pipeline, known)}; {supported}")
+        name = known[pipeline]
+        module, _, kind = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), kind)
+        except Exception as error:
+            raise UserError(f"model: the family {name} of {pipeline} cannot be imported: {where(error)}") from error
+    if missing := [part for part in NEEDED if not callable(getattr(found, part, None))]:
+        raise UserError(f'"{name}" is no model family: it has no {", ".join(missing)}')
+    return found
+
+
+def _in_file(family: str) -> Any:
+    path, colon, kind = family.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise UserError(f'family: expected path/to/file.py:Class, got "{family}"')
+    if not Path(path).is_file():
+        raise UserError(f'family: no file "{path}"')
+    module = import_file(Path(path), "family")
+    if not hasattr(module, kind):
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise UserError(f'family: no class "{kind}" in {path}{nearest(kind, classes)}')
+    return getattr(module, kind)

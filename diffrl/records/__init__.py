@@ -1,0 +1,1 @@
+"""What a run leaves behind: checkpoints, metrics, progress lines, guard rails."""

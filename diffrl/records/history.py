@@ -1,0 +1,74 @@
+"""`RUN_DIR/history.jsonl`: every start of a run and what it changed, one JSON object a line, appended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diffrl.records.disk import writing
+from diffrl.records.identity import Change, Identity
+
+NAME = "history.jsonl"
+
+
+def started(folder: Path, identity: Identity) -> None:
+    """A new run began here."""
+    _append(folder, {"event": "started", "identity": identity})
+
+
+def resumed(folder: Path, epoch: int, changes: Sequence[Change], free: Sequence[Change], **facts: Any) -> None:
+    """A run goes on from `epoch`. `changes`: what `--override` allowed; `free`: what a resume may change anyway."""
+    event: dict[str, Any] = {"event": "resumed", "epoch": epoch}
+    for name, found in (("overridden", changes), ("changed", free)):
+        if found:
+            event[name] = {change.key: [change.then, change.now] for change in found}
+    _append(folder, event | facts)
+
+
+def saved(folder: Path, step: int) -> None:
+    """The run's first checkpoint is on the disk: from here on a folder without one has lost it."""
+    if not had_checkpoint(folder):
+        _append(folder, {"event": "saved", "step": step})
+
+
+def had_checkpoint(folder: Path) -> bool:
+    """Was there ever a checkpoint? Folders of versions without a history are judged by their LoRA."""
+    events = read_history(folder)
+    return any(event.get("event") == "saved" for event in events) or (not events and (folder / "lora").is_dir())
+
+
+def identity_at_start(folder: Path) -> Identity | None:
+    """The identity with which the run began; None if the folder has none."""
+    found = [event["identity"] for event in read_history(folder) if "identity" in event]
+    return found[-1] if found else None
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The events, oldest first; torn lines are left out."""
+    try:
+        lines = (folder / NAME).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def _append(folder: Path, event: dict[str, Any]) -> None:
+    path = folder / NAME
+    with writing(path), path.open("ab+") as file:
+        torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+        line = json.dumps({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), **event})
+        file.write(b"\n" * bool(torn) + line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

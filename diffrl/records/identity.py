@@ -1,0 +1,157 @@
+"""What makes a run this run: all that shaped its past, kept in every checkpoint and compared by a resume.
+
+An identity is a flat table {dotted key: value} of the config's values that shape training, and beside them what the
+names in it stood for: the prompts' texts, the model's files, the rewards' code, the package's version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffrl import __version__
+from diffrl.errors import UserError, nearest
+
+Identity = dict[str, Any]
+VERSION = "diffrl_version"
+
+# What a resume may change on its own, by key or section: how long, what is measured and kept, on which devices.
+FREE = (
+    *("epochs", "run_dir", "evaluate", "guard", "checkpoint", "tracking", "prompts.test", "prompts.overlap"),
+    *("rollout.batch_size", "optimise.accumulation", "optimise.gradient_checkpointing"),
+    *("engine.attention", "engine.compile", "engine.offload_vae"),
+)
+NOT_FREE = ("evaluate.features",)  # diversity shapes GARDO's advantages, and a curve has one feature space
+# How a reward is called, and not what it says; `device` and `batch_size` are arguments that many plugins have.
+FREE_OF_REWARDS = (
+    "retries",
+    "timeout",
+    "cache",
+    "offload",
+    "device",
+    "batch_size",
+    "params.device",
+    "params.batch_size",
+)
+# What the stored tensors and the methods' states are made for: no override helps, only a new run.
+STRUCTURE = ("model", "objective", "lora", "engine.optimiser")
+METHODS = ("gardo", "marble", "d2align")
+ALLOWED = (
+    "epochs, evaluate, guard, checkpoint, tracking, accumulation, batch_size of the rollout, devices and processes"
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key that differs; None: not there."""
+
+    key: str
+    then: Any
+    now: Any
+
+
+def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) -> Identity:
+    """The part that a resolved config has by itself.
+
+    `used`: the watched rewards that training reads (of the others a run may watch what it likes).
+    """
+    objectives = {name for name in ("nft", "grpo", "crd", "direct") if name != values.get("objective")}
+    found: Identity = {VERSION: __version__}
+    for key, value in flat(values).items():
+        top, _, rest = key.partition(".")
+        if top in objectives or (_within(key, FREE) and not _within(key, NOT_FREE)):
+            continue
+        if top in ("rewards", "watch"):
+            name, _, option = rest.partition(".")
+            if (top == "watch" and name not in used) or _within(option, FREE_OF_REWARDS):
+                continue
+        found[key] = value
+    return found
+
+
+def compare(then: Mapping[str, Any], now: Mapping[str, Any], where: str, override: Iterable[str] = ()) -> list[Change]:
+    """The differences, all of them allowed by `override` (keys or sections).
+
+    Args:
+        then: the identity of the checkpoint; now: that of this start.
+        where: the checkpoint, for messages.
+
+    Raises:
+        UserError: at the first key that differs and may not, with what can be done; for an override that names nothing.
+    """
+    accepted = list(override)
+    keys = dict.fromkeys([*then, *now])
+    for word in accepted:
+        if not any(_within(_plain(key), (word,)) for key in keys):
+            names = {_plain(key) for key in keys} | {_plain(key).partition(".")[0] for key in keys}
+            raise UserError(f'--override: "{word}" is nothing that a resume compares{nearest(word, names)}')
+    changes = [
+        Change(key, then.get(key), now.get(key))
+        for key in keys
+        if (key in then) != (key in now) or then.get(key) != now.get(key)
+    ]
+    for change in changes:
+        _judge(change, then, now, where, accepted)
+    return changes
+
+
+def _judge(
+    change: Change, then: Mapping[str, Any], now: Mapping[str, Any], where: str, accepted: Collection[str]
+) -> None:
+    plain = _plain(change.key)
+    if plain != change.key:
+        text = f"{plain}: the {change.key[len(plain) + 2 : -1]} changed since {where}"
+    else:
+        text = f"{plain}: {show(change, now)}, but {where} was trained with {show(change, then)}"
+    if (structure := _structure(change, then, now)) is not None:
+        raise UserError(f"{text}; {structure}: start a new run (run_dir=...)")
+    if not _within(plain, accepted):
+        raise UserError(f"{text}; a resume may change {ALLOWED}; to change {plain} on purpose, add --override {plain}")
+
+
+def _structure(change: Change, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Why no override can help, or None."""
+    plain = _plain(change.key)
+    if plain == change.key and _within(plain, STRUCTURE):
+        return "the checkpoint's tensors are made for that"
+    if plain == "optimise.ema" and bool(change.then) != bool(change.now):
+        return "the checkpoint has an average of the weights, or has none"
+    for method in METHODS:
+        if _within(plain, (method,)) and _has(then, method) != _has(now, method):
+            return f"{method} keeps a state of its own"
+    for table in ("rewards", "watch"):
+        names = [{key.split(".")[1] for key in side if key.startswith(f"{table}.")} for side in (then, now)]
+        if plain.startswith(f"{table}.") and names[0] != names[1]:
+            return "the methods' states have one entry for each reward"
+    return None
+
+
+def show(change: Change, side: Mapping[str, Any]) -> str:
+    """A value in a message."""
+    if change.key not in side:
+        return "not set"
+    text = json.dumps(side[change.key])
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _has(side: Mapping[str, Any], section: str) -> bool:
+    return any(_within(key, (section,)) for key in side)
+
+
+def _plain(key: str) -> str:
+    """`prompts.train (texts)` without what stands in brackets."""
+    return key.partition(" (")[0]
+
+
+def _within(key: str, sections: Iterable[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys; empty ones stay."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+    return found

@@ -1,0 +1,334 @@
+"""What a run leaves behind: `metrics.jsonl`, sample images, TensorBoard and Weights & Biases when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from diffrl import __version__
+from diffrl.errors import UserError
+from diffrl.records.disk import write_text, writing
+from diffrl.records.progress import ProgressTable, summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ProgressTable", "Tracker", "read_metrics", "record_environment", "save_samples", "summary"]
+
+PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy")
+
+
+class Tracker:
+    """Writes one JSON line per epoch to `RUN_DIR/metrics.jsonl`, and passes the same numbers on when asked.
+
+    Opening a run again cuts a last line that was torn when the process died, and epochs that are already in the file
+    are not written a second time, so a resumed run leaves the file that an uninterrupted one would have left.
+
+    Args:
+        wandb: also log to Weights & Biases. `WANDB_MODE=offline` is respected, `WANDB_PROJECT` names the project
+            ("diffrl" when unset); a resumed run continues the same Weights & Biases run.
+        tensorboard: also write event files to `RUN_DIR/tensorboard`.
+        config: the resolved config, shown by Weights & Biases.
+        others: further trackers by accelerate's names (trackio, mlflow, ...); they get the numbers, not the images.
+
+    Raises:
+        UserError: an asked-for package is not installed or not set up, or `metrics.jsonl` is damaged before its end.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        wandb: bool = False,
+        tensorboard: bool = False,
+        config: Mapping[str, Any] | None = None,
+        others: Sequence[str] = (),
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        path = self.run_dir / "metrics.jsonl"
+        rows, intact = _parse(path)
+        self._epochs = {row["epoch"] for row in rows}
+        self._board = _open_tensorboard(self.run_dir) if tensorboard else None
+        self._wandb = _open_wandb(self.run_dir, config) if wandb else None
+        self._others = [_open_other(name, self.run_dir, config) for name in others]
+        with writing(path):
+            self._file = path.open("ab", buffering=0)  # a buffer would be written once more, when it is closed
+            if self._file.tell() > intact:
+                self._file.truncate(intact)
+
+    def log(self, metrics: Mapping[str, Any], intact: str = "") -> None:
+        """Append one epoch. `metrics["epoch"]` is an int; values are numbers (also of numpy, or tensors of one
+        element), strings or None. What is not finite is written as null, since JSON has no NaN.
+
+        Raises DiskError, with `intact` at its end, if the line cannot be written whole: then nothing of it is left.
+        """
+        row = {key: _plain(key, value) for key, value in metrics.items()}
+        epoch = row["epoch"]
+        if epoch in self._epochs:
+            return
+        self._append(json.dumps(row, allow_nan=False).encode() + b"\n", intact)
+        self._epochs.add(epoch)
+        numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=epoch)
+        for other in self._others:
+            other.log(numbers, step=epoch)
+        if self._board is not None:
+            for key, value in numbers.items():
+                self._board.add_scalar(key, value, epoch)
+            self._board.flush()
+
+    def _append(self, line: bytes, intact: str) -> None:
+        """A whole line or nothing, in the file that is still there."""
+        path = self.run_dir / "metrics.jsonl"
+        with writing(path, intact):
+            begin = self._file.seek(0, os.SEEK_END)
+            here = path.stat()  # of a deleted folder the open file would swallow everything
+            if (here.st_dev, here.st_ino) != (
+                os.fstat(self._file.fileno()).st_dev,
+                os.fstat(self._file.fileno()).st_ino,
+            ):
+                raise OSError(errno.ESTALE, "another file has taken its place while the run was writing")
+            try:
+                if self._file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "only a part of a line found room")
+                os.fsync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(begin)
+                raise
+
+    def images(self, epoch: int, images: Sequence[Image.Image], captions: Sequence[str]) -> None:
+        """Show sample images in TensorBoard and Weights & Biases; the PNG files are written by `save_samples`."""
+        if self._wandb is not None:
+            import wandb
+
+            shown = [wandb.Image(image, caption=caption) for image, caption in zip(images, captions, strict=True)]
+            self._wandb.log({"images": shown}, step=epoch)
+        if self._board is not None:
+            import numpy as np
+
+            for i, (image, caption) in enumerate(zip(images, captions, strict=True)):
+                tag = f"samples/{i:02d}-{_slug(caption)}"
+                self._board.add_image(tag, np.asarray(image.convert("RGB")), epoch, dataformats="HWC")
+            self._board.flush()
+
+    def close(self) -> None:
+        """Close every output; a second call does nothing."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+        for other in self._others:
+            other.finish()
+        self._board = self._wandb = None
+        self._others = []
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The epochs of `RUN_DIR/metrics.jsonl`, oldest first; a torn last line is left out, no file gives no epochs.
+
+    Raises:
+        UserError: a line before the last is no JSON object with an `epoch`.
+    """
+    return _parse(Path(run_dir) / "metrics.jsonl")[0]
+
+
+def drop_lines(run_dir: str | Path, after: int) -> int:
+    """Take the epochs after `after` out of `metrics.jsonl`, since they will be trained in another way; how many."""
+    path = Path(run_dir) / "metrics.jsonl"
+    rows = _parse(path)[0]
+    kept = [row for row in rows if row["epoch"] <= after]
+    if len(kept) < len(rows):
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return len(rows) - len(kept)
+
+
+def save_samples(
+    run_dir: str | Path, epoch: int, images: Tensor, prompts: Sequence[str], seeds: Sequence[int]
+) -> list[Path]:
+    """Write `RUN_DIR/samples/epoch-NNNN/NN-SLUG.png`, each with its `prompt` and `seed` in PNG text chunks.
+
+    Args:
+        images: (n, 3, H, W) in [0, 1]; rounded to 8 bits.
+    """
+    folder = Path(run_dir) / "samples" / f"epoch-{epoch:04d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
+        path = folder / f"{i:02d}-{_slug(prompt)}.png"
+        save_image(image, path, {"prompt": prompt, "seed": str(seed)})
+        paths.append(path)
+    return paths
+
+
+def save_image(image: Tensor, path: Path, text: Mapping[str, str]) -> None:
+    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits."""
+    chunks = PngInfo()
+    for key, value in text.items():
+        chunks.add_text(key, value)
+    pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    temporary = path.with_suffix(".tmp")
+    Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
+    os.replace(temporary, path)  # a report that is written meanwhile never meets half a picture
+
+
+def record_environment(run_dir: str | Path, **facts: Any) -> None:
+    """Append this start of the run to `RUN_DIR/environment.json`: command, versions, machine, time; for the report.
+
+    Args:
+        facts: anything else worth keeping that JSON can hold, for example the number of processes or the device.
+    """
+    path = Path(run_dir) / "environment.json"
+    try:
+        starts = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        starts = []
+    program = Path(sys.argv[0])
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    start = {
+        "command": shlex.join([*name.split(" "), *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "versions": {"diffrl": __version__, "python": platform.python_version(), **_versions()},
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        **facts,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps([*starts, start], indent=1) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a metrics file, and the number of bytes up to the end of its last complete line."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    lines.pop()  # what follows the last line break: nothing, or a torn line
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            row["epoch"]
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines):  # a crash of the machine can leave a last line of zeros
+                return rows, sum(len(line) + 1 for line in lines[:-1])
+            raise UserError(
+                f"{path}, line {number}: not a JSON object with an epoch; mend or delete the line"
+            ) from None
+        rows.append(row)
+    return rows, sum(len(line) + 1 for line in lines)
+
+
+def _plain(key: str, value: Any) -> int | float | str | bool | None:
+    if hasattr(value, "item"):  # numpy scalars and tensors of one element
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise TypeError(f"metric {key!r} is a {type(value).__name__}, not a number or a string")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].rstrip("-") or "empty"
+
+
+def _open_tensorboard(run_dir: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(_install("tensorboard")) from None
+    return SummaryWriter(str(run_dir / "tensorboard"))
+
+
+def _open_wandb(run_dir: Path, config: Mapping[str, Any] | None) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UserError(_install("wandb")) from None
+    remembered = run_dir / "wandb" / "run-id.txt"
+    resumed = remembered.exists()
+    identity = remembered.read_text().strip() if resumed else uuid.uuid4().hex[:12]
+    remembered.parent.mkdir(exist_ok=True)
+    remembered.write_text(identity + "\n")
+    offline = os.environ.get("WANDB_MODE") == "offline"
+    try:
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "diffrl"),
+            name=run_dir.resolve().name,
+            id=identity,
+            resume="allow" if resumed and not offline else None,  # offline, wandb joins the parts when they are synced
+            dir=str(run_dir),
+            config=dict(config or {}),
+            # wandb would otherwise record every redraw of the live table as a line of output.
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+    except wandb.errors.Error as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"tracking.wandb: {first.rstrip('.')} (or set WANDB_MODE=offline)") from error
+
+
+def _open_other(name: str, run_dir: Path, config: Mapping[str, Any] | None) -> Any:
+    """A tracker of accelerate's, started, with the config's plain values."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    kind = LOGGER_TYPE_TO_CLASS[name]
+    try:
+        # Their first argument is a project, which holds runs; TensorBoard's and DVCLive's write into the run's folder.
+        folder = [str(run_dir)] if kind.requires_logging_directory else []
+        tracker = kind("diffrl" if not folder else name, *folder)
+        if hasattr(tracker, "start"):
+            tracker.start()
+        tracker.store_init_configuration(_flat(config or {}) | {"run_dir": run_dir.resolve().name})
+    except Exception as error:  # each has its own; what is missing is a login, a server or a package
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"tracking.trackers: {name} could not be started: {reason}") from error
+    return tracker
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys with numbers and texts, which is what all trackers take."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return found
+
+
+def _install(extra: str) -> str:
+    return f'tracking.{extra} is true, but {extra} is not installed: pip install "diffrl[{extra}]"'

@@ -1,0 +1,325 @@
+"""Everything that one run holds, put together from its config: what is trained, measured, saved and restored."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, set_seed
+from PIL import Image
+from torch import Tensor
+
+from diffrl.config import Config
+from diffrl.divgen.diversity import load_features
+from diffrl.divgen.prompts import world_of
+from diffrl.divgen.run import SmallBenchmark
+from diffrl.errors import UserError
+from diffrl.evaluation import score_policy, summarise
+from diffrl.policy import LoraSpec, load_policy
+from diffrl.policy.engine import check_launcher
+from diffrl.policy.sharding import plugin_of
+from diffrl.prompts import Prompt, load_prompts, stream_of
+from diffrl.records import checkpoint, history
+from diffrl.records.disk import write_text
+from diffrl.records.tracking import Tracker, read_metrics, save_samples
+from diffrl.report.data import FACES
+from diffrl.report.gardo import save_uncertain
+from diffrl.rewards.protocol import lower_is_better
+from diffrl.rewards.scoring import applies
+from diffrl.rewards.suspicion import Suspicions
+from diffrl.rollout import Rollout, generate
+from diffrl.run.calibrate import calibrate
+from diffrl.run.exhibit import exhibit
+from diffrl.run.fit import settle
+from diffrl.run.identity import contents
+from diffrl.run.interrupt import Interrupted
+from diffrl.run.loop import Loop, TrainingError
+from diffrl.run.parts import (
+    build_composition,
+    build_gradients,
+    build_guard,
+    build_objective,
+    build_optimiser,
+    build_scorers,
+    evaluation_spec,
+    features_name,
+    loop_settings,
+    prepare_engine,
+    sampler_spec,
+)
+from diffrl.run.start import Start, config_identity
+from diffrl.trainers.gardo import Gardo
+
+
+class Run:
+    """Everything that one run holds; `train` drives it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
+        waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
+        self.accelerator = Accelerator(kwargs_handlers=[waiting])
+        self.main = self.accelerator.is_main_process
+        sharding = plugin_of(self.accelerator)
+        if self.main:
+            check_launcher(self.accelerator, config.optimise.precision)
+        self.folder = Path(config.run_dir)
+        set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
+        device = self.accelerator.device
+        self.policy = load_policy(
+            config.model,
+            lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+            precision=config.optimise.precision,
+            device=device,
+            resolution=config.rollout.resolution,
+            seed=config.seed,
+            family=config.family,
+        )
+        if config.optimise.gradient_checkpointing:
+            self.policy.enable_gradient_checkpointing()
+        self.config = config = settle(config, device, self.accelerator, sharding is not None)
+        self.spec = sampler_spec(config)
+        self.scorer, self.judges = build_scorers(config, device)
+        self.lower = lower_is_better(self.judges.rewards) | ({FACES} if config.evaluate.divgen else frozenset())
+        self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
+        self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
+        for name in self.snapshots:
+            self.policy.add_snapshot(name)
+        if sharding is not None:
+            self.policy.shard(sharding, self.accelerator)
+        prepare_engine(config, self.policy)
+        train_prompts = load_prompts(config.prompts.train)
+        self._check_rewards(train_prompts)
+        self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
+        # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
+        self.identity = config_identity(config) | contents(config, {**self.judges.rewards, **self.scorer.rewards})
+        self.features = load_features(features_name(config), device)
+        self.optimiser = build_optimiser(config, self.policy)
+        self.loop = self._loop()
+        if isinstance(self.objective, Gardo) and self.objective.auxiliary:
+            self.loop.inspect = self.keep_uncertain
+        # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
+        if device.type == "cpu":
+            self.loop.clock.watch(self.policy)
+        self.divgen: SmallBenchmark | None = None
+        if config.evaluate.divgen:
+            self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, device)
+        self.guard = build_guard(config, self.lower)
+        self.suspicions = Suspicions(list(config.rewards))
+        self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
+        self.epoch = 0
+        self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+
+    def look_out_for(self, check: Callable[[], None]) -> None:
+        """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
+        self.loop.check = self.scorer.check = self.judges.check = check
+
+    def _loop(self) -> Loop:
+        config = self.config
+        return Loop(
+            self.policy,
+            self.objective,
+            self.scorer,
+            torch.tensor([reward.weight for reward in config.rewards.values()]),
+            stream_of(config.prompts.train, config.rollout.groups, config.seed),
+            self.spec,
+            loop_settings(config),
+            self.optimiser,
+            self.accelerator,
+            self.features,
+            gradients=build_gradients(config),
+            compose=build_composition(config),
+            fp16=config.optimise.precision == "fp16",
+        )
+
+    def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""
+        config, world = self.config, self.accelerator.num_processes
+        for name, reward in self.scorer.rewards.items():
+            if not any(applies(reward, p.text, p.metadata) for p in prompts):
+                source, table = config.prompts.train, "rewards" if name in config.rewards else "watch"
+                raise UserError(f'{table}.{name}: applies to none of the prompts of prompts.train ("{source}")')
+        if self.scorer.groupwise and config.rollout.groups % world:
+            raise UserError(
+                f"rollout.groups: {config.rollout.groups} prompts over {world} processes would split groups, but the "
+                f'reward "{self.scorer.groupwise[0]}" has to see them whole'
+            )
+
+    def evaluate(self) -> dict[str, Any]:
+        """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds."""
+        config = self.config
+        found = score_policy(
+            self.policy,
+            self.judges,
+            self.features,
+            self.test_prompts,
+            evaluation_spec(config),
+            seed=config.seed,
+            per_prompt=config.evaluate.per_prompt,
+            batch_size=config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=self.judged,
+            check=self.loop.check,
+        )
+        means = summarise(self.judges.names, found.scores) | found.breadth()
+        spread = float(found.saturation.std(correction=0))
+        means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
+        return {f"eval/{name}": value for name, value in means.items()}
+
+    def look_out(self, metrics: dict[str, Any]) -> list[str]:
+        """The guard rails' alarms for an evaluation's metrics, into which they are written.
+
+        Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
+        """
+        self.past.append(dict(metrics))
+        alarms = self.guard.alarms(self.past)
+        for alarm in alarms:
+            metrics[f"alarm/{alarm.name}"] = alarm.text
+        if self.main and self.epoch and not alarms:
+            self.policy.save_lora(self.folder / "healthy", self.judged)
+            measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
+            write_text(self.folder / "healthy" / "evaluation.json", json.dumps(measured, indent=1) + "\n", self.intact)
+        return [alarm.text for alarm in alarms]
+
+    def measure_diversity(self) -> dict[str, Any]:
+        """DivGenBench's small version on the averaged LoRA, with fixed seeds."""
+        assert self.divgen is not None
+        return self.divgen.measure(
+            self.policy,
+            evaluation_spec(self.config),
+            seed=self.config.seed,
+            batch_size=self.config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=self.judged,
+        )
+
+    @property
+    def judged(self) -> str:
+        return "ema" if self.config.optimise.ema else "default"
+
+    def draw_samples(self, epoch: int, tracker: Tracker | None) -> None:
+        """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
+        count = min(self.config.tracking.samples, len(self.test_prompts))
+        if not count:
+            return
+        with self.policy.together():
+            if tracker is not None:
+                self._draw(epoch, count, tracker)
+
+    def _draw(self, epoch: int, count: int, tracker: Tracker) -> None:
+        prompts = self.test_prompts[:count]
+        batches = generate(
+            self.policy,
+            prompts,
+            evaluation_spec(self.config),
+            seed=self.config.seed,
+            per_prompt=1,
+            batch_size=self.config.rollout.batch_size,
+            snapshot=self.judged,
+        )
+        images = torch.cat([batch for _, batch in batches])
+        texts = [prompt.text for prompt in prompts]
+        paths = save_samples(self.folder, epoch, images, texts, [self.config.seed] * count)
+        tracker.images(epoch, [Image.open(path) for path in paths], texts)
+
+    def keep_uncertain(self, epoch: int, rollout: Rollout) -> None:
+        """In epochs that are evaluated: the images that GARDO's gate trusts least, for the report."""
+        number, config = epoch + 1, self.config
+        if number % config.evaluate.every and number != config.epochs:
+            return
+        assert isinstance(self.objective, Gardo)
+        images, rows = exhibit(self.objective, self.policy, rollout, self.loop._sum)
+        if self.main:
+            save_uncertain(self.folder, number, images, rows)
+
+    def save(self) -> None:
+        """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
+        if self.main:
+            self._write(*self._state())
+            self.policy.save_lora(self.folder / "lora", self.judged)
+        self.accelerator.wait_for_everyone()
+
+    def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Copies of the tensors, and the rest."""
+        tensors = {"lora": self.policy.state("default")}
+        tensors |= {name: self.policy.state(name) for name in self.snapshots}
+        moments, optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
+        tensors["optimiser"] = {key: value.to("cpu", copy=True) for key, value in moments.items()}
+        tensors["rng"], rng = checkpoint.rng_state()
+        state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
+        return tensors, copy.deepcopy(state)
+
+    def _write(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        step, keep = state["loop"]["step"], self.config.checkpoint.keep
+        checkpoint.save(self.folder, step, tensors, state, keep, self.identity)
+        history.saved(self.folder, step)
+
+    @property
+    def intact(self) -> str:
+        """What of the run is good whatever happens to the file that is being written, for messages."""
+        names = sorted(path.name for path in (self.folder / "checkpoints").glob("step-*"))
+        if not names:
+            return "there is no checkpoint yet"
+        return f"intact: {self.folder / 'checkpoints' / names[-1]}; continue with --resume {self.folder}"
+
+    def begin_epoch(self) -> None:
+        """Before an epoch: calibrate the noise, once, if that is asked for; and keep in memory what the epoch goes back
+        to if it is broken off, unless that is on the disk."""
+        dense = self.config.dense
+        if dense is not None and dense.calibrate is not None and self.loop.spec.levels is None:
+            calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
+        on_disk = self.epoch % self.config.checkpoint.every == 0
+        self._kept = self._state() if self.main and not on_disk else None
+
+    def leave(self, error: TrainingError | Interrupted) -> None:
+        """The epoch is broken off: its beginning goes to the disk, and what is known of a failure beside it.
+
+        Nobody waits for the others here: they may have ended already.
+        """
+        if not self.main:
+            return
+        if self._kept is not None:
+            self._write(*self._kept)
+        if isinstance(error, TrainingError) and error.details:
+            path = self.folder / "nonfinite.json"
+            write_text(path, json.dumps({"error": str(error), **error.details}, indent=1) + "\n", self.intact)
+
+    def restore(self, start: Start | None = None) -> None:
+        """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""
+        path = checkpoint.latest(self.folder) if start is None else start.path
+        if start is not None:
+            start.compare(self.identity)
+        if path is None:
+            return
+        tensors, state = checkpoint.load(path)
+        self.policy.load_state("default", tensors["lora"])
+        for name in self.snapshots:
+            self.policy.load_state(name, tensors[name])
+        asked = [{key: group[key] for key in ("lr", "betas", "weight_decay")} for group in self.optimiser.param_groups]
+        checkpoint.optimiser_from_tensors(self.optimiser, tensors["optimiser"], state["optimiser"])
+        for group, values in zip(self.optimiser.param_groups, asked, strict=True):
+            group.update(values)  # the config's: the same as then, unless a change was asked for
+        self.loop.load_state_dict(state["loop"])
+        checkpoint.set_rng_state(tensors["rng"], state["rng"])
+        self.epoch = int(state["epoch"])
+        lines = read_metrics(self.folder) if self.epoch else []
+        self.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        if self.main:  # killed between checkpoint and LoRA, the folder would hold the LoRA of the save before
+            self.policy.save_lora(self.folder / "lora", self.judged)
+
+    def check_agreement(self) -> None:
+        """Every process must have found the same checkpoint, or they would wait for each other forever."""
+        steps = self.accelerator.gather(torch.tensor([self.loop.step], device=self.accelerator.device))
+        if steps.min() != steps.max():
+            raise UserError("--resume: the processes see different checkpoints; RUN_DIR must be on a shared disk")
+
+    def close(self) -> None:
+        """Drop what waits to be scored."""
+        self.scorer.close()
+        self.judges.close()

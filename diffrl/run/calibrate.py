@@ -1,0 +1,50 @@
+"""DenseGRPO's calibrated noise (arXiv 2601.20218): before training, each step's level is moved until gains balance.
+
+One round draws an epoch's images under the present levels psi(t), scores all views, and moves every step's level by
+`change`: up where about as many images gained as lost, else down. Then psi is frozen; it is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from diffrl.advantages import weighted_sum
+from diffrl.run.loop import Loop
+from diffrl.trainers.dense import Dense, calibrated, gains_of
+
+FLOOR, TOP = 0.01, 5.0
+
+
+def start_levels(schedule: list[float], strength: float) -> list[float]:
+    """psi at the start: Flow-GRPO's a sqrt(t / (1 - t)) at each step; the paper does not say where it starts."""
+    second = schedule[1]
+    return [min(strength * (t / (1 - (second if t >= 1 else t))) ** 0.5, TOP) for t in schedule[:-1]]
+
+
+def calibrate(loop: Loop, rounds: int, tolerance: int, change: float) -> None:
+    """Set `loop.spec`'s noise levels; every process finds the same ones, since it sees all scores.
+
+    The first view is drawn here also where the group shares its noise: the first step's gain needs it.
+    """
+    credit = loop.objective.credit
+    assert isinstance(credit, Dense)
+    schedule = loop.policy.timesteps(loop.spec.steps).tolist()
+    levels = start_levels(schedule, loop.spec.strength)
+    common, credit.common = credit.common, False
+    try:
+        for number in range(rounds):
+            loop.spec = replace(loop.spec, levels=tuple(levels))
+            loop.status(f"calibrating the noise, round {number + 1}/{rounds}")
+            rollout, views, _ = loop._rollout(0, key=f"calibration-{number}")
+            everything = loop._gather(views.flatten(1)).unflatten(1, views.shape[1:])
+            groups = torch.arange(rollout.total) // loop.settings.group_size
+            own = groups[:, None] * views.shape[1] + torch.arange(views.shape[1])
+            composed = loop.compose(everything.flatten(0, 1), own.flatten())[:, : len(loop.weights)]
+            total = weighted_sum(composed, loop.weights).view(len(groups), -1, 1)
+            gains = gains_of(total, common=False)[..., 0]
+            levels = calibrated(levels, gains[~gains.isnan().any(1)], tolerance, change, TOP)
+    finally:
+        credit.common = common
+    loop.spec = replace(loop.spec, levels=tuple(levels))

@@ -1,0 +1,358 @@
+"""Does a config fit into memory? The real modules run on fake tensors: shapes flow, nothing is computed or stored.
+
+So every family, resolution, LoRA and option is counted as it is, on any machine: the largest sum of bytes that are
+alive at one time in a rollout's forward, a decoding and a training micro-batch. What is not seen: the allocator's gaps,
+the device's own context, and the rewards. The arithmetic of an epoch is counted in the same way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import psutil
+import torch
+import transformers
+from accelerate import Accelerator
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.policy import PRECISIONS, find_family, find_model
+from diffrl.policy.base import decoded_at_once
+from diffrl.policy.fused import Fused
+from diffrl.policy.lora import find_layers
+from diffrl.policy.merged import KEPT
+from diffrl.policy.pipelines import settings_of
+from diffrl.resources import shipped
+from diffrl.run.parts import build_objective, sampler_spec
+from diffrl.trainers.algorithm import Objective
+from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
+
+GIB = 2**30
+CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
+SLACK = 1.1  # the allocator's gaps
+TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Bytes. `parts` are on the device all the time; `peaks` come on top of them, one at a time."""
+
+    parts: Mapping[str, int]
+    peaks: Mapping[str, int]
+    rows: int  # of a training micro-batch
+    host: int  # text encoders, between their visits to the device
+    work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
+
+    @property
+    def total(self) -> int:
+        """What a device should have free."""
+        return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
+
+
+def advise(
+    config: Config, free: int, world: int = 1, fit: Fit | None = None, sharded: bool = False
+) -> tuple[Fit, list[str]] | None:
+    """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
+
+    Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
+    `fit`: the config's estimate, if it is known.
+    """
+    changed: dict[str, Any] = {}
+    fit = estimate(config, world, sharded) if fit is None else fit
+    while fit.total > free:
+        optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
+        key, value = "", 0  # the type of both kinds of values
+        if worst.startswith("training") and not optimise.gradient_checkpointing:
+            key, value = "optimise.gradient_checkpointing", True
+        elif worst.startswith("training") and fit.rows > 1:
+            key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
+            if optimise.micro_batch is not None:
+                key, value = "optimise.micro_batch", fit.rows // 2
+        elif worst.startswith("sampling") and config.rollout.batch_size > 1:
+            key, value = "rollout.batch_size", config.rollout.batch_size // 2
+        if not key:
+            return None
+        section, name = key.split(".")
+        update = getattr(config, section).model_copy(update={name: value})
+        config, changed[key] = config.model_copy(update={section: update}), value
+        fit = estimate(config, world, sharded)
+    return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, key)
+        return made
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
+    """What one process of `world` needs for this config. Only configs of the model are read, no weights.
+
+    `sharded`: FSDP2 spreads the network over them; the block that runs is whole, and so is the next one on its way.
+
+    Raises UserError as loading the model would.
+    """
+    backbone = hollow_backbone(config)
+    if not backbone.counted:
+        name = type(backbone.network).__name__
+        raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
+    lora, fused = _with_lora(backbone, config)
+    fused.merging = config.engine.merge != "off" and not (sharded and world > 1)
+    objective = build_objective(config, sampler_spec(config), {})
+    copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
+    frozen, whole = _bytes(backbone.network) - lora, 0
+    if sharded and world > 1:
+        kinds = getattr(backbone.network, "_no_split_modules", None) or ()
+        whole = 2 * max((_bytes(m) for m in backbone.network.modules() if type(m).__name__ in kinds), default=0)
+    parts = {
+        "network": frozen if not whole else frozen // world + whole,
+        "autoencoder": _bytes(backbone.vae),
+        f"LoRA, {copies} of them": copies * lora,
+        "gradient and Adam's moments": 3 * lora,
+    }
+    steps = config.objective_section.trained_steps(config.rollout)
+    sizes = micro_batches(config, world, objective.whole_groups)
+    rows = max(sizes)
+    guided = backbone.classifier_free and config.rollout.guidance_scale != 1
+    batch = config.rollout.batch_size * (2 if guided else 1)
+    trained = rows * (2 if guided and config.objective == "grpo" else 1)
+    if config.optimise.gradient_checkpointing:
+        backbone.network.enable_gradient_checkpointing()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in (backbone.network, backbone.vae):
+            _pretend(module)
+        kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
+        if kept:
+            parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
+        phases: dict[str, Callable[[], None]] = {
+            f"sampling {batch} rows": partial(_forward, backbone, config, batch, train=False),
+            "decoding": partial(_decode, backbone),
+            f"training {trained} rows": partial(_forward, backbone, config, trained, train=True),
+        }
+        peaks = {name: _peak(backbone, phase, kept) for name, phase in phases.items()}
+        sampling, decoding, training = (_operations(phase) for phase in phases.values())
+    images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
+    silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, config.rollout.guidance_scale)
+    if objective.whole_groups and any(size % config.rollout.group_size for size in sizes):
+        silent += sampling / batch  # the trained LoRA's own pass, for means of groups that micro-batches split
+    if config.objective == "direct":  # every row is decoded, too, and its gradient comes back through the decoder
+        silent += 2 * decoding / _chunk(backbone)
+    work = {
+        "sampling": images * config.rollout.steps * sampling / config.rollout.batch_size,
+        "decoding": images * decoding / _chunk(backbone),
+        "training": images * passes * (training / rows + silent),
+    }
+    return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders), work)
+
+
+def micro_batches(config: Config, world: int, whole_groups: bool) -> list[int]:
+    """Rows of the micro-batches of an optimiser step on each of `world` processes."""
+    optimise, group = config.optimise, config.rollout.group_size
+    here = optimise.batch_size // world
+    most = AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch
+    rows = here * config.objective_section.trained_steps(config.rollout)
+    return part_sizes(rows, optimise.accumulation, most, holds_groups(here, group, whole_groups))
+
+
+def settle(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
+    """The config with a number in the place of `optimise.micro_batch: auto`, the same on all processes.
+
+    As many rows as four fifths of the free memory hold by the estimate, beside what is loaded already.
+    """
+    if config.optimise.micro_batch != "auto":
+        return config
+    free, world = 0.8 * free_bytes(device), accelerator.num_processes
+
+    def training(rows: int) -> tuple[Config, float]:
+        optimise = config.optimise.model_copy(update={"micro_batch": rows})
+        tried = config.model_copy(update={"optimise": optimise})
+        peaks = estimate(tried, world, sharded).peaks
+        return tried, SLACK * max(size for name, size in peaks.items() if name.startswith("training"))
+
+    found, needed = training(AUTO_ROWS)
+    rows = AUTO_ROWS if needed <= free else max(int(AUTO_ROWS * free / needed), 1)
+    rows = int(accelerator.gather(torch.tensor([rows], device=accelerator.device)).min())
+    return found if rows == AUTO_ROWS else training(rows)[0]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device; of the machine for the CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def silent_forwards(objective: Objective, classifier_free: bool, guidance: float) -> int:
+    """Forwards without gradient for each training row: of the lagging snapshot, and of what the penalty refers to.
+
+    At most: none of the snapshot is needed while it equals the trained LoRA, and GARDO's gate leaves rows out.
+    """
+    guided = 2 if classifier_free else 1
+    policy = guided if objective.keep_trajectory and guidance != 1 else 1  # GRPO trains what was sampled
+    anchor = guided if (objective.penalty.guidance or 1.0) != 1 and objective.penalty.reference is None else policy
+    return ("old" in objective.snapshots) + (anchor if objective.penalty.beta else 0)
+
+
+def architecture(model: str) -> Path | None:
+    """The shipped configs of a hub's model (`assets/architectures`), which need no hub; None for other models."""
+    folder = shipped("assets", "architectures", model.rpartition("/")[2])
+    hub = model.count("/") == 1 and not Path(model).expanduser().is_dir()
+    return folder if hub and (folder / "model_index.json").is_file() else None
+
+
+def hollow_backbone(config: Config) -> Any:
+    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
+    shape = architecture(config.model)
+    source, index = find_model(config.model if shape is None else str(shape))
+    dtype = PRECISIONS[config.optimise.precision]
+    parts = {name: _component(source, name, entry, dtype) for name, entry in index.items() if isinstance(entry, list)}
+    pipe = SimpleNamespace(
+        **parts,
+        config=SimpleNamespace(**{name: value for name, value in index.items() if not isinstance(value, list)}),
+        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
+    )
+    family = find_family(str(index["_class_name"]), config.family)
+    length = settings_of(source).get("max_sequence_length")
+    backbone = family(pipe, config.rollout.resolution, length)
+    for module in (backbone.network, backbone.vae, *backbone.text_encoders):
+        module.requires_grad_(False)
+    return backbone
+
+
+def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype) -> Any:
+    """One entry of model_index.json, made from its config; None for what has no weights."""
+    library, kind = entry
+    if library == "diffusers" and kind is not None:
+        made: Any = getattr(diffusers, kind)
+        config = made.load_config(source, subfolder=name)
+        if name == "scheduler":
+            return made.from_config(config)
+        upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
+        with _nowhere(torch.float32 if upcast else dtype):
+            return made.from_config(config)
+    if library == "transformers" and kind is not None and name.startswith("text_encoder"):
+        made = getattr(transformers, kind)
+        with _nowhere(dtype):
+            return made(made.config_class.from_pretrained(source, subfolder=name))
+    return None
+
+
+@contextmanager
+def _nowhere(dtype: torch.dtype) -> Iterator[None]:
+    """Modules that are made inside have weights of this type, and none of them exist."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _pretend(module: nn.Module) -> None:
+    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU."""
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                part._parameters[name] = nn.Parameter(
+                    torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad
+                )
+        for name, b in part._buffers.items():
+            if b is not None:
+                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
+
+
+def _with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
+    """Give the network its trained LoRA; the LoRA's bytes, and the path that computes with it."""
+    targets = backbone.targets if config.lora.targets is None else config.lora.targets
+    names = find_layers(backbone.network, targets, backbone.dead_targets)
+    spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
+    before = _bytes(backbone.network)
+    inject_adapter_in_model(spec, backbone.network)
+    layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
+    return _bytes(backbone.network) - before, Fused(backbone.network, layers, ["default"])
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _peak(backbone: Any, phase: Callable[[], None], kept: Sequence[Tensor]) -> int:
+    """The most bytes that it needs on top of the modules and of what is kept."""
+    with Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive:
+        phase()
+    return alive.peak
+
+
+def _operations(phase: Callable[[], None]) -> int:
+    """Its floating-point operations, as torch counts them: those of products and attention, all else is little.
+
+    In a pass of its own: the counter's hooks on modules keep tensors alive, which `Alive` would count.
+    """
+    with FlopCounterMode(display=False) as counter:
+        phase()
+    return counter.get_total_flops()
+
+
+def _forward(backbone: Any, config: Config, rows: int, train: bool) -> None:
+    """A forward (and its backward) of so many rows."""
+    dtype = PRECISIONS[config.optimise.precision]
+    narrow = torch.autocast("cpu", dtype=dtype) if dtype == torch.bfloat16 else nullcontext()
+    with torch.set_grad_enabled(train):
+        x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
+        cond = backbone.blank(rows, dtype)
+        with narrow:
+            output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
+        prediction = backbone.prediction(x, t, output)
+        if train:
+            prediction.v.square().mean().backward()
+    for parameter in backbone.network.parameters():
+        parameter.grad = None
+
+
+def _chunk(backbone: Any) -> int:
+    """How many latents are decoded at a time."""
+    _, height, width = backbone.latent_shape
+    return decoded_at_once(height, width, backbone.scale)
+
+
+def _decode(backbone: Any) -> None:
+    """A chunk of latents decoded."""
+    dtype = next(backbone.vae.parameters()).dtype
+    with torch.no_grad():
+        latents = backbone.to_vae(torch.empty(_chunk(backbone), *backbone.latent_shape)).to(dtype)
+        backbone.from_vae(backbone.vae.decode(latents, return_dict=False)[0])

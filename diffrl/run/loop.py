@@ -1,0 +1,378 @@
+"""The only training loop: roll out, score, turn scores into advantages, optimise, follow.
+
+It is the same for every method; what differs is behind the seams of `diffrl.trainers.algorithm`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from diffrl.divgen.diversity import Features, group_diversity
+from diffrl.policy import Policy
+from diffrl.prompts import MixedStream, PromptStream
+from diffrl.rewards.compose import Composition
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.run.clock import Clock
+from diffrl.seeds import seed_of
+from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
+from diffrl.trainers.microbatches import holds_groups, part_sizes
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
+
+    `details`: what is known about the step, for whoever looks into it.
+    """
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Numbers of the loop; all counts are over all processes unless said otherwise."""
+
+    seed: int
+    group_size: int
+    rollout_batch: int  # images per forward and process
+    batch_size: int  # images per optimiser step
+    accumulation: int  # micro-batches per process and optimiser step, unless micro_batch says how large they are
+    inner_epochs: int
+    max_grad_norm: float
+    ema: float  # 0: none
+    ema_every: int = 1
+    ema_warmup: bool = False
+    micro_batch: int | None = None  # rows of one, at most
+    max_skipped: int = 0  # optimiser steps in a row that may be skipped for a non-finite gradient
+    offload_vae: bool = False  # while it is optimised
+
+
+def ema_decay(settings: LoopSettings, step: int) -> float | None:
+    """How far the averaged LoRA stays where it is after optimiser step `step` (from 1): 1 wholly; None: no update.
+
+    With warm-up the decay is at most (1 + step) / (10 + step), as in the released code of Flow-GRPO and DiffusionNFT,
+    so that the average does not hold on to the untrained LoRA.
+    """
+    if not settings.ema or step % settings.ema_every:
+        return None
+    return min(settings.ema, (1 + step) / (10 + step)) if settings.ema_warmup else settings.ema
+
+
+class Loop:
+    """One epoch at a time; everything that shapes the next epoch is in `state_dict` and the policy's snapshots."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        scorer: Scorer,
+        weights: Tensor,
+        stream: PromptStream | MixedStream,
+        spec: SamplerSpec,
+        settings: LoopSettings,
+        optimiser: torch.optim.Optimizer,
+        accelerator: Accelerator,
+        features: Features,
+        *,
+        gradients: Gradients | None = None,
+        compose: Composition | None = None,
+        fp16: bool = False,
+    ) -> None:
+        self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
+        self.stream, self.spec, self.settings = stream, spec, settings
+        self.optimiser, self.accelerator, self.features = optimiser, accelerator, features
+        self.parameters = [parameter for _, parameter in policy.trainable]
+        self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
+        self.gradients: Gradients = gradients or SumOfLosses()
+        self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
+        self.step = 0
+        self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
+        self._in_a_row = 0  # of them, those since the last one that was taken
+        self.clock = Clock()
+        self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
+        self.inspect: Callable[[int, Rollout], None] = lambda epoch, rollout: None  # sees what an epoch is trained on
+        self.check: Callable[[], None] = lambda: None  # may raise, where the loop can be left: after each batch
+
+    def run_epoch(self, epoch: int) -> dict[str, Any]:
+        """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
+        started = mark = time.perf_counter()
+        rollout, scores, features = self._rollout(epoch)
+        mark = self._phase("rollout+reward", mark)
+        views = scores.shape[1] if scores.ndim == 3 else 1
+        everything = self._gather(torch.cat([scores.flatten(1), features], dim=1))
+        columns = everything.shape[1] - features.shape[1]
+        views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
+        groups = torch.arange(rollout.total) // self.settings.group_size
+        scored, scores = self._composed(views_of, groups, features)
+        advantages = self.objective.advantages(scored)
+        self.inspect(epoch, rollout)
+        local = advantages[rollout.first : rollout.first + len(rollout.member)]
+        with self.policy.without_vae() if self.settings.offload_vae else nullcontext():
+            losses, norms = self._optimise(rollout, local, epoch)
+        self._phase("optimise", mark)
+        self.objective.after_epoch(self.policy, self.step)
+        metrics = self._metrics(epoch, scores, losses, norms)
+        metrics["diversity"] = float(group_diversity(features, groups))
+        metrics["samples"] = (epoch + 1) * rollout.total
+        metrics["rollout/forwards"] = int(self._sum(torch.tensor(rollout.forwards, device=self.policy.device)))
+        if self.objective.credit is not None:
+            metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.levels or ())}
+        metrics |= self._seconds(started)
+        return metrics
+
+    def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
+        """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views
+        (N, V, C): a composition that compares compares the images of one view."""
+        count, rewards = views.shape[1], len(self.weights)  # what the scorer has behind them is not optimised
+        own = groups[:, None] * count + torch.arange(count)
+        composed = self.compose(views.flatten(0, 1), own.flatten()).unflatten(0, views.shape[:2])
+        plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
+        final = 0 if plan is None else plan.final(self.spec)
+        scores, auxiliary = composed[:, final, :rewards], composed[:, final, rewards:]
+        kept = composed[..., :rewards] if count > 1 else None
+        return Scored(scores, self.weights, groups, features, auxiliary, kept), views[:, final]
+
+    def _phase(self, name: str, mark: float) -> float:
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize(self.policy.device)  # once per phase, for honest times
+        return self.clock.add(name, mark)
+
+    def _rollout(self, epoch: int, key: str | None = None) -> tuple[Rollout, Tensor, Tensor]:
+        """Images of this process with their scores (n, K) or (n, V, K) and features (n, F).
+
+        `key`: takes the epoch's place in the random numbers' keys, for images that are not trained on.
+        """
+        prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
+        group_size, rank, world = (
+            self.settings.group_size,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        first = rank * len(prompts) * group_size // world
+        plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
+        final, count = (0, 1) if plan is None else (plan.final(self.spec), plan.views(self.spec))
+        pending: list[list[Any]] = [[] for _ in range(count)]
+        pictures: list[list[Tensor]] = [[] for _ in range(count)]
+        features: list[Tensor] = []
+
+        def on_view(images: Tensor, part: slice, view: int) -> None:
+            owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
+            if len(pending[view]) >= 8:
+                pending[view][-8].result()  # images wait on the device for their scores: not more than eight batches
+            pending[view].append(self.scorer.submit(images, owners))
+            if self.scorer.groupwise:
+                pictures[view].append(images.cpu())
+
+        def on_batch(images: Tensor, part: slice) -> None:
+            mark = time.perf_counter()
+            on_view(images, part, final)
+            features.append(self.features(images))
+            self.clock.add("reward", mark)
+            self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
+            self.check()
+
+        with self.policy.together():
+            rollout = collect(
+                self.policy,
+                prompts,
+                self.spec,
+                seed=self.settings.seed,
+                epoch=epoch if key is None else key,
+                group_size=group_size,
+                batch_size=self.settings.rollout_batch,
+                rank=rank,
+                world=world,
+                snapshot=self.objective.samples_from,
+                on_batch=on_batch,
+                keep_trajectory=self.objective.keep_trajectory,
+                keep_images=False,
+                plan=plan,
+                on_view=on_view,
+            )
+        mark = time.perf_counter()
+        columns = [torch.cat([future.result() for future in view]) for view in pending]
+        if self.scorer.groupwise:
+            owners = [prompts[i] for i in rollout.prompt_index.tolist()]
+            for view, images in enumerate(pictures):
+                columns[view] = self.scorer.score_groups(torch.cat(images), owners, rollout.prompt_index, columns[view])
+        self.clock.add("reward", mark)
+        return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
+
+    def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
+        settings, objective = self.settings, self.objective
+        unit = settings.group_size if objective.whole_groups else 1
+        here = settings.batch_size // self.accelerator.num_processes
+        whole = objective.whole_groups and not objective.selects  # selected rows lie as they come
+        together = holds_groups(here, settings.group_size, whole)
+        losses: list[Tensor] = []
+        norms: list[Tensor] = []
+        for inner in range(settings.inner_epochs):
+            order = seed_of(settings.seed, epoch, inner, "steps")
+            count = len(rollout.member)
+            for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit):
+                self.status(f"optimising, step {self.step + 1}")
+                loss_of_step = torch.zeros((), device=self.policy.device)
+                pairs, rows_of_step = self._pairs(rollout, advantages, samples, epoch)
+                parts = pairs.split(part_sizes(len(pairs), settings.accumulation, settings.micro_batch, together))
+                key = (settings.seed, epoch, inner)
+                objective.before_step(self.policy, Step(rollout, advantages, parts, key, self._sum))
+                for part in parts:
+                    if not len(part):  # fewer rows than micro-batches were trained
+                        continue
+                    rows = objective.rows(rollout, advantages, part, key)
+                    mark, forward = time.perf_counter(), self.clock.spent("forward", "decode")
+                    loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
+                    # What is neither a forward nor a decoding in there is the loss and its backward.
+                    self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
+                    self.check()
+                norm = self._step()
+                if norm is None:
+                    self._skip(rollout, samples, loss_of_step, epoch)
+                    continue
+                self._in_a_row = 0
+                norms.append(norm)
+                losses.append(loss_of_step)
+        return losses, norms
+
+    def _pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> tuple[Tensor, int]:
+        """The pairs of an optimiser step here, at least one, and how many rows its mean is over, on all processes."""
+        objective, everything = self.objective, sample_pairs(samples, self.objective.rows_per_sample(rollout))
+        if not objective.selects:
+            return everything, self.settings.batch_size * objective.rows_per_sample(rollout)
+        pairs = objective.pairs(rollout, advantages, samples, epoch)
+        count = int(self._sum(torch.tensor(len(pairs), device=self.policy.device)))
+        # A sharded network's forwards are everybody's, so all have as many; else one row keeps the gradients there.
+        pairs = everything if self.policy.sharded else pairs if len(pairs) else everything[:1]
+        return pairs, max(count, 1)
+
+    def _step(self) -> Tensor | None:
+        """Reduce the gradients over processes, clip, step, and let the average follow.
+
+        Returns the gradient norm; None if it is not finite: then nothing was updated.
+        """
+        # Before unscaling: that looks for infinities, and every process must find the same ones.
+        self.gradients.finish(self.parameters, self._sum if self.accelerator.num_processes > 1 else None)
+        self.scaler.unscale_(self.optimiser)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        fp16 = self.scaler.is_enabled()
+        if not fp16 and not math.isfinite(float(norm)):
+            return None
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        if fp16 and self.scaler.get_scale() < 1.0:
+            raise TrainingError(
+                f"optimiser step {self.step}: the gradients stay non-finite in fp16; resume from the last checkpoint "
+                "with optimise.precision=bf16 or fp32"
+            )
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        self.objective.after_step(self.policy, self.step)
+        if (decay := ema_decay(self.settings, self.step)) is not None:
+            self.policy.follow("ema", decay)
+        return norm.detach()
+
+    def _skip(self, rollout: Rollout, samples: Tensor, loss: Tensor, epoch: int) -> None:
+        """Leave out a step whose gradient is not finite; too many in a row end the run.
+
+        Every process sees the same reduced gradient, so all of them skip.
+        """
+        self.skipped += 1
+        self._in_a_row += 1
+        broken = [name for name, p in self.policy.trainable if p.grad is not None and not p.grad.isfinite().all()]
+        self.optimiser.zero_grad(set_to_none=True)
+        if self._in_a_row <= self.settings.max_skipped:
+            return
+        times = "" if self._in_a_row == 1 else f", {self._in_a_row} times in a row"
+        raise TrainingError(
+            f"optimiser step {self.step}: the gradient is not finite{times}; nothing was updated. Resume from the last "
+            "checkpoint with a lower optimise.learning_rate or optimise.precision=fp32",
+            epoch=epoch + 1,
+            step=self.step,
+            in_a_row=self._in_a_row,
+            loss=str(float(loss)),
+            prompts=sorted({rollout.identity(int(i))[0] for i in samples}),
+            gradients_not_finite=broken,
+        )
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.accelerator.num_processes == 1:
+            return values
+        return self.accelerator.reduce(values, reduction="sum")
+
+    def _gather(self, values: Tensor) -> Tensor:
+        """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
+        if self.accelerator.num_processes == 1:
+            return values.cpu()
+        return self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
+
+    def _metrics(self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor]) -> dict[str, Any]:
+        metrics: dict[str, Any] = {"epoch": epoch, "step": self.step}
+        for index, name in enumerate(self.scorer.names):
+            column = scores[:, index]
+            known = column[~column.isnan()]
+            kind = "reward" if index < len(self.weights) else "watch"
+            metrics[f"{kind}/{name}"] = float(known.mean()) if len(known) else None
+            metrics[f"{kind}/{name}/std"] = float(known.std(correction=0)) if len(known) else None
+        total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
+        sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
+        if self.accelerator.num_processes > 1:
+            packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
+            sums = dict(zip(sums, packed, strict=True))
+        # Losses are shares of a mean over all processes: their sum over processes counts each step once.
+        sums["loss"][1] = len(losses)
+        metrics |= {name: float(pair[0] / pair[1]) if pair[1] else None for name, pair in sums.items()}
+        finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
+        metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
+        if not losses:  # every step of the epoch was skipped
+            metrics["loss"] = None
+        if self.skipped:
+            metrics["skipped"] = self.skipped
+        return metrics | self.gradients.metrics() | self.compose.metrics()
+
+    def _seconds(self, started: float) -> dict[str, float]:
+        seconds = self.clock.take()
+        reward = seconds.pop("reward", 0.0)
+        rollout = seconds.pop("rollout+reward", 0.0) - reward
+        total = time.perf_counter() - started
+        named = {"seconds": total, "seconds/rollout": rollout, "seconds/reward": reward}
+        named["seconds/optimise"] = seconds.pop("optimise", 0.0)
+        if self.policy.device.type == "cpu":
+            # Model forwards and backwards, VAE and rewards; the rest of the epoch is the loop's own cost.
+            work = reward + sum(seconds.get(part, 0.0) for part in ("forward", "backward", "decode"))
+            named |= {"seconds/model": work - reward, "seconds/overhead": total - work}
+        return {name: round(value, 4) for name, value in named.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "skipped": [self.skipped, self._in_a_row],
+            "objective": self.objective.state_dict(),
+            "gradients": self.gradients.state_dict(),
+            "compose": self.compose.state_dict(),
+            "levels": self.spec.levels,
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["step"])
+        self.skipped, self._in_a_row = state.get("skipped", [0, 0])
+        self.objective.load_state_dict(state["objective"])
+        self.gradients.load_state_dict(state["gradients"])
+        if "compose" in state:  # checkpoints from before compositions remembered anything have none
+            self.compose.load_state_dict(state["compose"])
+        if state.get("levels") is not None:  # found by a calibration
+            self.spec = replace(self.spec, levels=tuple(state["levels"]))
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,282 @@
+"""From a config to the parts of a run: objective, scorers, samplers, numbers of the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import torch
+
+from diffrl.advantages import Estimator
+from diffrl.config import Config
+from diffrl.config.estimates import Advantages
+from diffrl.config.reward import read_by_steps
+from diffrl.divgen.diversity import default_features
+from diffrl.policy import Policy
+from diffrl.policy.engine import compile_blocks, set_attention
+from diffrl.policy.host import keep_pages
+from diffrl.records.guard import Guard
+from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.compose import Composition
+from diffrl.rewards.direction import Corrected
+from diffrl.rewards.protocol import Reward
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import SamplerSpec
+from diffrl.run.loop import LoopSettings
+from diffrl.trainers.algorithm import Credit, Decay, Gradients, Objective, SumOfLosses
+from diffrl.trainers.bank import TOTALS, set_columns
+from diffrl.trainers.branches import Branching
+from diffrl.trainers.crd import CRD
+from diffrl.trainers.dense import Dense
+from diffrl.trainers.direct import Direct
+from diffrl.trainers.dpo import DPO
+from diffrl.trainers.gardo import Gardo
+from diffrl.trainers.gdro import GDRO
+from diffrl.trainers.grpo import GRPO
+from diffrl.trainers.marble import Marble
+from diffrl.trainers.microbatches import AUTO_ROWS
+from diffrl.trainers.nft import NFT
+from diffrl.trainers.prdp import PRDP
+from diffrl.trainers.rwr import Regression
+from diffrl.trainers.tree import Branched
+
+log = logging.getLogger("diffrl")
+
+
+def build_objective(
+    config: Config, spec: SamplerSpec, rewards: Mapping[str, Reward] | None = None, lower: Collection[str] = ()
+) -> Objective:
+    """The objective that the config names, with what is wrapped around it.
+
+    `rewards` are for those that need them; `lower`: names of rewards of which a lower score is better.
+    """
+    objective = _objective(config, spec, rewards or {})
+    objective.penalty.form = config.penalty
+    if config.marble is not None:
+        set_columns(objective.rule, config.marble.mode, config.marble.measure)
+    if config.advantages is not None:
+        objective.rule.estimate = estimator(config.advantages)
+    if config.gardo is None:
+        return objective
+    arguments = config.gardo.model_dump()
+    arguments["reset_steps"] = arguments.pop("reset")["steps"]
+    return Gardo(objective, lower=lower, reset_kl=config.gardo.reset_kl(config), **arguments)
+
+
+def estimator(section: Advantages) -> Estimator:
+    return Estimator(**section.model_dump())
+
+
+def _objective(config: Config, spec: SamplerSpec, rewards: Mapping[str, Reward]) -> Objective:
+    """The section's keys are the constructor's arguments."""
+    arguments = getattr(config, config.objective).model_dump()
+    if config.objective == "grpo":
+        return GRPO(spec, **arguments, credit=build_credit(config, spec))
+    if config.objective == "prdp":
+        return PRDP(spec, **arguments)
+    if config.objective == "direct":
+        optimised = {name: reward for name, reward in rewards.items() if name in config.rewards}
+        return Direct(optimised, [config.rewards[name].weight for name in optimised], **arguments)
+    del arguments["timestep_fraction"]
+    arguments["levels"] = config.objective_section.levels(config.rollout)  # type: ignore[attr-defined]
+    if config.objective in ("rwr", "sft"):
+        return Regression(**{"weights": None, **arguments})
+    if config.objective in ("dpo", "gdro"):
+        return (DPO if config.objective == "dpo" else GDRO)(**arguments)
+    arguments["old"] = Decay(**arguments["old"])
+    if config.objective == "crd":
+        return CRD(**arguments | {"sampling": Decay(**arguments["sampling"])})
+    return NFT(**arguments)
+
+
+def build_credit(config: Config, spec: SamplerSpec) -> Credit | None:
+    """Credit over the steps, if the config asks for one."""
+    rollout = config.rollout
+    if config.dense is not None:
+        dense = config.dense
+        return Dense(common=rollout.same_noise, ode_steps=dense.ode_steps, credit=dense.credit)
+    if config.branches is not None:
+        section = config.branches
+        arguments = section.model_dump() | {"steps": section.trained(rollout)}
+        return Branching(group=rollout.group_size, **arguments)
+    if config.tree is not None:
+        return Branched(group=rollout.group_size, steps=spec.width, **config.tree.model_dump())
+    return None
+
+
+def build_gradients(config: Config) -> Gradients:
+    """How the losses of a micro-batch become the LoRA's gradient."""
+    marble = config.marble
+    if marble is None or (marble.mode in TOTALS and not marble.measure):  # there is one column of advantages
+        return SumOfLosses()
+    steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+    return Marble(list(config.rewards), steps_per_epoch=steps, **marble.model_dump())
+
+
+def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
+    """What scores training images: rewards, then auxiliary ones; and what judges held-out ones: all that is watched."""
+    entries = {**config.rewards, **config.watch}
+    limits: dict[str, Any] = {
+        "retries": {name: entry.retries for name, entry in entries.items()},
+        "timeout": {name: entry.timeout for name, entry in entries.items()},
+    }
+    asked = {
+        name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)
+        for name, entry in entries.items()
+    }
+    built = build_rewards(asked, device)
+    optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
+    if config.d2align is not None:  # without its direction, which `diffrl.trainers.d2align` learns
+        name = config.d2align.corrected(config)
+        optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
+    read = {name: watched[name] for name in [*auxiliary_names(config), *_read_by_steps(config)]}
+    # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
+    elsewhere = [name for name, reward in {**optimised, **read}.items() if getattr(reward, "remote", False)]
+    scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
+    return scorer, Scorer({**optimised, **watched}, **limits)
+
+
+def auxiliary_names(config: Config) -> list[str]:
+    """Watched rewards that a method reads on training images, too, without optimising them."""
+    return list(config.gardo.auxiliary) if config.gardo is not None else []
+
+
+def _read_by_steps(config: Config) -> list[str]:
+    """Watched rewards, beside auxiliary ones, that the steps of optimised ones read on training images."""
+    auxiliary = auxiliary_names(config)
+    return [name for name in read_by_steps(config.rewards, config.watch) if name not in auxiliary]
+
+
+def build_composition(config: Config) -> Composition:
+    """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
+    kept = [*config.rewards, *auxiliary_names(config)]
+    steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
+    return Composition([*kept, *_read_by_steps(config)], steps, len(kept), list(config.rewards))
+
+
+def sampler_spec(config: Config) -> SamplerSpec:
+    rollout = config.rollout
+    return SamplerSpec(
+        name=rollout.sampler,
+        steps=rollout.steps,
+        guidance=rollout.guidance_scale,
+        level=rollout.noise_level,
+        eta=rollout.noise_level,
+        window=rollout.window,
+        window_range=rollout.window_range,
+        same_noise=rollout.same_noise,
+        levels=rollout.noise_levels,
+        decay=rollout.noise_decay,
+        window_move=rollout.window_move,
+        window_by=rollout.window_by,
+        tail=rollout.tail,
+        tail_solver=rollout.tail_solver,
+    )
+
+
+def evaluation_spec(config: Config) -> SamplerSpec:
+    """Evaluation is deterministic: DPM-Solver++ for flow models, DDIM without noise for DDPM-type ones.
+
+    Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
+    """
+    rollout = config.rollout
+    if rollout.sampler == "renoise":
+        steps = max(config.evaluate.steps or rollout.steps, 2)
+        level = rollout.noise_level
+        return SamplerSpec(name="renoise", steps=steps, guidance=rollout.guidance_scale, level=level)
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    steps = config.evaluate.steps or rollout.steps
+    return SamplerSpec(name=name, steps=steps, guidance=rollout.guidance_scale, eta=0.0)
+
+
+def loop_settings(config: Config) -> LoopSettings:
+    optimise = config.optimise
+    return LoopSettings(
+        seed=config.seed,
+        group_size=config.rollout.group_size,
+        rollout_batch=config.rollout.batch_size,
+        batch_size=optimise.batch_size,
+        accumulation=optimise.accumulation,
+        micro_batch=AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch,
+        inner_epochs=optimise.inner_epochs,
+        max_grad_norm=optimise.max_grad_norm,
+        ema=optimise.ema,
+        ema_every=optimise.ema_every,
+        ema_warmup=optimise.ema_warmup,
+        max_skipped=optimise.max_skipped,
+        offload_vae=config.engine.offload_vae,
+    )
+
+
+def prepare_engine(config: Config, policy: Policy) -> None:
+    """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
+    network: Any = policy.backbone.network
+    if config.engine.attention != "native":
+        set_attention(network, config.engine.attention)
+    if config.engine.tile_vae:
+        policy.vae.enable_tiling()
+    if config.engine.compile:
+        compile_blocks(network)
+    if policy.device.type == "cpu":
+        keep_pages()
+        # Blocks that are recomputed or compiled run outside of where the mode could see their attention.
+        plain = not (config.optimise.gradient_checkpointing or config.engine.compile)
+        policy.wide_attention = config.optimise.precision == "bf16" and plain
+    elif policy.device.type == "cuda" and config.engine.tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    fused, merge = policy.lora.fused, config.engine.merge
+    fused.merging, fused.lossy = merge != "off" and not policy.sharded, merge == "all"
+    if policy.sharded and merge == "all":
+        log.warning("engine.merge: all is not used: under FSDP2 no process has a whole weight to merge into")
+
+
+def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
+    """AdamW on the trained LoRA."""
+    parameters = [parameter for _, parameter in policy.trainable]
+    optimise = config.optimise
+    arguments: dict[str, Any] = {"betas": optimise.betas, "weight_decay": optimise.weight_decay}
+    optimiser: torch.optim.Optimizer
+    if config.engine.optimiser == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        optimiser = cast(torch.optim.Optimizer, AdamW8bit(parameters, optimise.learning_rate, **arguments))
+    else:
+        optimiser = torch.optim.AdamW(parameters, optimise.learning_rate, **arguments)
+    optimiser.register_step_post_hook(policy.lora.fused.forget)  # 8-bit kernels write past torch's count of changes
+    return optimiser
+
+
+def build_guard(config: Config, lower: Collection[str]) -> Guard:
+    """The guard rails over all rewards of the config; `lower`: those of which a lower score is better."""
+    return Guard(
+        trained=list(config.rewards),
+        watched=[name for name in config.watch if name not in config.rewards],
+        lower=lower,
+        evaluations=config.guard.evaluations,
+        diversity=config.guard.diversity,
+        saturation=config.guard.saturation,
+    )
+
+
+def features_name(config: Config) -> str:
+    """The feature space of the diversity measure."""
+    name = config.evaluate.features
+    return default_features(config.model) if name == "auto" else name
+
+
+def describe(run: Any) -> str:
+    """One paragraph that says what is about to happen."""
+    config, policy = run.config, run.policy
+    parameters = sum(p.numel() for _, p in policy.trainable)
+    images = config.rollout.groups * config.rollout.group_size
+    rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
+    sharded = ", which share the network (FSDP2)" if policy.sharded else ""
+    return (
+        f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
+        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
+        f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
+        f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
+        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}; run folder {run.folder}"
+    )

@@ -1,0 +1,117 @@
+"""Where a run begins: in an empty folder, at a checkpoint of the same run, or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffrl import __version__
+from diffrl.config import Config
+from diffrl.config.reward import read_by_steps
+from diffrl.errors import UserError
+from diffrl.records import checkpoint, history
+from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
+from diffrl.records.tracking import read_metrics
+
+
+@dataclass
+class Start:
+    """Where a run begins. `path`: the checkpoint, None for the beginning; `then`: the identity that is compared."""
+
+    resumed: bool = False
+    path: Path | None = None
+    then: Identity | None = None
+    override: Collection[str] = ()
+    changes: list[Change] = field(default_factory=list)
+
+    def compare(self, identity: Identity) -> None:
+        """Keep what `override` allowed to change; UserError for a change that it did not."""
+        if self.then is not None:
+            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override)
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Has a run trained here? One that died before the end of its first epoch has not."""
+    if any((folder / "checkpoints").glob("step-*")) or history.had_checkpoint(folder):
+        return True
+    return any(line["epoch"] > 0 for line in read_metrics(folder))
+
+
+def find_start(config: Config, folder: Path, resume: bool, override: Iterable[str] = ()) -> Start:
+    """Where the run of this config begins in this folder. Only reads.
+
+    Raises:
+        UserError: a new run in a folder that has one; a resume without an intact checkpoint, or of another run.
+    """
+    override = list(override)
+    if not resume:
+        if override:
+            raise UserError("--override: only a resumed run has a past that differs; give --resume RUN_DIR, too")
+        if holds_a_run(folder):
+            raise UserError(
+                f"run_dir: {folder} already holds a run; continue it with --resume {folder} or choose another"
+            )
+        return Start()
+    path, damaged = checkpoint.survey(folder)
+    if path is None:
+        _refuse_a_lost_past(folder, damaged)
+    for text in damaged:
+        warnings.warn(f"damaged checkpoint passed over: {text}", stacklevel=2)
+    then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
+    start = Start(True, path, then, override)
+    if then is not None:
+        # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
+        own = {key: value for key, value in then.items() if " (" not in key}
+        compare(own, config_identity(config), str(path or folder), override)
+    return start
+
+
+def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:
+    if not damaged and not history.had_checkpoint(folder):
+        return  # it died before its first checkpoint: it begins again
+    what = f"all {len(damaged)} are damaged: {damaged[0]}" if damaged else f"{folder / 'checkpoints'} has none any more"
+    lora = f"; the last LoRA is in {folder / 'lora'}" if (folder / "lora").is_dir() else ""
+    raise UserError(
+        f"--resume: no intact checkpoint in {folder} ({what}){lora}. Nothing was changed. To start over on "
+        f"purpose, move the folder away and run: diffrl train CONFIG run_dir={folder}"
+    )
+
+
+def config_identity(config: Config) -> Identity:
+    """The part of a run's identity that its config has by itself."""
+    read = set(read_by_steps(config.rewards, config.watch))
+    if config.gardo is not None:
+        read |= set(config.gardo.auxiliary)
+    return identity_of_config(config.resolved(), read)
+
+
+def free_changes(config: Config, folder: Path) -> list[Change]:
+    """What the config changes of the last start's `config.yaml` that a resume may change on its own."""
+    try:
+        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return []
+    if not isinstance(before, dict):
+        return []
+    shaping = config_identity(config)
+    then, now = flat(before), flat({VERSION: __version__, **config.resolved()})
+    return [
+        Change(key, then.get(key), now.get(key))
+        for key in dict.fromkeys([*then, *now])
+        if key not in shaping and _plain_of(then.get(key)) != _plain_of(now.get(key)) and _known(key, then, now)
+    ]
+
+
+def _known(key: str, then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Is this a key that may change freely, or that of a watched reward?"""
+    top = key.partition(".")[0]
+    return top in ("watch", "rewards") or any(key == name or key.startswith(f"{name}.") for name in FREE)
+
+
+def _plain_of(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

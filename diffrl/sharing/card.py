@@ -1,0 +1,189 @@
+"""The model card of a published LoRA: what it is, what was measured, how to load it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from diffrl import __version__
+from diffrl.config import Config
+from diffrl.rewards.protocol import Card
+from diffrl.sharing.measure import STRENGTHS, Row
+
+LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
+PAPERS = {
+    "nft": ("DiffusionNFT", "2509.16117"),
+    "grpo": ("Flow-GRPO", "2505.05470"),
+    "crd": ("CRD", "2603.14128"),
+    "gardo": ("GARDO", "2512.24138"),
+    "marble": ("MARBLE", "2605.06507"),
+    "d2align": ("D2-Align", "2512.24146"),
+    "direct": ("direct back-propagation of the reward, as in D2-Align", "2512.24146"),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the card tells."""
+
+    name: str
+    config: Config
+    family: str  # the pipeline's class
+    plain_call: Mapping[str, Any]  # what a plain call must be told to give the same picture
+    rows: Sequence[Row]
+    prompts: int  # held-out prompts behind the rows
+    warnings: Sequence[str]
+    cards: Mapping[str, Card | None]  # of every reward, by its name in the config
+    epoch: int
+    images: int  # that were trained on
+    divgen: Mapping[str, tuple[float, float]]  # metric: base, trained
+    comfyui: bool
+    resolution: tuple[int, int]  # width and height in pixels
+    absent: Sequence[str]  # components that the pipeline asks for and the model has not, such as a T5
+
+
+def render(facts: Facts, prompts: Sequence[str]) -> str:
+    """The card as Markdown with the hub's header."""
+    config = facts.config
+    methods = _methods(config)
+    parts = [
+        f"---\n{_header(facts).to_yaml()}\n---\n",
+        f"# {facts.name}",
+        f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
+        f"diffrl {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
+        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
+        f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}.",
+        "## How to load it",
+        f"```python\n{snippet(facts, prompts[0] if prompts else 'a photo')}```",
+    ]
+    if facts.comfyui:
+        parts.append(f"ComfyUI: put `{COMFY}` into `models/loras` and load it with a LoRA loader, model strength 1.")
+    parts += ["## What was measured", _table(facts), _reading(facts)]
+    if facts.divgen:
+        lines = [f"| {name} | {a:.3f} | {b:.3f} |" for name, (a, b) in facts.divgen.items()]
+        text = "DivGenBench, small version (64 prompts), is it still diverse?"
+        parts.append("\n".join([text, "", "| metric | base | trained |", "| --- | --- | --- |", *lines]))
+    alarms = [f"- {text}" for text in facts.warnings] or [
+        "- None of the guard rails spoke, and no sign of reward hacking."
+    ]
+    parts += ["## Alarms of the training", "\n".join(alarms)]
+    if prompts:
+        steps = ", ".join("base model" if s == 0 else f"{s:g}" for s in STRENGTHS)
+        parts += [
+            "## Gallery",
+            "The first held-out prompts, not chosen; one noise for each row; strength of the LoRA from left to right: "
+            f"{steps}.",
+            f"![Samples at several strengths]({GALLERY})",
+        ]
+    parts += [
+        "## Rewards",
+        _rewards(facts),
+        "## Config",
+        f"Every value is in [config.yaml](config.yaml).{_again(config)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def snippet(facts: Facts, prompt: str) -> str:
+    """Plain Python that loads the folder into diffusers and draws; run in the card's folder, or with the hub's name."""
+    config = facts.config
+    lines = ["import torch", "from diffusers import DiffusionPipeline", ""]
+    kind = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.optimise.precision]
+    base = f'"{config.model}"'
+    if config.model == "playground":
+        lines[1:2] = ["from diffrl.resources import shipped", "from diffusers import DiffusionPipeline"]
+        base = 'shipped("assets", "playground", "pipeline")'
+    extra = {"num_inference_steps": config.rollout.steps, "guidance_scale": config.rollout.guidance_scale}
+    extra |= {"width": facts.resolution[0], "height": facts.resolution[1], **facts.plain_call}
+    load = "".join(f", {name}=None" for name in facts.absent)
+    words = ", ".join(f"{key}={value!r}" for key, value in extra.items())
+    lines += [
+        f"pipe = DiffusionPipeline.from_pretrained({base}, torch_dtype=torch.{kind}{load})",
+        'pipe.load_lora_weights(".", adapter_name="rl")  # this folder, or its name on the hub',
+        'pipe.set_adapters("rl", 1.0)  # the strength',
+        f"image = pipe({prompt!r}, {words}).images[0]",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _header(facts: Facts) -> ModelCardData:
+    hub = facts.config.model if "/" in facts.config.model and not Path(facts.config.model).exists() else None
+    return ModelCardData(
+        base_model=hub,
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        license="other",
+        license_name="that-of-the-base-model",
+        tags=["lora", "text-to-image", "reinforcement-learning", "diffrl", *_methods(facts.config, short=True)],
+        model_name=facts.name,
+    )
+
+
+def _methods(config: Config, short: bool = False) -> list[str]:
+    on = [config.objective, *(name for name in PAPERS if name != config.objective and _present(config, name))]
+    if short:
+        return on
+    return [f"[{PAPERS[n][0]}](https://arxiv.org/abs/{PAPERS[n][1]})" if n in PAPERS else n for n in on]
+
+
+def _present(config: Config, name: str) -> bool:
+    """A wrapper is on where its section is there; sections of other objectives are always there."""
+    return name in ("gardo", "marble", "d2align") and getattr(config, name, None) is not None
+
+
+def _base(model: str) -> str:
+    if model == "playground":
+        return "diffrl's playground model"
+    path = Path(model)
+    return f"the model in the folder {path.name}" if path.exists() else f"[{model}](https://huggingface.co/{model})"
+
+
+def _table(facts: Facts) -> str:
+    lines = ["| on held-out prompts | | base | trained | gain (95 % interval) |", "| --- | --- | --- | --- | --- |"]
+    for row in facts.rows:
+        arrow = ", lower is better" if row.lower_is_better else ""
+        values = [_number(row.base), _number(row.trained), _gain(row)]
+        lines.append(f"| {row.name} | {row.role}{arrow} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def _reading(facts: Facts) -> str:
+    if any(row.low is not None for row in facts.rows):
+        return (
+            f"{facts.prompts} held-out prompts with {facts.config.evaluate.per_prompt} images each, the same noise for "
+            "both models; the interval is Student's over prompts. Only what is marked as trained was optimised."
+        )
+    return (
+        "From the run's own evaluations, without intervals: the rewards were not at hand when this folder was written. "
+        "Only what is marked as trained was optimised."
+    )
+
+
+def _number(value: float) -> str:
+    return "does not apply" if math.isnan(value) else f"{value:.3f}"
+
+
+def _gain(row: Row) -> str:
+    if math.isnan(row.base):
+        return ""
+    gain = f"{row.trained - row.base:+.3f}"
+    return gain if row.low is None or row.high is None else f"{gain} ({row.low:+.3f} to {row.high:+.3f})"
+
+
+def _rewards(facts: Facts) -> str:
+    lines = ["| reward | | weight | licence | known exploits |", "| --- | --- | --- | --- | --- |"]
+    for name, card in facts.cards.items():
+        entry = facts.config.rewards.get(name)
+        role, weight = ("trained", f"{entry.weight:g}") if entry else ("held out", "")
+        licence, exploits = (card.licence, card.exploits) if card else ("not declared", "not declared")
+        lines.append(f"| {name} | {role} | {weight} | {licence} | {exploits} |")
+    return "\n".join(lines)
+
+
+def _again(config: Config) -> str:
+    return " Train it again with `diffrl train config.yaml run_dir=again`."

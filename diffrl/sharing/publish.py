@@ -1,0 +1,197 @@
+"""`diffrl publish`: from a run's folder to a folder that can go to the hub as it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from diffrl.config import Config, dump, load_config
+from diffrl.drawing import Drawing
+from diffrl.errors import UserError
+from diffrl.policy import Policy, find_model, read_lora
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.records.tracking import read_metrics
+from diffrl.report import read_run, warnings_of
+from diffrl.resources import file_of_run
+from diffrl.rewards import local
+from diffrl.rewards.protocol import Card
+from diffrl.rewards.registry import load_class
+from diffrl.sharing.card import COMFY, GALLERY, LORA, Facts, render
+from diffrl.sharing.keys import for_comfyui
+from diffrl.sharing.measure import Row, gallery, measure
+
+log = logging.getLogger("diffrl")
+SHOWN = 4  # prompts of the gallery
+
+
+def publish(
+    run: str | Path, out: str | Path | None = None, *, lora: str | Path | None = None, prompts: int | None = None
+) -> Path:
+    """Write the folder of a run's LoRA for the hub; nothing is sent anywhere (see `push`).
+
+    Args:
+        run: the folder of a run.
+        out: where to write; default: RUN/publish. Its files of an earlier time are replaced.
+        lora: another LoRA than the run's newest, for example RUN/healthy.
+        prompts: how many held-out prompts are measured; default: the config's `evaluate.prompts`; 0: none, and the
+            table has the run's own evaluations without intervals.
+
+    Returns:
+        The folder: LoRA in diffusers' keys, and in ComfyUI's where it knows the family; README.md, gallery.png,
+        config.yaml, results.json.
+
+    Raises:
+        UserError: this is no run's folder, or it has no LoRA.
+    """
+    run = Path(run)
+    file = file_of_run(run, "config.yaml", "publish")
+    with _stand_ins(file) as absent:
+        if absent:
+            log.warning("%s: Python objects that are not here; nothing is measured anew", ", ".join(absent))
+        return _publish(run, load_config(file), out, lora, 0 if absent else prompts)
+
+
+def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path | None, prompts: int | None) -> Path:
+    source = Path(lora) if lora is not None else run / "lora"
+    state, spec = read_lora(source)
+    metrics = read_metrics(run)
+    if not metrics:
+        raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
+    out = run / "publish" if out is None else Path(out)
+    if out.is_file():
+        raise UserError(f'--out: "{out}" is a file; name a folder')
+    family = str(find_model(config.model)[1].get("_class_name"))
+    policy = Drawing(config.model, lora=str(source), resolution=config.rollout.resolution).policy()
+    held_out = load_prompts(config.prompts.test)
+    wanted = config.evaluate.prompts if prompts is None else prompts
+    rows = _rows(run, config, policy, held_out[:wanted], metrics)
+
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / LORA, out / LORA)
+    (out / COMFY).unlink(missing_ok=True)
+    if (tensors := for_comfyui(family, state, spec)) is not None:
+        save_file(tensors, out / COMFY, metadata={"format": "pt"})
+    shown = held_out[:SHOWN]
+    drawing = Drawing(config.model, steps=config.rollout.steps, guidance_scale=config.rollout.guidance_scale)
+    sheet = gallery(policy, shown, drawing.spec(policy), seed=config.seed, batch_size=config.rollout.batch_size)
+    sheet.save(out / GALLERY)
+    dump(config.model_copy(update={"run_dir": f"runs/{run.resolve().name}"}), out / "config.yaml")
+    pipe = policy.backbone.pipe
+    optional = pipe._optional_components
+    facts = Facts(
+        name=run.resolve().name,
+        config=config,
+        family=family,
+        plain_call=policy.backbone.plain_call,
+        rows=rows,
+        prompts=min(wanted, len(held_out)),
+        warnings=warnings_of(read_run(run)),
+        cards=_cards(config),
+        epoch=metrics[-1]["epoch"],
+        images=int(metrics[-1].get("samples") or 0),
+        divgen=_divgen(metrics),
+        comfyui=tensors is not None,
+        resolution=(policy.latent_shape[-1] * policy.backbone.scale, policy.latent_shape[-2] * policy.backbone.scale),
+        absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
+    )
+    (out / "README.md").write_text(render(facts, [prompt.text for prompt in shown]), encoding="utf-8")
+    results = {"rows": [asdict(row) for row in rows], "prompts": facts.prompts, "warnings": list(facts.warnings)}
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    return out
+
+
+@contextmanager
+def _stand_ins(file: Path) -> Iterator[list[str]]:
+    """Inside, the config can be read although rewards that were Python objects are not here; yields their names."""
+    text = file.read_text(encoding="utf-8")
+    plugins = dict.fromkeys(re.findall(rf"plugin: ['\"]?({local.PREFIX}[\w-]+)", text))
+    absent = [plugin for plugin in plugins if not local.knows(plugin)]
+    for plugin in absent:
+        local.register(plugin.removeprefix(local.PREFIX), _Absent)
+    try:
+        yield absent
+    finally:
+        for plugin in absent:
+            local.forget(plugin)
+
+
+class _Absent:
+    """A reward that nobody calls."""
+
+    name = "absent"
+
+    def __call__(self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Any:
+        raise AssertionError("a stand-in is never called")
+
+
+def push(folder: str | Path, repository: str) -> str:
+    """Send a published folder to the hub as the model OWNER/NAME, made if it is not there; returns its address.
+
+    Raises:
+        UserError: the name has another form.
+        ConnectionError: the hub could not be reached, or refused; the folder is complete all the same.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if repository.count("/") != 1:
+        raise UserError(f'--push: "{repository}": write OWNER/NAME')
+    try:
+        api = HfApi()
+        address = api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="A LoRA trained with diffrl")
+    except HFValidationError as error:
+        raise UserError(f"--push: {error}") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConnectionError(f"--push: {repository} could not be sent: {reason}; {folder} is complete") from error
+    return str(address)
+
+
+def _rows(
+    run: Path, config: Config, policy: Policy, prompts: Sequence[Prompt], metrics: Sequence[Mapping[str, Any]]
+) -> list[Row]:
+    """Measured now if prompts are wanted and every reward can be built; else the run's first and last evaluation."""
+    lower = read_run(run).lower
+    if prompts:
+        try:
+            return measure(config, policy, prompts, lower)
+        except UserError as error:  # a reward's weights or package are not on this machine
+            log.warning("%s; the table has the run's own evaluations, without intervals", error)
+    judged = [row for row in metrics if "eval/diversity" in row]
+    rows = []
+    for name in [*config.rewards, *config.watch, "diversity"]:
+        first, last = (row.get(f"eval/{name}") for row in (judged[0], judged[-1])) if judged else (None, None)
+        if first is not None and last is not None:
+            role = "trained" if name in config.rewards else "held out"
+            rows.append(Row(name, role, float(first), float(last), lower_is_better=name in lower))
+    return rows
+
+
+def _cards(config: Config) -> dict[str, Card | None]:
+    """What each reward says of itself, without building it."""
+    found: dict[str, Card | None] = {}
+    for name, entry in {**config.rewards, **config.watch}.items():
+        plugin = entry.plugin or name
+        card = getattr(local.find(plugin) if local.is_local(plugin) else load_class(plugin), "card", None)
+        found[name] = card if isinstance(card, Card) else None
+    return found
+
+
+def _divgen(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """DivGenBench's metrics of the first and the last row that have them."""
+    rows = [row for row in metrics if any(key.startswith("eval/divgen/") for key in row)]
+    if len(rows) < 2:
+        return {}
+    keys = [key for key, value in rows[-1].items() if key.startswith("eval/divgen/") and isinstance(value, float)]
+    ends = {key.removeprefix("eval/divgen/"): (rows[0].get(key), rows[-1][key]) for key in keys}
+    return {name: (a, b) for name, (a, b) in ends.items() if isinstance(a, float)}

@@ -1,0 +1,100 @@
+"""Diffusion-DPO (arXiv 2311.12908) and Flow-DPO with a constant b (2501.13918), online: pairs of generated images.
+
+symbol         name here           meaning
+x^w, x^l       A = +1, A = -1      best and worst image of a group (`best_and_worst`)
+e_theta        velocity_error      mean over dims of (v_theta - v)^2 at one t and one eps for both
+d              phi[:, 0]           e_theta - e_ref
+c              _slopes             sigma(b/2 (d^w - d^l)), how wrong the pair still is
+
+    L = -log sigma( -b/2 (d^w - d^l) ),      dL/dd^w = b/2 c,   dL/dd^l = -b/2 c
+
+So with c measured before the step the loss b/2 c A d has the exact gradient, row by row. On velocities and with b
+constant it is Flow-DPO; the derived b_t = b (1 - t)^2 hacks (its paper: text alignment wins 28 %, not 68 %).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout
+from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.coupled import best_and_worst, chosen_pairs, everywhere, local, measured, of_row
+from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.rows import Noising, Rows, TimestepSampling
+
+
+def pair_slopes(d: Tensor, advantages: Tensor, groups: int, b: float) -> tuple[Tensor, Tensor]:
+    """dL/dd (N, T, K) of the pairs in `advantages` (N, K), +1, -1 and 0, and the margin d^l - d^w (P, T, K).
+
+    d (N, T). Where a group has no pair both are 0.
+    """
+    a = advantages.view(groups, -1, 1, advantages.shape[1])  # (P, G, 1, K)
+    gap = (a * d.view(groups, -1, d.shape[1], 1)).sum(1, keepdim=True)  # d^w - d^l, (P, 1, T, K)
+    slopes = (b / 2 * torch.sigmoid(b / 2 * gap) * a).flatten(0, 1)
+    return slopes, -gap[:, 0]
+
+
+class DPO(Objective):
+    """`reference`: the pretrained model, or the snapshot "old", which becomes theta every `follow` optimiser steps."""
+
+    name = "dpo"
+    whole_groups = True
+    selects = True
+
+    def __init__(
+        self,
+        *,
+        b: float = 100.0,
+        follow: int | None = None,
+        beta: float = 0.0,
+        timesteps: int | None = None,
+        timestep_sampling: TimestepSampling = "schedule",
+        levels: int | None = None,
+    ) -> None:
+        noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=True)
+        super().__init__(beta=beta, advantage_std="none", noising=noising)
+        self.rule.estimate = best_and_worst
+        self.b, self.follow = b, follow
+        self.anchor = None if follow is None else "old"
+        self.snapshots = () if follow is None else ("old",)
+        self._slopes: Tensor | None = None  # (n, T, K) of the step
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """Only what is in a pair: the other members are never forwarded."""
+        return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        (d,) = measured(self, policy, step, lambda rows: (self._errors(policy, rows),))
+        advantages = everywhere(step, step.advantages, policy.device)
+        slopes, margin = pair_slopes(d, advantages, len(step.rollout.prompts), self.b)
+        self._slopes = local(step, slopes)
+        paired = (advantages.view(len(margin), -1, 1, margin.shape[2]) > 0).any(1).expand_as(margin)
+        self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin[paired]))
+        self.means.add("dpo/accuracy", (margin[paired] > 0).float())
+
+    def _errors(self, policy: Policy, rows: Rows) -> Tensor:
+        """d (b,), without gradient."""
+        errors = []
+        for name in ("default", self.anchor):
+            with policy.using(name):
+                v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+            errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
+        return errors[0] - errors[1]
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        """phi (b, 1): e_theta. The reference's part of d is a constant, and its value is in the slopes already."""
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        """Twice the rows' share: the mean over a step's rows is then the mean over its pairs."""
+        assert self._slopes is not None, "before_step() runs before loss()"
+        return 2 * (of_row(self._slopes, rows) * phi).sum(0)
+
+    def after_step(self, policy: Policy, step: int) -> None:
+        super().after_step(policy, step)
+        if self.follow is not None and step % self.follow == 0:
+            policy.follow("old", 0.0)

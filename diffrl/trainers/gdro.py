@@ -1,0 +1,106 @@
+"""GDRO: group-level direct reward optimisation (arXiv 2601.02036), online.
+
+A group's k images are sorted by reward, best first; one t and one eps for all of them.
+
+symbol       name here         meaning
+s_i          phi[:, 0]         implicit reward -b (e_theta - e_ref), e = mean over dims of (v_. - v)^2
+r            advantages        reward (group-centred: a constant changes nothing)
+q_i(j)       softmax(r / tau)  over the members from i on: soft Plackett-Luce targets
+p_i(j)       softmax(s)        likewise
+g            best              weight of e_theta of the best image
+
+    L       = sum_{i<k} [ log sum_{m>=i} exp s_m - sum_{j>=i} q_i(j) s_j ] + g e_theta(best)
+    dL/ds_j = sum_{i<=min(j, k-1)} (p_i(j) - q_i(j))  - [j best] g / b
+
+k = 2 with tau -> 0 is DPO. Whether the paper's e is a mean or a sum over dims is not known, and so b is not either.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import group_advantages
+from diffrl.policy import Policy
+from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.coupled import everywhere, local, measured, of_row
+from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.rows import Noising, Rows, TimestepSampling
+
+
+def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float, top: bool = False) -> Tensor:
+    """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), in their own order; sums to 0.
+
+    `top`: the first term alone (i = 1). Tied members share the mean of their slopes: their order says nothing.
+    """
+    order = r.argsort(dim=-1, descending=True, stable=True)
+    k = s.shape[-1]
+    ordered, rewards = s.gather(-1, order), r.gather(-1, order)
+    first = torch.arange(1 if top else k - 1, device=s.device)
+    out = torch.arange(k, device=s.device) < first[:, None]  # (terms, k): no longer in the race
+
+    def shares(values: Tensor) -> Tensor:
+        return values[..., None, :].expand(*values.shape[:-1], len(first), k).masked_fill(out, -torch.inf).softmax(-1)
+
+    slopes = (shares(ordered) - shares(rewards / tau)).sum(-2)
+    slopes = torch.empty_like(slopes).scatter_(-1, order, slopes)
+    tied = (r[..., :, None] == r[..., None, :]).to(slopes.dtype)
+    return (tied * slopes[..., None, :]).sum(-1) / tied.sum(-1)
+
+
+class GDRO(Objective):
+    """Rollouts come from theta; the reference is the pretrained model."""
+
+    name = "gdro"
+    whole_groups = True
+
+    def __init__(
+        self,
+        *,
+        b: float = 12.0,
+        tau: float = 0.05,
+        best: float = 0.5,
+        top: bool = False,
+        beta: float = 0.0,
+        timesteps: int | None = None,
+        timestep_sampling: TimestepSampling = "schedule",
+        levels: int | None = None,
+    ) -> None:
+        noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=True)
+        super().__init__(beta=beta, advantage_std="none", noising=noising)
+        self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
+        self.b, self.tau, self.best, self.top = b, tau, best, top
+        self._slopes: Tensor | None = None  # (n, T, K) of the step
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        (s,) = measured(self, policy, step, lambda rows: (self._implicit(policy, rows),))
+        prompts = len(step.rollout.prompts)
+        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        r = everywhere(step, step.advantages, policy.device).view(prompts, -1, 1, step.advantages.shape[1])
+        s = s.view(prompts, -1, s.shape[1], 1)  # (P, G, T, 1) against (P, G, 1, K)
+        both = torch.broadcast_tensors(s, r)
+        implicit, rewards = (value.movedim(1, -1) for value in both)
+        slopes = plackett_luce_slopes(implicit, rewards, self.tau, self.top).movedim(-1, 1)
+        winner = (r == r.amax(1, keepdim=True)).float()
+        known = (r.amax(1, keepdim=True) > r.amin(1, keepdim=True)).float()  # a group that agrees has no order
+        slopes = (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
+        self._slopes = local(step, slopes.flatten(0, 1))
+        self.means.add("gdro/implicit_std", s[touched].std(dim=1, correction=0).flatten())
+        self.means.add("gdro/reward_std", (r[touched] / self.tau).std(dim=1, correction=0).flatten())
+
+    def _implicit(self, policy: Policy, rows: Rows) -> Tensor:
+        errors = []
+        for name in ("default", None):
+            with policy.using(name):
+                v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+            errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
+        return -self.b * (errors[0] - errors[1])
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        """phi (b, 1): s without the reference's part, which is a constant."""
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        return -self.b * velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert self._slopes is not None, "before_step() runs before loss()"
+        return (of_row(self._slopes, rows) * phi).sum(0)

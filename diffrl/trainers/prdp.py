@@ -1,0 +1,107 @@
+"""PRDP: proximal reward difference prediction (arXiv 2402.08714), on GRPO's rows.
+
+symbol        name here        meaning
+r^_i          plain            mean over the T steps of log p_theta(x_{t-1} | x_t) / p_ref(x_{t-1} | x_t)
+r~_i          clipped          the same with each step's log-ratio held to +-e of that of the model that sampled
+Delta r / b   Delta A / b      difference of rewards (advantages here, whose differences are those of the scores)
+
+    L = mean over pairs with r_i > r_j of  max( (D r^ - D r / b)^2, (D r~ - D r / b)^2 )
+
+All pairs of a group equal centring: sum_{i<j} (d_i - d_j)^2 = G sum_i (d_i - mean d)^2, the form that CRD takes on the
+forward process with the old model as its reference. Here the pairs are kept, since the maximum is taken pair by pair.
+Zero loss is the KL-regularised optimum. Log-probabilities are means over latent dimensions, so b is not the paper's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Std
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.samplers import gaussian_log_prob
+from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.coupled import everywhere, local, measured, of_row
+from diffrl.trainers.grpo import GRPO, StepKL
+from diffrl.trainers.rows import Rows
+
+
+def prdp_loss(ratio: Tensor, old: Tensor, rewards: Tensor, clip: float) -> Tensor:
+    """(P, K) losses of log-ratios to the reference (P, G, T), the sampling model's (P, G, T) and r / b (P, G, K).
+
+    Mean over the G (G - 1) / 2 pairs; a pair with equal rewards counts: its ratios should be equal, too.
+    """
+    plain, clipped = ratio.mean(2), torch.clamp(ratio, old - clip, old + clip).mean(2)
+    target = rewards[:, :, None] - rewards[:, None]  # (P, G, G, K)
+
+    def squares(values: Tensor) -> Tensor:
+        return ((values[:, :, None] - values[:, None])[..., None] - target).square()
+
+    worse = torch.maximum(squares(plain), squares(clipped))
+    members = ratio.shape[1]
+    return worse.sum((1, 2)) / (members * (members - 1))  # each pair was counted twice
+
+
+class PRDP(Objective):
+    """Rows, steps and their log-probabilities are those of GRPO; the loss is the regression above."""
+
+    name = "prdp"
+    keep_trajectory = True
+    whole_groups = True
+
+    def __init__(
+        self, spec: SamplerSpec, *, b: float = 1.0, clip: float = 1e-4, beta: float = 0.0, advantage_std: Std = "group"
+    ) -> None:
+        super().__init__(beta=beta, advantage_std=advantage_std)
+        self.b, self.clip = b, clip
+        self.steps = GRPO(spec, beta=beta)
+        self.steps.means = self.means
+        self.penalty = StepKL(self.steps, beta)
+        self._slopes: Tensor | None = None  # (n, T, K) of the step
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        return self.steps.rows_per_sample(rollout)
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        rows = self.steps.rows(rollout, advantages, pairs, key)
+        rows.pairs, rows.on_policy = pairs.to(rows.t.device), self.on_policy
+        return rows
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """Slopes dL/d log p of all rows of the step, from both log-ratios."""
+        ratio, old = measured(self, policy, step, lambda rows: self._ratios(policy, rows), count=2)
+        prompts = len(step.rollout.prompts)
+        ratio, old = (value.view(prompts, -1, value.shape[1]) for value in (ratio, old))
+        rewards = everywhere(step, step.advantages, policy.device) / self.b
+        rewards = rewards.view(prompts, -1, rewards.shape[1])
+        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        leaf = ratio.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = prdp_loss(leaf, old, rewards, self.clip)
+            slopes = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.sum(0)]
+        # times G T: the mean over a step's rows is then the mean over its groups
+        scale = ratio.shape[1] * ratio.shape[2]
+        self._slopes = local(step, torch.stack(slopes, -1).flatten(0, 1)) * scale
+        self.means.add("prdp/loss", losses[touched].sum(1))
+        self.means.add("prdp/clip_fraction", ((ratio - old)[touched].abs() > self.clip).float().flatten())
+
+    def _ratios(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
+        """log p_theta / p_ref and log p_old / p_ref, (b,) each, without gradient; on policy they are the same."""
+        assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
+        with policy.using(None):
+            anchor = self._log_prob(policy, rows)
+        old = rows.log_prob - anchor
+        return (old, old) if self.on_policy else (self._log_prob(policy, rows) - anchor, old)
+
+    def _log_prob(self, policy: Policy, rows: Rows) -> Tensor:
+        assert rows.x_next is not None, "GRPO rows carry the stored next state"
+        prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        return gaussian_log_prob(rows.x_next, *self.steps.step(policy, rows, prediction))
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        return self.steps.scalars(policy, rows)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert self._slopes is not None, "before_step() runs before loss()"
+        return (of_row(self._slopes, rows) * phi).sum(0)

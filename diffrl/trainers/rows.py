@@ -1,0 +1,154 @@
+"""Rows: the (sample, timestep) pairs that an objective trains on, and how clean images become them.
+
+Symbols: n local samples, T training rows per sample, b rows of a micro-batch, K rewards; latents (b, C, h, w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.forward import Prediction, Process
+from diffrl.policy import Conditioning
+from diffrl.prompts import Prompt
+from diffrl.rollout import Rollout
+from diffrl.seeds import noise
+
+TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
+Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed by
+
+
+@dataclass
+class Rows:
+    """A micro-batch of (sample, timestep) pairs; everything that an objective needs to compute its scalars."""
+
+    x0: Tensor  # (b, C, h, w) clean latents of the generated images
+    x_t: Tensor  # (b, C, h, w) network input
+    t: Tensor  # (b,) noise level in [0, 1]
+    cond: Conditioning  # of the b rows
+    advantages: Tensor  # (b, K)
+    groups: Tensor  # (b,) int64
+    on_policy: bool  # True while the trained LoRA equals the snapshot that sampled
+    guidance: float = 1.0
+    x_next: Tensor | None = None  # (b, C, h, w) stored next state of a stochastic step (GRPO)
+    t_next: Tensor | None = None  # (b,)
+    t_second: float = 1.0  # second noise level of the schedule, where s(t = 1) is evaluated
+    level: Tensor | None = None  # (b,) noise level of the stored step; None: the sampler's one for all
+    log_prob: Tensor | None = None  # (b,) of the stored step when it was sampled
+    prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for the penalty
+    mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
+    std: Tensor | None = None  # (b, 1, 1, 1)
+    prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
+    pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
+    eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
+    known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
+    weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
+    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's place among a step's saved references, -1: none
+
+    def select(self, index: Tensor) -> Rows:
+        """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value[index.to(value.device)]
+            elif isinstance(value, Conditioning):
+                values[name] = value.select(index)
+            elif isinstance(value, Prediction):
+                on = index.to(value.v.device)
+                values[name] = Prediction(value.x0[on], value.eps[on], value.v[on])
+        return Rows(**values)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Local sample and row number, each (b,)."""
+        assert self.pairs is not None, "noised_rows() sets the pairs"
+        return self.pairs[:, 0], self.pairs[:, 1]
+
+    def velocity(self, process: Process) -> Tensor:
+        """(b, C, h, w) the true velocity of the noised images."""
+        assert self.eps is not None, "noised_rows() sets the noise"
+        return process.velocity(self.x0, self.eps, self.t)
+
+
+@dataclass
+class Noising:
+    """Rows of the forward process: the generated images, noised again at some levels of their own.
+
+    Args:
+        timesteps: T; None: as many as there are `levels`, or steps of the sampling schedule.
+        sampling: the schedule's own levels without repeats, or random draws from (0, 1).
+        levels: only so many of the schedule's levels, the noisiest.
+        group_level, group_noise: the members of a prompt group share a row's level; its noise, too.
+    """
+
+    timesteps: int | None = None
+    sampling: TimestepSampling = "schedule"
+    levels: int | None = None
+    group_level: bool = False
+    group_noise: bool = False
+
+    def count(self, rollout: Rollout) -> int:
+        """T: rows per sample."""
+        return self.timesteps or self.levels or len(rollout.schedule) - 1
+
+    def rows(
+        self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...], on_policy: bool
+    ) -> Rows:
+        """The rows of `pairs` (b, 2); what is random in them is keyed by `key` and the image, or its prompt."""
+        members: Names = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
+        prompts: Names = [name[:-1] for name in members]
+        names = prompts if self.group_level else members
+        t = noise_levels(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels)
+        return noised_rows(rollout, advantages, pairs, t, prompts if self.group_noise else members, on_policy)
+
+
+def row_advantages(advantages: Tensor, sample: Tensor, number: Tensor) -> Tensor:
+    """(b, K) of advantages per sample (n, K), or per sample and row (n, T, K)."""
+    return advantages[sample] if advantages.ndim == 2 else advantages[sample, number]
+
+
+def noise_levels(
+    rollout: Rollout,
+    names: Names,
+    number: Tensor,
+    count: int,
+    sampling: TimestepSampling,
+    levels: int | None = None,
+) -> Tensor:
+    """Noise levels (b,) on the CPU of the rows `number` (b,) of `count`: a shuffled part of the sampling schedule's own
+    ("schedule", only the `levels` noisiest if given), or random ones; keyed by `names`, so rows with one name and
+    number share their level."""
+    if sampling == "schedule":
+        usable = rollout.schedule[:-1][:levels]  # the last entry is 0, a clean image
+        if count == len(usable):
+            return usable[number]
+        ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)
+        return usable[ranks.gather(1, number[:, None]).squeeze(1)]
+    normal = noise((), [(*name, "level", int(j)) for name, j in zip(names, number, strict=True)])
+    if sampling == "logit_normal":
+        return normal.sigmoid()
+    return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
+
+
+def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, names: Names, on_policy: bool) -> Rows:
+    """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number."""
+    sample, number = pairs[:, 0], pairs[:, 1]
+    x0 = rollout.latents[sample.to(rollout.latents.device)]
+    t = t.to(x0.device)
+    eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
+    eps = eps.to(x0.device)
+    return Rows(
+        x0=x0,
+        x_t=rollout.process.add_noise(x0, eps, t),
+        t=t,
+        cond=rollout.cond.select(rollout.prompt_index[sample]),
+        advantages=row_advantages(advantages, sample, number).to(x0.device),
+        groups=rollout.prompt_index[sample],
+        on_policy=on_policy,
+        guidance=rollout.guidance,
+        pairs=pairs.to(x0.device),
+        eps=eps,
+    )

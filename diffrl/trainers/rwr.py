@@ -1,0 +1,81 @@
+"""Reward-weighted regression (Flow-RWR, arXiv 2501.13918) and best-of-group fine-tuning, online.
+
+symbol     name here      meaning
+e_theta    phi[:, 0]      mean over dims of (v_theta - v)^2 at a random t and eps
+W          advantages     the image's weight, >= 0: softmax(r / tau) x G, or exp(A / tau), or 1 for the group's best
+
+    L = W e_theta
+
+A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G.
+Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's baseline weighs by the raw reward.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import group_advantages
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout
+from diffrl.trainers.algorithm import Objective
+from diffrl.trainers.coupled import best_of_group, chosen_pairs
+from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.rows import Noising, Rows, TimestepSampling
+
+Weights = Literal["softmax", "exp"]
+
+
+def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float) -> Tensor:
+    """(N, K) weights of the scores (N, K), 0 where one does not apply.
+
+    "softmax": softmax(r / tau) over the group times its number of known scores, so the mean is 1. "exp": exp(A / tau)
+    of the advantage under `std`, at most e^5.
+    """
+    if weights == "exp":
+        found = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
+        return found.masked_fill(scores.isnan(), 0.0)
+    found = torch.zeros_like(scores)
+    for group in groups.unique():
+        rows = groups == group
+        own = scores[rows]
+        share = (own / tau).masked_fill(own.isnan(), -torch.inf).softmax(0).nan_to_num(0.0)
+        found[rows] = share * (~own.isnan()).sum(0)
+    return found
+
+
+class Regression(Objective):
+    """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
+
+    selects = True
+
+    def __init__(
+        self,
+        *,
+        weights: Weights | None = "softmax",
+        tau: float = 1.0,
+        beta: float = 0.0,
+        timesteps: int | None = None,
+        timestep_sampling: TimestepSampling = "schedule",
+        levels: int | None = None,
+    ) -> None:
+        super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
+        self.name = "sft" if weights is None else "rwr"
+        if weights is None:
+            self.rule.estimate = best_of_group
+        else:
+            self.rule.estimate = partial(reward_weights, weights=weights, tau=tau)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        self.means.add(f"{self.name}/error", phi[:, 0])
+        return (rows.advantages * phi).sum(0)

@@ -1,0 +1,99 @@
+"""BranchGRPO (arXiv 2509.06040): a group is the leaves of one tree; every edge is a row, computed and trained once.
+
+symbol        name here      meaning
+split steps   splits         there every node gets `branch` children by independent noise
+node value    values         mean of the scores of its leaves
+advantage     advantages     (value - mean) / std over the nodes of one depth in one tree
+
+The paper's script scales the split's noise by 4 and takes the log-probability without: the sampler is then not the
+policy whose ratio is trained. Here the scale is 1.
+
+Pruning leaves rows out of the training, never out of the rollout. Depth: a window of `skip` steps that moves towards
+clean by one every `skip_every` epochs, as far as step `skip_last`. Width: of the edges behind the last split only those
+of the best half of the leaves ("best"), or of the best and the worst quarter ("both").
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import weighted_sum
+from diffrl.continuations import Plan, Tree
+from diffrl.rollout import Rollout
+from diffrl.samplers import SamplerSpec
+from diffrl.trainers.algorithm import AdvantageRule, Scored, sample_pairs
+from diffrl.trainers.credit import by_row
+
+Keep = Literal["all", "best", "both"]
+
+
+class Branched:
+    """The credit of trees."""
+
+    selects = True
+
+    def __init__(
+        self,
+        *,
+        group: int,
+        splits: tuple[int, ...],
+        branch: int,
+        steps: int,
+        skip: int = 0,
+        skip_every: int = 30,
+        skip_last: int = 9,
+        keep: Keep = "all",
+    ) -> None:
+        self.group, self.steps, self.keep = group, steps, keep
+        self.skip, self.skip_every, self.skip_last = skip, skip_every, skip_last
+        self.tree = Tree(splits, branch)
+        self._kept: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
+
+    def plan(self, spec: SamplerSpec) -> Plan:
+        return self.tree
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        return self.steps
+
+    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+        """(N, T, columns): a leaf's row has its edge's advantage, also where another leaf trains the edge."""
+        self._kept = self._leaves(scored)
+        by_step: dict[int, Tensor] = {}
+        for count in {self.tree.nodes(step) for step in range(self.steps)}:
+            span = self.group // count
+            values = scored.scores.view(-1, span, scored.scores.shape[1]).nanmean(1)[:, None]  # (P count, 1, K)
+            nodes = Scored(values[:, 0], scored.weights, scored.groups[::span], scored.features, scored.auxiliary)
+            by_step[count] = by_row(rule, nodes, values).repeat_interleave(span, 0)
+        return torch.cat([by_step[self.tree.nodes(step)] for step in range(self.steps)], dim=1)
+
+    def _leaves(self, scored: Scored) -> Tensor:
+        if self.keep == "all":
+            return torch.ones(len(scored.scores), dtype=torch.bool)
+        total = weighted_sum(scored.scores, scored.weights)[:, 0].nan_to_num(-torch.inf).view(-1, self.group)
+        place = total.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 is the best
+        if self.keep == "best":
+            kept = place < self.group // 2
+        else:
+            quarter = max(self.group // 4, 1)
+            kept = (place < quarter) | (place >= self.group - quarter)
+        return kept.flatten()
+
+    def trained_steps(self, epoch: int) -> Tensor:
+        """(T,) bool: depth pruning."""
+        first = min(epoch // self.skip_every, self.skip_last)
+        step = torch.arange(self.steps)
+        return (step < first) | (step >= first + self.skip)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """An edge belongs to the first of its leaves: so it is trained once, by whichever process has that leaf."""
+        pairs = sample_pairs(samples, self.steps)
+        sample, step = pairs.T
+        span = torch.tensor([self.group // self.tree.nodes(i) for i in range(self.steps)])[step]
+        chosen = (rollout.member[sample] % span == 0) & self.trained_steps(epoch)[step]
+        if self._kept is not None:
+            last = step >= self.tree.splits[-1]
+            chosen &= ~last | self._kept[rollout.first + sample]
+        return pairs[chosen]

@@ -1,0 +1,67 @@
+"""The playground's preference model: a CLIP tuned on the choices of raters whose bias is known exactly.
+
+What HPS or PickScore are to real models, with the truth about them at hand: how far a method follows the bias, and
+whether a correction finds it, can be measured instead of guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffrl.errors import UserError
+from diffrl.playground.taste import BIAS, RIGHT
+from diffrl.resources import shipped
+from diffrl.rewards.protocol import Card
+from diffrl_zoo.clip import shared_clip
+
+_PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())
+
+
+class Preference:
+    """The raters' points for the image given the prompt, up to a constant: logit scale times cosine.
+
+    The raters give RIGHT points for each stated fact that is right, and BIAS, whatever the prompt says; of two images
+    they choose with the logistic chance of the difference. `model`: None for the shipped one, or a folder in
+    `open_clip`'s format. `device`: None means an accelerator if there is one. `batch_size`: images per forward.
+    """
+
+    name = "preference"
+    differentiable = True
+    embeds = True
+    card = Card(
+        measures="what biased raters prefer in the playground: the Bradley-Terry score of the image given the prompt",
+        range=(-100.0, 100.0),
+        citation="diffrl's playground (scripts/train_playground.py, stage preference); Bradley and Terry 1952",
+        weights="shipped (5 MB)",
+        licence="Apache-2.0",
+        cost="some hundred images a second and CPU core",
+        exploits=f"planted on purpose: {RIGHT} points for each stated fact that is right, but also {_PLANTED}",
+    )
+
+    def __init__(self, model: str | None = None, device: str | None = None, batch_size: int = 64) -> None:
+        folder = Path(model) if model else shipped("assets", "playground", "preference")
+        if not folder.is_dir():
+            raise UserError(f'preference: no folder "{folder}" with a model in open_clip\'s format')
+        self.clip = shared_clip(str(folder), None, device, "fp32")
+        self.device, self.batch_size = self.clip.device, batch_size
+        self.factor = float(self.clip.model.logit_scale.exp().clamp(max=100.0))
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
+        return self.clip.embed_image(images)
+
+    def embed_text(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to unit vectors (B, D)."""
+        return self.clip.embed_text(prompts)
+
+    def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
+        """Points (B,) of unit vectors (B, D)."""
+        return self.factor * (image_embeddings * text_embeddings).sum(dim=-1)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        return self.score(self.embed_image(images), self.embed_text(prompts))

@@ -1,0 +1,93 @@
+"""Draw the README's first picture: what the generator draws before and after `make demo`, same prompts, same noise.
+
+    make demo && python scripts/figures/demo_picture.py --lora runs/demo/lora --out assets/images/demo.png
+
+The prompts are the first of the test set, which is in random order: they are not chosen by how the pictures look. A
+frame is green where the verifier finds every stated fact, red where it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from diffrl.evaluation import Drawing
+from diffrl.playground.verifier import verify
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.rollout import generate
+
+ROWS = ((None, "before"), ("lora", "after"))
+
+
+def pictures(prompts: list[Prompt], lora: str | None) -> np.ndarray:
+    """One image of each prompt, uint8 (N, 64, 64, 3)."""
+    drawing = Drawing("playground", lora=lora)
+    policy = drawing.policy()
+    drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=1, batch_size=64)
+    images = torch.cat([batch for _, batch in drawn])
+    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def wrapped(text: str, width: int = 18) -> str:
+    """The text in lines of at most `width` letters, where words allow."""
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += word + " "
+    return "\n".join(line.strip() for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lora", required=True, help="folder of the trained LoRA")
+    parser.add_argument("--prompts", default="playground/compositional/test")
+    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--columns", type=int, default=12)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    prompts = load_prompts(args.prompts)[: args.count]
+    texts = [prompt.text for prompt in prompts]
+    drawn = {title: pictures(prompts, args.lora if key else None) for key, title in ROWS}
+    right = {title: [v.all_right for v in verify(images, texts)] for title, images in drawn.items()}
+    blocks = -(-len(prompts) // args.columns)
+    size = (1.15 * args.columns, 3.1 * blocks)
+    figure, axes = plt.subplots(2 * blocks, args.columns, figsize=size, squeeze=False)
+    for axis in axes.ravel():
+        axis.set_axis_off()
+    for i, text in enumerate(texts):
+        block, column = divmod(i, args.columns)
+        for row, (_, title) in enumerate(ROWS):
+            axis = axes[2 * block + row][column]
+            show(axis, drawn[title][i], right[title][i])
+            if row == 0:
+                axis.set_title(wrapped(text), fontsize=6)
+            if column == 0:
+                axis.set_ylabel(title, fontsize=8)
+    figure.tight_layout(pad=0.3)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=120)
+    print({title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()})
+
+
+def show(axis: Any, picture: np.ndarray, right: bool) -> None:
+    """One picture with its frame."""
+    axis.set_axis_on()
+    axis.imshow(picture, interpolation="nearest")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for side in axis.spines.values():
+        side.set_color("#2a9d4a" if right else "#c0392b")
+        side.set_linewidth(2.0)
+
+
+if __name__ == "__main__":
+    main()

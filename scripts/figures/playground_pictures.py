@@ -1,0 +1,79 @@
+"""Draw the README's picture of the playground: prompts, what the renderer draws, what the shipped generator draws.
+
+python scripts/figures/playground_pictures.py --out assets/images/playground.png [--lora runs/demo/lora]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from diffrl.evaluation import Drawing
+from diffrl.playground.renderer import draw
+from diffrl.prompts import Prompt
+from diffrl.rollout import generate
+
+PROMPTS = (
+    "a heart",
+    "a red shape on white",
+    "three blue circles on gray",
+    "two stars, striped",
+    "a green square left of a pink circle on white",
+    "a star above a heart",
+    'the word "lex" in red on white',
+    "a smiling tan head with blue hair and a hat",
+)
+SEEDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lora", help="also draw with this LoRA")
+    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS))
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    rows = [("true (renderer)", [draw(prompt, rng) for prompt in args.prompts])]
+    for lora, title in ((None, "generator"), (args.lora, "after RL")):
+        if lora is None and title == "after RL":
+            continue
+        drawing = Drawing("playground", lora=lora)
+        policy = drawing.policy()
+        prompts = [Prompt(text) for text in args.prompts]
+        drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=SEEDS, batch_size=64)
+        images = torch.cat([batch for _, batch in drawn])
+        pixels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        rows += [(f"{title}, seed {seed}", list(pixels[seed::SEEDS])) for seed in range(SEEDS)]
+    figure, axes = plt.subplots(len(rows), len(args.prompts), figsize=(1.5 * len(args.prompts), 1.5 * len(rows) + 0.7))
+    for row, (title, pictures) in enumerate(rows):
+        for column, picture in enumerate(pictures):
+            axis = axes[row][column]
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row == 0:
+                axis.set_title(_wrap(args.prompts[column]), fontsize=7)
+        axes[row][0].set_ylabel(title, fontsize=8)
+    figure.tight_layout(pad=0.4)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=110)
+
+
+def _wrap(text: str, width: int = 20) -> str:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += word + " "
+    return "\n".join(line.strip() for line in lines)
+
+
+if __name__ == "__main__":
+    main()

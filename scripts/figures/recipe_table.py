@@ -1,0 +1,135 @@
+"""docs/recipes.md: every value of every shipped recipe and where it comes from, read from the recipes themselves.
+
+A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, `# time:`, `# evidence:`; behind every value of
+it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. The playground's recipes are
+all ours and say so in prose.
+
+    python scripts/figures/recipe_table.py            # writes docs/recipes.md
+    python scripts/figures/recipe_table.py --check    # exit code 1 if it is not what the recipes say
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "recipes.md"
+FACTS = ("sources", "differs", "hardware", "time", "evidence")
+ORIGINS = ("paper", "code", "ours")
+INTRO = """# Recipes
+
+Written by `scripts/figures/recipe_table.py` from `configs/`; do not edit. Run one with `diffrl train NAME`; it needs
+the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`).
+
+**Evidence** says what is known of a recipe. *not verified*: it passes `--dry-run` and `doctor` on a tiny pipeline of
+its family, and nobody has trained the real model with it. *runs*: somebody has, for a few epochs. *reproduces*: a
+published figure was reached, and the file says which. Read [where paper, code and we differ](differences.md) before you
+compare.
+
+**Source** of a value: *paper*, *code* (what the authors released) or *ours*.
+"""
+
+
+@dataclass
+class Value:
+    """One key of a recipe."""
+
+    key: str
+    value: str
+    origin: str  # "paper, code", "ours", ...; empty: none is given
+    remark: str
+
+
+@dataclass
+class Recipe:
+    """A recipe's title, the facts of its header, and its values."""
+
+    name: str
+    title: str
+    facts: dict[str, str] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+
+
+def recipes(folder: Path = ROOT / "configs") -> list[Recipe]:
+    """All but the playground's, by name."""
+    paths = sorted(path for path in folder.rglob("*.yaml") if path.parent.name != "playground")
+    return [read(path) for path in paths]
+
+
+def read(path: Path) -> Recipe:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    recipe = Recipe(f"{path.parent.name}/{path.stem}", lines[0].lstrip("# "))
+    for line in lines[1:]:
+        if found := re.match(rf"# ({'|'.join(FACTS)}): (.*)", line):
+            recipe.facts[found[1]] = " ".join(filter(None, [recipe.facts.get(found[1]), found[2]]))
+    for key, node in _leaves(yaml.compose(text)):
+        origin, remark = _comment(lines[node.end_mark.line])
+        value = text[node.start_mark.index : node.end_mark.index].strip()
+        recipe.values.append(Value(key, value, origin, remark))
+    return recipe
+
+
+def _leaves(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        assert node is not None, "an empty recipe"
+        yield path, node
+        return
+    for key, value in node.value:
+        yield from _leaves(value, f"{path}.{key.value}".lstrip("."))
+
+
+def _comment(line: str) -> tuple[str, str]:
+    """(origin, remark) of what stands behind a value."""
+    found = re.search(r"\s# (.*)$", line)
+    if not found:
+        return "", ""
+    origin, _, remark = found[1].partition(": ")
+    head, bracket, rest = origin.partition(" (")
+    if not set(head.split(", ")) <= set(ORIGINS):
+        return "", found[1]
+    return head, f"{bracket.strip()}{rest}: {remark}" if bracket and remark else f"({rest}" if bracket else remark
+
+
+def page(found: list[Recipe]) -> str:
+    """The whole page."""
+    parts = [INTRO, "| recipe | what | evidence |\n| --- | --- | --- |"]
+    for recipe in found:
+        anchor = recipe.name.replace("/", "").replace("_", "_")
+        parts.append(f"| [{recipe.name}](#{anchor}) | {recipe.title} | {recipe.facts.get('evidence', '')} |")
+    for recipe in found:
+        parts += ["", f"## {recipe.name}", "", recipe.title, ""]
+        parts += [f"- **{name}**: {_escaped(text)}" for name, text in recipe.facts.items() if name != "evidence"]
+        parts += ["", "| key | value | source | remark |", "| --- | --- | --- | --- |"]
+        for value in recipe.values:
+            parts.append(f"| {value.key} | {_escaped(value.value)} | {value.origin} | {_escaped(value.remark)} |")
+    return "\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare with the page, write nothing")
+    arguments = parser.parse_args()
+    text = page(recipes())
+    if arguments.check:
+        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        print("docs/recipes.md says what the recipes say" if current else "docs/recipes.md is old: run this script")
+        return 0 if current else 1
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {len(recipes())} recipes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

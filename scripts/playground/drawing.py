@@ -1,0 +1,115 @@
+"""The transformer's training: flow matching on the pool's latents; heads make a middle layer know the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from autoencoder import pixels
+from optimisers import optimisers_of
+from pool import CONTENTS, PAINTS, Pool
+from stage import Stage
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import CLIPTokenizer
+
+from diffrl.playground import models
+
+BATCH = 96
+RATE, MUON_RATE = 1.5e-3, 2e-2
+READ = 0.3  # weight of the throw-away heads' loss
+LAYER = 2  # the block whose output they read, counted from 1
+NOISIER = 0.4  # mean of the logit of the noise level
+EMPTY = 0.1  # share of prompts that are emptied, for classifier-free guidance
+
+
+@torch.no_grad()
+def encode_pool(work: Path, pool: Pool, vae: Any, part: int = 0, parts: int = 1) -> None:
+    """Write latents (N, 8, 8, 8) of one part of the pool, as float16, into the file that all parts share."""
+    path = work / f"latents-{part}-of-{parts}.npy"
+    rows = np.array_split(np.arange(len(pool)), parts)[part]
+    out = np.zeros((len(rows), 8, 8, 8), np.float16)
+    for start in range(0, len(rows), 128):
+        index = torch.from_numpy(rows[start : start + 128])
+        out[start : start + len(index)] = vae.encode(pixels(pool, index)).latent_dist.mean.numpy()
+    np.save(path, out)
+
+
+class Learner(nn.Module):
+    """The transformer, and what is thrown away: a head that reads the cells' classes from the image tokens inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformer: Any = models.build_transformer()
+        self.transformer = transformer
+        width, patch = transformer.inner_dim, transformer.config.patch_size
+        self.classifier = nn.Sequential(
+            nn.Linear(width, 128), nn.SiLU(), nn.Linear(128, (CONTENTS + PAINTS) * patch**2)
+        )
+        self.inside: list[Tensor] = []
+        block = transformer.transformer_blocks[LAYER - 1]
+        block.register_forward_hook(lambda module, given, found: self.inside.append(found[1]))
+
+    def forward(self, x_t: Tensor, t: Tensor, embeds: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity (B, 8, 8, 8) and the classes' logits (B, CONTENTS + PAINTS, 8, 8)."""
+        self.inside.clear()
+        velocity = self.transformer(
+            hidden_states=x_t,
+            timestep=t * 1000,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
+            return_dict=False,
+        )[0]
+        read = self.classifier(self.inside.pop())  # (B, tokens, classes * patch**2)
+        patch = self.transformer.config.patch_size
+        side = 8 // patch
+        read = read.view(-1, side, side, patch, patch, CONTENTS + PAINTS).permute(0, 5, 1, 3, 2, 4)
+        return velocity, read.reshape(-1, CONTENTS + PAINTS, 8, 8)
+
+
+class Prompts:
+    """Batches of captions and their embeddings by the frozen encoders."""
+
+    def __init__(self, pool: Pool, texts: Any, tokenizer: CLIPTokenizer, told: np.ndarray | None = None) -> None:
+        self.tokens = pool.tokens if told is None else told
+        self.encoders = texts.encoders.eval().requires_grad_(False)
+        self.empty = models.tokenize(tokenizer, [""])
+
+    @torch.no_grad()
+    def embed(self, rows: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, T, 2 * width) and pooled (B, 2 * width) of one of each scene's captions."""
+        which = torch.randint(self.tokens.shape[1], (len(rows),), generator=generator).numpy()
+        tokens = torch.from_numpy(self.tokens[rows, which].astype(np.int64))
+        tokens = torch.where(torch.rand(len(rows), 1, generator=generator) < EMPTY, self.empty, tokens)
+        outputs = [encoder(tokens, output_hidden_states=True) for encoder in self.encoders]
+        embeds = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+        return embeds, torch.cat([output.text_embeds for output in outputs], dim=-1)
+
+
+def train_drawing(
+    work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, name: str = "generator",
+    start: Any = None, fall: float = 0.7,
+) -> Any:  # fmt: skip
+    """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights."""
+    torch.manual_seed(0)
+    learner = Learner()
+    if start is not None:
+        learner.transformer.load_state_dict(start)
+    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers_of(learner, RATE, MUON_RATE), fall)
+
+    def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
+        rows = torch.randint(len(pool), (BATCH,), generator=generator).numpy()
+        x0 = torch.from_numpy(latents[rows].astype(np.float32))
+        t = torch.sigmoid(torch.randn(BATCH, generator=generator) + NOISIER)
+        eps = torch.randn(x0.shape, generator=generator)
+        level = t[:, None, None, None]
+        velocity, read = learner((1 - level) * x0 + level * eps, t, *prompts.embed(rows, generator))
+        content, paint = (torch.from_numpy(a[rows].astype(np.int64)) for a in (pool.content, pool.paint))
+        logits = read.split([CONTENTS, PAINTS], dim=1)
+        known = F.cross_entropy(logits[0], content) + F.cross_entropy(logits[1], paint)
+        error = F.mse_loss(velocity, eps - x0)
+        return error + READ * known, {"v": error.item(), "read": known.item()}
+
+    return stage.run(loss_of, BATCH)

@@ -1,0 +1,86 @@
+"""Every trainer on every family of 2025 and 2026: one optimiser step on a tiny pipeline, one golden value each.
+
+A covering set (every family once) runs in `make test`, all pairs in `make test-all`. Where a golden value is recorded,
+the norm of that step's gradient is compared with it. Who changes one on purpose records new values, and says why:
+`GOLDEN=record pytest -m "slow or not slow" tests/integration/test_matrix_families.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_matrix import METHODS, WARMTH
+from tiny import scramble
+
+from diffrl.config import load_config
+from diffrl.conformance.tinies import TINY, make
+from diffrl.run.train import Run
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_families.json"
+NAMES = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
+COVERING = {
+    "qwen-image": "grpo",
+    "z-image": "nft",
+    "flux2-klein": "gardo",
+    "flux2-dev": "nft",
+    "krea2": "nft",
+    "qwen-image-2.1": "crd",
+    "sana": "grpo",
+    "chroma": "nft",
+    "lumina2": "direct",
+    "hidream": "crd",
+}
+PAIRS = [
+    pytest.param(name, method, marks=[] if COVERING[name] == method else [pytest.mark.slow])
+    for name in NAMES
+    for method in METHODS
+    if (name, method) != ("krea2", "marble")  # its text layers see a row for every token's stack of layers
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny model, made when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = make(name, tmp_path_factory.mktemp("families") / name)
+        return made[name]
+
+    return folder
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
+def test_one_step(config_file, tiny_family: Callable[[str], Path], name: str, method: str) -> None:
+    sections = {"rewards": {"warmth": {"plugin": WARMTH}}, **METHODS[method]}
+    sampler = "flow_sde" if sections["objective"] == "grpo" else "dpm2"
+    rollout = {"groups": 2, "group_size": 2, "steps": 2, "sampler": sampler, "resolution": TINY[name].resolution}
+    if sampler == "flow_sde":
+        rollout["guidance_scale"] = 3.0
+    optimise = {"batch_size": 4, "accumulation": 2, "max_grad_norm": 1e6}
+    model = str(tiny_family(name))
+    run = Run(load_config(config_file("run", model=model, rollout=rollout, optimise=optimise, **sections), NO_REDNESS))
+    scramble(run.policy, std=0.1)  # B starts at zero: nothing would reach A in the first step
+    for snapshot in run.snapshots:
+        run.policy.copy("default", snapshot)
+    before = run.policy.state()
+    metrics = run.loop.run_epoch(0)
+    after = run.policy.state()
+    assert [key for key in before if torch.equal(before[key], after[key])] == [], "a LoRA matrix did not move"
+    assert all(bool(value.isfinite().all()) for value in after.values())
+    known = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+    key = f"{name} {method}"
+    if os.environ.get("GOLDEN") == "record":
+        known[key] = float(f"{metrics['grad_norm']:.6g}")
+        GOLDEN.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    if key in known:
+        assert metrics["grad_norm"] == pytest.approx(known[key], rel=2e-2)
+
+
+NO_REDNESS = ["rewards.redness=null"]

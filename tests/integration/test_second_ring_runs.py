@@ -1,0 +1,159 @@
+"""The second ring's objectives and credits on a tiny pipeline of the true classes: what they run, keep and refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import count_forwards
+
+from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.run.train import Run
+
+GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True}}
+CREDITS: dict[str, dict[str, Any]] = {
+    "dense": {"dense": {}},
+    "dense min": {"dense": {"credit": "min", "ode_steps": 2}},
+    "branches": {"branches": {"steps": [0, 2], "strides": [1, 2]}},
+    "tree": {"tree": {"splits": [0, 2]}},
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "dpo": {"dpo": {"follow": 2}},
+    "rwr": {"rwr": {"tau": 0.1}},
+    "sft": {},
+    "gdro": {},
+    "prdp": {"rollout": GRPO["rollout"]},
+}
+ALL: dict[str, dict[str, Any]] = {name: {"objective": name, **more} for name, more in OBJECTIVES.items()}
+ALL |= {name: {**GRPO, **more} for name, more in CREDITS.items()}
+
+
+@pytest.fixture
+def make(config_file: Callable[..., Path]) -> Callable[..., Run]:
+    def build(name: str, *overrides: str, **sections: Any) -> Run:
+        return Run(load_config(config_file(name.replace(" ", "_"), **sections), overrides))
+
+    return build
+
+
+def weights(run: Run) -> list[torch.Tensor]:
+    return [p.detach().clone() for _, p in run.policy.trainable]
+
+
+@pytest.mark.parametrize("name", ["dpo", "prdp", "dense", "branches", "tree"])
+def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
+    whole = make(name, **ALL[name])
+    lines = [whole.loop.run_epoch(0)]
+    tensors, state = whole._state()
+    lines.append(whole.loop.run_epoch(1))
+    assert all(line["loss"] is not None and line["grad_norm"] > 0 for line in lines)
+    again = make(f"{name} again", **ALL[name])
+    again.policy.load_state("default", tensors["lora"])
+    for snapshot in again.snapshots:
+        again.policy.load_state(snapshot, tensors[snapshot])
+    again.loop.load_state_dict(state["loop"])
+    from diffrl.records import checkpoint
+
+    checkpoint.optimiser_from_tensors(again.optimiser, tensors["optimiser"], state["optimiser"])
+    line = again.loop.run_epoch(1)
+    assert line["loss"] == lines[1]["loss"]
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
+
+
+@pytest.mark.parametrize("name", ["rwr", "gdro", "prdp", "tree"])
+def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
+    found = []
+    for pieces in (1, 4):
+        optimise = {"accumulation": pieces, "inner_epochs": 2, "batch_size": 16}
+        run = make(f"{name} {pieces}", **{**ALL[name], "optimise": optimise})
+        run.loop.run_epoch(0)
+        found.append(torch.cat([p.flatten() for p in weights(run)]))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=3e-5)
+
+
+def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..., Run]) -> None:
+    dense = {**GRPO, "rollout": {**GRPO["rollout"], "sampler": "dance"}, "dense": {"calibrate": 2, "change": 0.02}}
+    run = make("calibrated", **dense)
+    run.begin_epoch()
+    found = run.loop.spec.levels
+    schedule = run.policy.timesteps(4).tolist()
+    start = [0.7 * (t / (1 - (schedule[1] if t == 1 else t))) ** 0.5 for t in schedule[:-1]]
+    assert found is not None and all(
+        abs(abs(a - b) - 0.04) < 1e-6 or abs(a - b) < 1e-6 for a, b in zip(found, start, strict=True)
+    )
+    run.begin_epoch()
+    assert run.loop.spec.levels == found  # once
+    line = run.loop.run_epoch(0)
+    assert [line[f"rollout/level/{i}"] for i in range(4)] == list(found)
+    again = make("calibrated again", **dense)
+    again.loop.load_state_dict(run.loop.state_dict())
+    assert again.loop.spec.levels == found
+
+
+def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 groups of 4 images, 3 steps (4 where stochastic), all in one optimiser step."""
+    one = {"optimise": {"batch_size": 16}}
+    drawn = {("default", False): 16 * 3}
+    for name, trained, more in (
+        ("sft", 4 * 3, {}),  # the best of each group
+        ("dpo", 8 * 3, {("default", False): 16 * 3 + 8 * 3, ("pretrained", False): 8 * 3}),  # its pair, measured first
+        ("gdro", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 16 * 3}),
+    ):
+        run = make(name, objective=name, **one)
+        seen = count_forwards(run, monkeypatch)
+        run.loop.run_epoch(0)
+        assert seen == drawn | {("default", True): trained} | more, name
+    for name, forwards, trained in (
+        ("dense", 16 * (4 + 2 + 1), 16 * 4),  # views behind steps 1 and 2 cost 2 and 1; the others are there
+        ("branches", 4 * 3 + 16 * (3 + 2 + 1 + 1), 16 * 2),
+        ("tree", 4 * (1 + 2 + 2 + 4), 4 * (2 + 2 + 4 + 4)),
+    ):
+        run = make(name, **{**ALL[name], **one})
+        seen = count_forwards(run, monkeypatch)
+        line = run.loop.run_epoch(0)
+        assert seen == {("default", False): forwards, ("default", True): trained}, name
+        assert line["rollout/forwards"] == forwards
+
+
+@pytest.mark.parametrize("name", ["dpo", "dense min", "tree"])
+def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
+    plugin = Path(__file__).parents[1] / "data" / "warmth.py"
+    gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}
+    gardo["diversity"] = "off" if name == "dpo" else "group_mean"
+    watch = {"warm": {"plugin": f"{plugin}:Warmth"}}
+    line = make(name, **{**ALL[name], "gardo": gardo, "watch": watch}).loop.run_epoch(0)
+    assert line["gardo/kl_gated"] >= 0 and line["gardo/penalised"] > 0
+    redness = Path(__file__).parents[1] / "data" / "redness.py"
+    rewards = {"redness": {"plugin": f"{redness}:Redness"}, "warm": {"plugin": f"{plugin}:Warmth"}}
+    line = make(f"{name} marble", **{**ALL[name], "marble": {"mode": "fresh"}, "rewards": rewards}).loop.run_epoch(0)
+    assert line["marble/alpha/warm"] > 0 and line["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"dense": {}}, 'dense: gives every stochastic step its own credit, but objective "nft"'),
+        ({**GRPO, "dense": {}, "tree": {}}, "dense: tree is on, too"),
+        ({**GRPO, "dense": {}, "grpo": {"timesteps": 2}}, "grpo.timesteps: 2, but dense says which steps are trained"),
+        ({**GRPO, "dense": {"calibrate": 3}}, 'dense.calibrate: gives s = psi(t) itself, which is the sampler "dance"'),
+        ({**GRPO, "branches": {"steps": [2, 1]}}, "branches.steps: [2, 1]: expected rising numbers within 0 to 3"),
+        ({**GRPO, "branches": {"seeds": 3}}, "branches.seeds: 3 paths do not divide the 4 images of a group"),
+        ({**GRPO, "branches": {"seeds": 2}}, "rollout.same_noise: true, but branches starts from 2 noises a group"),
+        (
+            {**GRPO, "tree": {"splits": [0, 1, 2]}},
+            "rollout.group_size: 4, but a tree with 3 splits into 2 has 8 leaves",
+        ),
+        ({**GRPO, "tree": {"splits": [0, 4]}}, "tree.splits: [0, 4]: expected rising numbers within 0 to 3"),
+        ({"objective": "dpo", "advantages": {"agree": "floor"}}, 'objective "dpo" ranks or weighs a group by itself'),
+        ({"objective": "gdro", "optimise": {"batch_size": 2}}, '"gdro" keeps whole'),
+        ({"objective": "prdp"}, 'rollout.sampler: "dpm2" is deterministic, but objective "prdp" needs log-prob'),
+    ],
+)
+def test_what_cannot_work_names_both_sides(config_file: Any, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(config_file("refused", **sections))
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,286 @@
+"""Pairs, regressions and rankings of a group: each gradient against the paper's loss in float64, and their limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from diffrl.trainers.algorithm import AdvantageRule, Scored
+from diffrl.trainers.branches import Branching
+from diffrl.trainers.coupled import best_and_worst, best_of_group, chosen_pairs
+from diffrl.trainers.dense import Dense, calibrated, credit_of, gains_of
+from diffrl.trainers.dpo import pair_slopes
+from diffrl.trainers.gdro import plackett_luce_slopes
+from diffrl.trainers.prdp import prdp_loss
+from diffrl.trainers.rwr import reward_weights
+from diffrl.trainers.tree import Branched
+
+NAN = math.nan
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---- which members
+
+
+def test_the_pair_of_a_group_is_its_best_and_its_worst() -> None:
+    scores = torch.tensor(
+        [[0.3, 1.0], [0.9, 1.0], [0.9, NAN], [0.1, 0.5], [2.0, 2.0], [2.0, 2.0], [2.0, NAN], [2.0, NAN]]
+    )
+    groups = torch.arange(8) // 4
+    want = torch.tensor([[0, 1], [1, 0], [0, 0], [-1, -1], [0, 0], [0, 0], [0, 0], [0, 0]]).float()
+    assert torch.equal(best_and_worst(scores, groups), want)  # the second group agrees: there is no pair
+    assert torch.equal(best_of_group(scores, groups), want.clamp_min(0))
+    pairs = chosen_pairs(want, torch.tensor([3, 2, 1, 7, 0]), 2)
+    assert pairs.tolist() == [[3, 0], [1, 0], [0, 0], [3, 1], [1, 1], [0, 1]]
+
+
+# ---- DPO
+
+
+def test_dpo_slopes_are_the_gradient_of_the_papers_loss() -> None:
+    d, b = draw(8, 3).requires_grad_(), 5.0
+    a = torch.zeros(8, 2, dtype=torch.float64)
+    a[1, 0], a[2, 0], a[4, 0], a[7, 0], a[0, 1], a[3, 1] = 1, -1, 1, -1, 1, -1  # group 2 has no pair for reward 2
+    slopes, margin = pair_slopes(d.detach(), a, 2, b)
+    for k, pairs in enumerate([[(1, 2), (4, 7)], [(0, 3)]]):
+        loss = sum(-logsigmoid(-b / 2 * (d[w] - d[lose])).sum() for w, lose in pairs)
+        (want,) = torch.autograd.grad(loss, d, retain_graph=True)
+        torch.testing.assert_close(slopes[..., k], want)
+    assert margin[0, 0, 0] == pytest.approx(float(d[2, 0] - d[1, 0])) and not margin[1, :, 1].any()
+    at_reference, _ = pair_slopes(torch.zeros(8, 3, dtype=torch.float64), a, 2, b)
+    torch.testing.assert_close(at_reference, (b / 4 * a)[:, None].expand(8, 3, 2))  # sigma(0) = 1/2: the loss is log 2
+
+
+# ---- RWR
+
+
+def test_reward_weights_are_a_softmax_of_mean_one_or_an_exponential() -> None:
+    scores = torch.tensor([0.1, 0.5, NAN, 0.9, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None]
+    groups = torch.arange(8) // 4
+    soft = reward_weights(scores, groups, weights="softmax", tau=0.2)[:, 0]
+    known = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(soft[[0, 1, 3]], (known / 0.2).softmax(0) * 3)
+    assert soft[2] == 0 and torch.equal(soft[4:], torch.ones(4, dtype=torch.float64))
+    sharp = reward_weights(scores, groups, weights="softmax", tau=1e-3)[:4, 0]
+    torch.testing.assert_close(sharp, torch.tensor([0, 0, 0, 3.0], dtype=torch.float64))  # the limit: best of the group
+    grown = reward_weights(scores, groups, "none", weights="exp", tau=0.5)[:, 0]
+    torch.testing.assert_close(grown[[0, 1, 3]], ((known - known.mean()) / 0.5).exp())
+    assert grown[2] == 0
+
+
+# ---- GDRO
+
+
+def plackett_luce(s: Tensor, r: Tensor, tau: float) -> Tensor:
+    """The loss of one group, as the paper writes it."""
+    order = r.argsort(descending=True, stable=True)
+    s, r, total = s[order], r[order], s.new_zeros(())
+    for i in range(len(s) - 1):
+        q = (r[i:] / tau).softmax(0)
+        total = total + s[i:].logsumexp(0) - (q * s[i:]).sum()
+    return total
+
+
+def test_plackett_luce_slopes_are_the_gradient() -> None:
+    s, r = draw(4, 6).requires_grad_(), draw(4, 6, seed=1)
+    slopes = plackett_luce_slopes(s.detach(), r, 0.3)
+    (want,) = torch.autograd.grad(sum(plackett_luce(s[i], r[i], 0.3) for i in range(4)), s)
+    torch.testing.assert_close(slopes, want)
+    assert slopes.sum(-1).abs().max() < 1e-12
+    torch.testing.assert_close(plackett_luce_slopes(s.detach(), r + 7.0, 0.3), slopes)  # a constant changes nothing
+    first = plackett_luce_slopes(s.detach(), r, 0.3, top=True)
+    torch.testing.assert_close(first, s.detach().softmax(-1) - (r / 0.3).softmax(-1))
+
+
+def test_two_members_at_temperature_zero_are_dpo() -> None:
+    s, r, b = draw(5, 2), draw(5, 2, seed=1), 4.0
+    slopes = plackett_luce_slopes(s, r, 1e-9)
+    a = torch.where(r == r.amax(-1, keepdim=True), 1.0, -1.0).to(s.dtype)
+    # s = -b/2 d here, so dL/ds = -2/b dL/dd
+    dpo, _ = pair_slopes((-2 / b * s).reshape(10, 1), a.reshape(10, 1), 5, b)
+    torch.testing.assert_close(slopes, -2 / b * dpo.view(5, 2))
+
+
+def test_tied_members_get_the_same_slope() -> None:
+    slopes = plackett_luce_slopes(torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 1.0, 0.0]).double(), 0.5)
+    assert slopes[0] == slopes[2] < 0 < slopes[1] == slopes[3]
+
+
+# ---- PRDP
+
+
+def listing(ratio: Tensor, old: Tensor, r: Tensor, clip: float) -> Tensor:
+    """All pairs with r_i > r_j of one group, as the paper's listing goes through them."""
+    low = old.new_full((), clip)
+    plain, held = ratio.mean(1), ratio.clamp(old - low, old + low).mean(1)
+    terms = [
+        torch.maximum((plain[i] - plain[j] - r[i] + r[j]) ** 2, (held[i] - held[j] - r[i] + r[j]) ** 2)
+        for i in range(len(r))
+        for j in range(len(r))
+        if r[i] > r[j]
+    ]
+    return torch.stack(terms).mean()
+
+
+def test_prdp_is_the_papers_listing() -> None:
+    ratio, old, r = draw(3, 5, 4).requires_grad_(), draw(3, 5, 4, seed=1), draw(3, 5, seed=2)
+    for clip in (0.5, 100.0):
+        ours, theirs = (
+            prdp_loss(ratio, old, r[..., None], clip),
+            [listing(ratio[i], old[i], r[i], clip) for i in range(3)],
+        )
+        torch.testing.assert_close(ours[:, 0], torch.stack(theirs))
+        (gradient,) = torch.autograd.grad(ours.sum(), ratio, retain_graph=True)
+        (want,) = torch.autograd.grad(sum(theirs), ratio, retain_graph=True)
+        torch.testing.assert_close(gradient, want)
+
+
+def test_without_the_clip_pairs_are_centring_and_the_optimum_has_loss_zero() -> None:
+    ratio, r = draw(1, 6, 3), draw(1, 6, seed=2)
+    d = (ratio.mean(2) - r)[0]
+    torch.testing.assert_close(prdp_loss(ratio, ratio, r[..., None], 9.0)[0, 0], 2 * (d - d.mean()).square().sum() / 5)
+    # p_theta = N(b-tilted mean, 1) of p_ref = N(0, 1) under R(x) = x: log-ratio = x / b - const exactly
+    x, b = draw(1, 6, 1, seed=3), 2.0
+    optimum = (x / b) - 1 / (2 * b**2)
+    torch.testing.assert_close(
+        prdp_loss(optimum, optimum, x / b, 1e-4), torch.zeros(1, 1, dtype=torch.float64), atol=1e-12, rtol=0
+    )
+
+
+# ---- credit over the steps
+
+
+def scored(views: Tensor, group: int) -> Scored:
+    n = len(views)
+    return Scored(
+        views[:, -1], torch.ones(views.shape[2]), torch.arange(n) // group, torch.zeros(n, 2), torch.zeros(n, 0), views
+    )
+
+
+def test_gains_telescope_and_a_common_start_cancels() -> None:
+    views = draw(8, 4, 2)
+    gains = gains_of(views, common=False)
+    torch.testing.assert_close(gains.sum(1), views[:, -1] - views[:, 0])
+    views[:4, 0], views[4:, 0] = views[0, 0].clone(), views[4, 0].clone()  # one start for each group of four
+    rule = AdvantageRule("group")
+    whole = Dense(common=False).advantages(rule, scored(views, 4))
+    left_out = Dense(common=True).advantages(rule, scored(views[:, 1:], 4))
+    torch.testing.assert_close(left_out, whole)
+    assert whole.shape == (8, 3, 1)
+    each = views.sum(2).diff(dim=1)[:4, 1]
+    torch.testing.assert_close(whole[:4, 1, 0], (each - each.mean()) / (each.std(correction=0) + 1e-4))
+
+
+def test_only_the_last_step_gains_then_it_alone_has_the_plain_advantage() -> None:
+    views = torch.zeros(4, 4, 1, dtype=torch.float64)
+    views[:, -1] = draw(4, 1)
+    found = Dense(common=False).advantages(AdvantageRule("group"), scored(views, 4))
+    assert not found[:, :2].any()
+    torch.testing.assert_close(found[:, 2], AdvantageRule("group")(scored(views, 4)))
+
+
+def test_kinds_of_credit() -> None:
+    views = torch.tensor([0.0, 2.0, 1.0, 4.0], dtype=torch.float64).view(1, 4, 1)
+    gains = gains_of(views, common=False)
+    assert credit_of(gains, views, "gain").flatten().tolist() == [2, -1, 3]
+    assert credit_of(gains, views, "level").flatten().tolist() == [2, 1, 4]
+    assert credit_of(gains, views, "min").flatten().tolist() == [-1, -1, 3]
+
+
+def test_dense_credit_lowers_the_variance_of_the_policy_gradient() -> None:
+    """1-D Gaussian data with the exact velocity, R(x) = x: a step's score times its own gain varies less."""
+    n, steps, a = 20_000, 10, 0.7
+    levels = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
+
+    def v(x: Tensor, t: float) -> Tensor:  # of N(0, 1) data: x0 = (1 - t) x / ((1 - t)^2 + t^2)
+        x0 = (1 - t) * x / ((1 - t) ** 2 + t**2)
+        return (x - x0) / t
+
+    def ode(x: Tensor, i: int) -> Tensor:
+        for t, t_next in zip(levels[i:], levels[i + 1 :], strict=False):
+            x = x + (t_next - t) * v(x, t)
+        return x
+
+    x, rewards, noises = draw(1).expand(n), [], []
+    rewards.append(ode(x, 0))
+    for i in range(steps):
+        t, dt = levels[i], levels[i + 1] - levels[i]
+        s = a * math.sqrt(t / (1 - (levels[1] if t == 1 else t)))
+        k = s**2 / (2 * t)
+        noise = draw(n, seed=i + 1)
+        x = x * (1 + k * dt) + v(x, t) * (1 + k * (1 - t)) * dt + s * math.sqrt(-dt) * noise
+        noises.append(noise)
+        rewards.append(ode(x, i + 1))
+    views = torch.stack(rewards, 1)
+    gains = views.diff(dim=1)
+    ratios = []  # of the variances, for gradients of one mean
+    for i in range(steps - 1):  # the last step's gain is nearly the terminal reward's own noise
+        score = noises[i]  # d log p / d mean, in units of the step's std
+        dense = score * (gains[:, i] - gains[:, i].mean()) / gains[:, i].std()
+        sparse = score * (views[:, -1] - views[:, -1].mean()) / gains[:, i].std()
+        assert dense.mean() > 0
+        ratios.append(float(sparse.var() / sparse.mean() ** 2 / (dense.var() / dense.mean() ** 2)))
+        correlation = torch.corrcoef(torch.stack([views[:, -1], gains[:, i]]))[0, 1]
+        assert correlation < 0.6
+    assert min(ratios) > 1 and sum(ratios) / len(ratios) > 3
+
+
+def test_calibration_balances_gains() -> None:
+    gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, -1.0]])
+    assert calibrated([0.5, 0.5], gains, 2, 0.01, 1.0) == pytest.approx([0.51, 0.49])
+    assert calibrated([1.0, 0.01], gains, 2, 0.01, 1.0) == pytest.approx([1.0, 0.01])  # within its limits
+
+
+def test_granularities_are_normalised_by_themselves_and_summed() -> None:
+    views = draw(8, 4, 1)  # 2 steps x 2 strides
+    credit = Branching(group=4, steps=(0, 1), seeds=2, strides=(1, 2), scope="group")
+    found = credit.advantages(AdvantageRule("group"), scored(views, 4))
+    assert found.shape == (8, 2, 1)
+    own = views[:4, 2:, 0]
+    want = ((own - own.mean(0)) / (own.std(0, correction=0) + 1e-4)).sum(1)
+    torch.testing.assert_close(found[:4, 1, 0], want)
+    by_seed = Branching(group=4, steps=(0, 1), seeds=2, strides=(1, 2), scope="seed")
+    apart = by_seed.advantages(AdvantageRule("group"), scored(views, 4))
+    pair = views[2:4, 0, 0]
+    one = (pair - pair.mean()) / (pair.std(correction=0) + 1e-4)
+    two = views[2:4, 1, 0]
+    torch.testing.assert_close(apart[2:4, 0, 0], one + (two - two.mean()) / (two.std(correction=0) + 1e-4))
+
+
+def test_a_tree_of_depth_two_by_hand() -> None:
+    scores = torch.tensor([1.0, 3.0, 0.0, 4.0], dtype=torch.float64).view(4, 1, 1)
+    tree = Branched(group=4, splits=(0, 2), branch=2, steps=3)
+    found = tree.advantages(AdvantageRule("group"), scored(scores, 4))[..., 0]
+    assert found[:, :2].abs().max() == 0  # both nodes of depth 1 are worth 2
+    leaves = scores.flatten()
+    torch.testing.assert_close(found[:, 2], (leaves - leaves.mean()) / (leaves.std(correction=0) + 1e-4))
+    other = torch.tensor([1.0, 3.0, 4.0, 4.0], dtype=torch.float64).view(4, 1, 1)
+    found = tree.advantages(AdvantageRule("group"), scored(other, 4))[..., 0]
+    torch.testing.assert_close(found[:, 0], torch.tensor([-1.0, -1, 1, 1], dtype=torch.float64) / 1.0001)
+
+
+def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
+    class Made:
+        member, first = torch.arange(4), 0
+
+    def pairs(tree: Branched, epoch: int = 0) -> list[list[int]]:
+        scores = torch.tensor([1.0, 3.0, 0.0, 4.0]).view(4, 1, 1)
+        advantages = tree.advantages(AdvantageRule("group"), scored(scores, 4))
+        return tree.pairs(Made(), advantages, torch.arange(4), epoch).tolist()  # type: ignore[arg-type]
+
+    plain = {"group": 4, "splits": (0, 2), "branch": 2, "steps": 3}
+    edges = [[0, 0], [2, 0], [0, 1], [2, 1], [0, 2], [1, 2], [2, 2], [3, 2]]
+    assert pairs(Branched(**plain)) == edges
+    assert pairs(Branched(**plain, keep="best")) == [*edges[:4], [1, 2], [3, 2]]
+    assert pairs(Branched(**plain, keep="both")) == [*edges[:4], [2, 2], [3, 2]]
+    moving = Branched(**plain, skip=1, skip_every=5, skip_last=2)
+    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 10, 99)] == [
+        [1, 2], [0, 2], [0, 1], [0, 1],
+    ]  # fmt: skip

@@ -1,0 +1,210 @@
+"""The Python interface: callables as rewards, configs in code, and the same errors as the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import diffrl
+from diffrl.api import prepare
+from diffrl.cli.main import main
+from diffrl.config import check_plugin
+from diffrl.rewards import load_reward, local
+from diffrl.rewards.registry import declares, takes
+
+SMALL = {
+    "epochs": 1,
+    "lora": {"rank": 2, "alpha": 4},
+    "rollout": {"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4},
+    "optimise": {"batch_size": 4, "accumulation": 1, "learning_rate": 1e-3},
+    "evaluate": {"every": 1, "prompts": 2, "per_prompt": 2},
+    "tracking": {"samples": 1},
+}
+PROMPTS = {"train": ["red a", "red b", "blue c"], "test": ["red d", {"prompt": "blue e", "kind": "test"}]}
+
+
+def redness(images):
+    return images[:, 0].mean((1, 2))
+
+
+class Brightness:
+    name = "brightness"
+
+    def __init__(self, gain: float = 1.0, device: str = "cpu") -> None:
+        self.gain, self.device = gain, device
+
+    def __call__(self, images, prompts, metadata):
+        return self.gain * images.mean((1, 2, 3))
+
+
+def test_a_function_of_this_program_is_trained(tiny_model: Path, tmp_path: Path, capsys) -> None:
+    seen = []
+
+    def blueness(images, prompts, metadata):
+        seen.extend(metadata)
+        return [float(image[2].mean()) for image in images]  # a list of numbers is fine
+
+    run = diffrl.train(
+        SMALL,
+        "seed=3",
+        model=tiny_model,  # a path is fine
+        run_dir=tmp_path / "run",
+        prompts=PROMPTS,
+        rewards=[redness, Brightness],
+        watch={"blueness": blueness, "light": {"plugin": Brightness(gain=2.0)}},
+    )
+    assert [row["epoch"] for row in run.metrics] == [0, 1]
+    assert run.metrics[1]["reward/redness"] > 0 and run.metrics[1]["eval/blueness"] > 0
+    assert run.config.seed == 3 and run.config.rewards["redness"].plugin == "python:redness"
+    assert {"kind": "test"} in seen and run.lora == tmp_path / "run/lora" and run.report.stat().st_size > 1000
+    assert set(run.gains()) == {"redness", "brightness", "blueness", "light", "diversity", "saturation"}
+    # A reward that is given as an object is not part of the folder: another program must give it again.
+    local.forget("python:redness")
+    assert main(["train", "--resume", str(run.folder), "epochs=2"]) == 2
+    assert '"python:redness" is an object of the program that used it' in capsys.readouterr().err
+    local.register("redness", redness)
+    on = diffrl.train(resume=run.folder, epochs=2)
+    assert [row["epoch"] for row in on.metrics] == [0, 1, 2]
+    assert diffrl.Run(run.folder).metrics == on.metrics
+    assert on.show() is None and str(run.report.resolve()) in capsys.readouterr().out
+
+
+def test_loaded_models_draw_and_are_scored(tiny_model: Path, tmp_path: Path) -> None:
+    model = diffrl.load(tiny_model)
+    images = model.draw(["red a", "blue b"], seed=1, steps=2, per_prompt=2)
+    assert len(images) == 4 and images[0].size == (16, 16)
+    again = diffrl.load(tiny_model).draw(["red a"], seed=1, steps=2)
+    assert list(again[0].getdata()) == list(images[0].getdata())
+    scores = diffrl.evaluate(model, [redness], ["red a", "blue b"], steps=2, per_prompt=2, out=tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_text())["mean"] == scores["mean"]
+    drawn = torch.stack(
+        [
+            torch.tensor(list(i.getdata())).float()[:, 0].mean() / 255
+            for i in model.draw(["red a", "blue b"], steps=2, per_prompt=2)
+        ]
+    )
+    assert scores["mean"]["redness"] == pytest.approx(float(drawn.mean()), abs=2e-3)  # 8 bits
+    twice = diffrl.evaluate(model, {"b": {"plugin": Brightness, "gain": 2.0}, "a": Brightness}, ["red a"], steps=2)
+    assert twice["mean"]["b"] == pytest.approx(2 * twice["mean"]["a"], rel=1e-6)
+
+
+def test_abilities_and_forms_of_callables() -> None:
+    def smooth(images, prompts):
+        return images.mean((1, 2, 3))
+
+    smooth.differentiable = True
+    smooth.applies = lambda prompt, metadata: "red" in prompt
+    local.register("smooth", smooth)
+    local.register("plain", redness)
+    local.register("made", Brightness(3.0))
+    assert declares("python:smooth", "differentiable") and not declares("python:plain", "differentiable")
+    reward = load_reward("python:smooth")
+    assert reward.name == "smooth" and reward.applies("red", {}) and not reward.applies("blue", {})
+    assert reward(torch.ones(2, 3, 2, 2), ["a", "b"], [{}, {}]).tolist() == [1, 1]
+    assert load_reward("python:made").gain == 3.0 and not takes("python:made", "device")
+    local.register("cls", Brightness)
+    assert takes("python:cls", "device") and load_reward("python:cls", gain=4.0).gain == 4.0
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (3, 'reward "x": a int cannot be called'),
+        (lambda: 0, "does not take (images), (images, prompts)"),
+    ],
+)
+def test_what_is_no_reward_is_refused(thing, message) -> None:
+    with pytest.raises(diffrl.UserError) as error:
+        local.register("x", thing)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "message"),
+    [
+        (["playground/demo"], {"epoch": 3}, 'argument: epoch: unknown key (nearest: "epochs")'),
+        (["playground/dmo"], {}, 'no config "playground/dmo" (nearest: "playground/demo")'),
+        (["playground/demo", "epochs"], {}, 'argument: "epochs": write section.key=value'),
+        (
+            ["playground/demo"],
+            {"rewards": {"clp": "clp"}},
+            'argument: rewards.clp: unknown reward "clp" (nearest: "clip")',
+        ),
+        (["playground/demo"], {"rewards": [redness, redness]}, '"redness" is given twice'),
+        (["playground/demo"], {"rewards": [lambda images: images]}, '"<lambda>" is no name for a reward'),
+        (
+            ["playground/demo"],
+            {"rewards": {"a": 3}},
+            "rewards.a: expected a callable, a plugin's name or a table, got a int",
+        ),
+        (["playground/demo"], {"prompts": ["a", "b"]}, "what is trained on is not held out"),
+        (["playground/demo"], {"prompts": {"train": ["a", "a"], "test": ["b"]}}, 'prompts[1]: "a" comes twice'),
+        ([], {}, "train: no CONFIG"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, values, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = dict(values)
+    with pytest.raises(diffrl.UserError) as error:
+        prepare(arguments[0] if arguments else None, arguments[1:], rewards=values.pop("rewards", None), values=values)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_optimised_is_no_longer_watched() -> None:
+    config, resume = prepare("playground/demo", rewards=["clip"], values={"rollout": {"groups": 48}, "gardo": None})
+    assert list(config.rewards) == ["clip"] and "clip" not in config.watch and "strict" in config.watch
+    assert config.rollout.groups == 48 and config.rollout.steps == 6 and resume is None
+    assert list(prepare("playground/demo", watch={})[0].watch) == []
+
+
+def test_configs_are_built_in_code_and_read_back(tmp_path: Path) -> None:
+    config = diffrl.Config(epochs=3, rewards={"clip": {"weight": 2.0}}, optimise={"betas": (0.9, 0.99)})
+    diffrl.save_config(config, tmp_path / "mine.yaml")
+    again = diffrl.load_config(tmp_path / "mine.yaml")
+    assert again.model_copy(update={"run_dir": ""}) == config and isinstance(again, diffrl.Config)
+    assert prepare(config, values={"epochs": 4})[0].epochs == 4
+    with pytest.raises(diffrl.UserError, match=r'Config: rollout.group: unknown key \(nearest: "rollout.groups"\)'):
+        diffrl.Config(rollout={"group": 3})
+
+
+def test_another_program_must_give_the_objects_of_a_config() -> None:
+    with pytest.raises(diffrl.UserError, match=r'"python:unheard" is an object of the program that used it; give it'):
+        check_plugin("python:unheard")
+
+
+def test_a_script_without_a_guard_and_a_light_import(tiny_model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, diffrl\n"
+        "assert 'torch' not in sys.modules and 'train' in dir(diffrl)\n"
+        "def red(images): return images[:, 0].mean((1, 2))\n"
+        f"run = diffrl.train({SMALL!r}, model={str(tiny_model)!r}, run_dir='out', rewards=red,\n"
+        f"                   prompts={PROMPTS!r})\n"
+        "print('epochs', [row['epoch'] for row in run.metrics])\n"
+    )
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert "epochs [0, 1]" in done.stdout, done.stderr[-2000:]
+
+
+def test_an_unknown_tracker_is_named() -> None:
+    with pytest.raises(diffrl.UserError, match=r'tracking.trackers: unknown tracker "mlfow" \(nearest: "mlflow"\)'):
+        prepare("playground/demo", values={"tracking": {"trackers": ["mlfow"]}})
+
+
+def test_code_that_no_file_holds_is_told_apart() -> None:
+    """What is typed at a prompt has no source; it can be trained, and another function is another reward."""
+    texts = []
+    for body in ("images.mean((1, 2, 3))", "2 * images.mean((1, 2, 3))", "images.mean((1, 2, 3))"):
+        space: dict = {}
+        exec(f"def typed(images): return {body}\nclass Typed:\n  def __call__(self, i, p, m): return {body}", space)
+        pair = []
+        for name in ("typed", "Typed"):
+            pair.append(local.source_of(local.register(name, space[name])))
+        texts.append(pair)
+    assert texts[0] == texts[2] and texts[0][0] != texts[1][0] and texts[0][1] != texts[1][1]
+    assert all(text for pair in texts for text in pair)

@@ -1,0 +1,146 @@
+"""Rollouts that score more than the final image: views from kept states, branches of a path, trees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffrl.continuations import Branches, Gains, Plan, Tree, strided, tail_levels, thinned
+from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.samplers import euler_step, gaussian_log_prob, sde_kernel
+from tests.unit.test_rollout import PROMPTS, Known, close
+
+SPEC = SamplerSpec("flow_sde", 5, level=0.7, same_noise=True)
+LEVELS = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
+
+
+def draw(
+    plan: Plan | None, spec: SamplerSpec = SPEC, policy: Known | None = None, **options: Any
+) -> tuple[Rollout, Tensor]:
+    """The rollout, and its views (n, V, 3, 4, 4) as images."""
+    options = {"seed": 1, "epoch": 2, "group_size": 8, "batch_size": 8, "keep_trajectory": True, **options}
+    views: dict[int, list[Tensor]] = {}
+    final = 0 if plan is None else plan.final(spec)
+    found = collect(
+        policy or Known(), PROMPTS, spec, plan=plan, **options,  # type: ignore[arg-type]
+        on_batch=lambda images, part: views.setdefault(final, []).append(images),
+        on_view=lambda images, part, view: views.setdefault(view, []).append(images),
+    )  # fmt: skip
+    return found, torch.stack([torch.cat(views[v]) for v in sorted(views)], 1)
+
+
+def walk(found: Rollout, x: Tensor, levels: list[float]) -> Tensor:
+    """Euler's steps from x at levels[0] to 0, and the image."""
+    cond = found.cond.select(found.prompt_index)
+    for level, following in pairwise(levels):
+        t, t_next = torch.full((len(x),), level), torch.full((len(x),), following)
+        x = euler_step(x, Known().predict(x, t, cond).v.detach(), t, t_next)
+    return x.sigmoid()
+
+
+def test_parts_of_the_schedule() -> None:
+    assert strided(LEVELS, 1, 1) == LEVELS[1:] and strided(LEVELS, 1, 2) == [0.8, 0.4, 0.0]
+    assert strided(LEVELS, 0, 2) == [1.0, 0.6, 0.2, 0.0]  # the last step ends at 0, whatever the stride
+    assert strided(LEVELS, 4, 3) == [0.2, 0.0] and strided(LEVELS, 5, 1) == [0.0]
+    assert tail_levels(LEVELS, 1, 0.5) == [0.8, 0.4, 0.0] and tail_levels(LEVELS, 0, 1.0) == LEVELS
+    assert tail_levels(LEVELS, 3, 0.01) == [0.4, 0.0] and tail_levels(LEVELS, 5, 0.5) == [0.0]
+    assert thinned(LEVELS, 0, 2) == [1.0, 0.6, 0.0] and thinned(LEVELS, 2, 9) == LEVELS[2:]
+
+
+@pytest.mark.parametrize(("common", "ode_steps"), [(True, None), (False, None), (False, 2)])
+def test_a_view_is_the_ode_from_the_state_and_its_first_forward_is_the_steps_own(
+    common: bool, ode_steps: int | None
+) -> None:
+    model = Known()
+    found, views = draw(Gains(common, ode_steps), policy=model)
+    assert views.shape[:2] == (24, 5 + (not common))
+    levels = found.schedule.tolist()
+    for v in range(views.shape[1]):
+        j = v + common
+        state = found.trajectory.states[:, j]
+        close(views[:, v], walk(found, state, thinned(levels, j, ode_steps or 5)))
+    close(views[:, -1], found.latents.sigmoid())
+    assert found.forwards == sum(call["size"] for call in model.calls)
+    each = 5 + sum(min(5 - j, ode_steps or 5) - 1 for j in range(int(common), 5))
+    assert found.forwards == 24 * each  # 5 + 4 + 3 + 2 + 1 with all steps, not 5 + (5 + 4 + 3 + 2 + 1)
+    plain, _ = draw(None)
+    assert torch.equal(plain.trajectory.states, found.trajectory.states)  # views change nothing of the rollout
+
+
+def test_branches_are_single_steps_from_one_path() -> None:
+    model, plan = Known(), Branches(seeds=2, steps=(0, 2, 3), strides=(1, 2))
+    found, views = draw(plan, policy=model)
+    steps, levels = found.trajectory, found.schedule.tolist()
+    assert views.shape[:2] == (24, 6) and steps.t[0].tolist() == [levels[0], levels[2], levels[3]]
+    paths = steps.x.unflatten(0, (6, 4))  # two paths for each of three prompts
+    assert torch.equal(paths, paths[:, :1].expand_as(paths)) and steps.x[:, 0].unique(dim=0).shape[0] == 6
+    cond = found.cond.select(found.prompt_index)
+    for k, i in enumerate(plan.steps):
+        prediction = Known().predict(steps.x[:, k], steps.t[:, k], cond)
+        mean, std = sde_kernel("flow_sde", steps.x[:, k], prediction, steps.t[:, k], steps.t_next[:, k], 0.7,
+                               found.t_second, found.process)  # fmt: skip
+        close(gaussian_log_prob(steps.x_next[:, k], mean, std).detach(), steps.log_prob[:, k])
+        for place, stride in enumerate(plan.strides):
+            close(views[:, 2 * k + place], walk(found, steps.x_next[:, k], strided(levels, i + 1, stride)))
+    # 6 paths to step 3, then 4 and 2 forwards from level 1, 2 and 1 from level 3, 1 and 1 from level 4
+    assert found.forwards == 6 * 4 + 24 * (4 + 2 + 2 + 1 + 1 + 1) == sum(call["size"] for call in model.calls)
+
+
+def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
+    found, views = draw(Branches(1, (1,)))
+    plain, image = draw(None, replace(SPEC, window=1, window_range=(1, 2)))
+    close(views, image)
+    close(found.trajectory.x_next, plain.trajectory.x_next)
+    close(found.trajectory.log_prob, plain.trajectory.log_prob)
+    assert found.forwards == 3 * 2 + 24 * 3 < plain.forwards == 24 * 5
+
+
+def test_without_noise_a_path_has_one_image() -> None:
+    levels = (1e-30,) * 5
+    _, views = draw(Branches(1, (0, 1), (1, 2)), replace(SPEC, name="dance", levels=levels))
+    groups = views.unflatten(0, (3, 8))
+    assert torch.equal(groups, groups[:, :1].expand_as(groups))
+
+
+def test_a_tree_shares_its_edges() -> None:
+    model, plan = Known(), Tree((0, 2, 3))
+    found, _ = draw(plan, policy=model)
+    assert [plan.nodes(i) for i in range(5)] == [2, 2, 4, 8, 8]
+    # a split's edges leave from the nodes before it: 1, 2, 2, 4 and 8 forwards a tree
+    assert found.forwards == 3 * (1 + 2 + 2 + 4 + 8) == sum(call["size"] for call in model.calls)
+    ends = found.trajectory.x_next.unflatten(0, (3, 8))
+    assert [ends[:, :, i].flatten(0, 1).unique(dim=0).shape[0] // 3 for i in range(5)] == [2, 2, 4, 8, 8]
+    assert torch.equal(found.trajectory.x[:, 1:], found.trajectory.x_next[:, :-1])
+    cond = found.cond.select(found.prompt_index)
+    for j in range(5):
+        x, t, t_next = (getattr(found.trajectory, name)[:, j] for name in ("x", "t", "t_next"))
+        mean, std = sde_kernel(
+            "flow_sde", x, Known().predict(x, t, cond), t, t_next, 0.7, found.t_second, found.process
+        )
+        close(gaussian_log_prob(found.trajectory.x_next[:, j], mean, std).detach(), found.trajectory.log_prob[:, j])
+
+
+def test_a_tree_that_splits_at_once_is_the_plain_rollout() -> None:
+    found, _ = draw(Tree((0,), branch=8))
+    plain, _ = draw(None)
+    close(found.trajectory.states, plain.trajectory.states)
+    close(found.latents, plain.latents)
+    deep, _ = draw(Tree((0, 1, 4)))
+    close(deep.latents[::8], plain.latents[::8])  # the first member leads all of its edges
+
+
+@pytest.mark.parametrize("plan", [Gains(False), Branches(2, (0, 3), (1, 2)), Tree((0, 2, 3))])
+@pytest.mark.parametrize("name", ["flow_sde", "cps"])
+def test_views_do_not_depend_on_batches_and_processes(plan: Plan, name: str) -> None:
+    spec = replace(SPEC, name=name)
+    whole, views = draw(plan, spec, batch_size=24)
+    parts = [draw(plan, spec, batch_size=5, rank=rank, world=2) for rank in range(2)]
+    close(torch.cat([part[1] for part in parts]), views)
+    for kept in ("x", "x_next", "log_prob", "t", "t_next"):
+        close(torch.cat([getattr(p[0].trajectory, kept) for p in parts]), getattr(whole.trajectory, kept))
+    close(torch.cat([p[0].latents for p in parts]), whole.latents)

@@ -1,0 +1,123 @@
+"""Full disks and folders that disappear: the path, what is intact, and no half of anything."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from diffrl.errors import UserError
+from diffrl.records import disk
+from diffrl.records.disk import DiskError, check_writable, write_text
+from diffrl.records.history import read_history, saved
+from diffrl.records.tracking import Tracker, drop_lines, read_metrics
+
+
+class Full:
+    """A file on a disk that takes `room` more bytes."""
+
+    def __init__(self, file, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        written = self.file.write(data[: self.room])
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written
+
+    def __getattr__(self, name: str):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_a_line_of_metrics_is_whole_or_absent(tmp_path: Path, room: int) -> None:
+    tracker = Tracker(tmp_path)
+    tracker.log({"epoch": 0, "loss": 1.0})
+    good = tracker._file
+    tracker._file = Full(good, room)  # type: ignore[assignment]
+    with pytest.raises(DiskError) as caught:
+        tracker.log({"epoch": 1, "loss": 2.0}, "intact: step-000003")
+    said = str(caught.value)
+    assert str(tmp_path / "metrics.jsonl") in said and "MB free" in said and said.endswith("; intact: step-000003")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"epoch": 0, "loss": 1.0}\n'
+    tracker._file = good  # somebody made room
+    tracker.log({"epoch": 1, "loss": 2.0})
+    tracker.close()
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize("gone", ["folder", "file"])
+def test_a_deleted_run_is_noticed_at_the_next_line(tmp_path: Path, gone: str) -> None:
+    folder = tmp_path / "run"
+    tracker = Tracker(folder)
+    tracker.log({"epoch": 0})
+    if gone == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / "metrics.jsonl").unlink()
+    with pytest.raises(DiskError, match=r"its folder .*run is gone" if gone == "folder" else "No such file"):
+        tracker.log({"epoch": 1})
+    tracker.close()
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    write_text(path, "old")
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk.os, "fsync", fail)
+    with pytest.raises(DiskError, match=r"report.html: could not be written: No space left on device .*; all is well"):
+        write_text(path, "new", "all is well")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffrl import report
+
+    (tmp_path / "report.html").write_text("old")
+    monkeypatch.setattr(report, "read_run", lambda folder: None)
+    monkeypatch.setattr(report, "write_text", lambda path, text: (_ for _ in ()).throw(DiskError("full")))
+    monkeypatch.setattr(report, "_body", lambda run: "new")
+    with pytest.raises(DiskError):
+        report.write_report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_whether_a_folder_can_be_written_to_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path / "a" / "b", "run_dir")
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.write_text("")
+    for name in (file, file / "run"):
+        with pytest.raises(UserError, match=r'run_dir: ".*file" is a file'):
+            check_writable(name, "run_dir")
+
+    def refuse(**options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(disk.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UserError, match=r"run_dir: nothing can be written to .* \(Read-only file system\)"):
+        check_writable(tmp_path / "a", "run_dir")
+
+
+def test_lines_of_another_past_are_taken_out(tmp_path: Path) -> None:
+    with Tracker(tmp_path) as tracker:
+        for epoch in range(4):
+            tracker.log({"epoch": epoch})
+    assert drop_lines(tmp_path, after=1) == 2 and drop_lines(tmp_path, after=1) == 0
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_a_history_survives_a_torn_line(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"event": "sav')
+    assert [event["step"] for event in read_history(tmp_path)] == [1]
+    from diffrl.records import history
+
+    history.started(tmp_path, {"seed": 0})
+    assert [event["event"] for event in read_history(tmp_path)] == ["saved", "started"]

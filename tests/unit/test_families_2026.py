@@ -1,0 +1,159 @@
+"""The families of 2025 and 2026 on tiny pipelines of their true classes, and `diffrl models`.
+
+Every check of every family is `make test-all`; here is a covering set: each family's picture beside the plain
+pipeline's once, and the other checks on the family where they could go wrong most easily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffrl.cli.main import main
+from diffrl.conformance.check import CHECKS, Failed, Subject
+from diffrl.conformance.tinies import TINY, make
+from diffrl.errors import UserError
+from diffrl.policy import find_family, load_policy
+
+MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
+CHEAP = ("levels", "company", "lora")
+COVERING = [("z-image", "bf16"), ("krea2", "ratio"), ("hidream", "checkpointing"), ("flux2-klein", "memory")]
+
+
+@pytest.fixture(scope="session")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """The tiny model of a name, made when it is first asked for."""
+    made: dict[str, Subject] = {}
+
+    def find(name: str) -> Subject:
+        if name not in made:
+            folder = make(name, tmp_path_factory.mktemp("families") / name)
+            made[name] = Subject(str(folder), TINY[name].resolution)
+        return made[name]
+
+    return find
+
+
+@pytest.mark.parametrize("check", CHEAP)
+@pytest.mark.parametrize("name", MAIN)
+def test_cheap_checks(subject: Callable[[str], Subject], name: str, check: str) -> None:
+    CHECKS[check](subject(name))
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_the_same_picture(subject: Callable[[str], Subject], name: str) -> None:
+    CHECKS["picture"](subject(name))
+
+
+@pytest.mark.parametrize(("name", "check"), COVERING)
+def test_covering(subject: Callable[[str], Subject], name: str, check: str) -> None:
+    CHECKS[check](subject(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in CHEAP])
+@pytest.mark.parametrize("name", TINY)
+def test_everything(subject: Callable[[str], Subject], name: str, check: str) -> None:
+    CHECKS[check](subject(name))
+
+
+@pytest.mark.parametrize(("turbo", "base"), [("krea2-turbo", "krea2"), ("z-image-turbo", "z-image")])
+def test_distilled_siblings_have_schedules_of_their_own(
+    subject: Callable[[str], Subject], turbo: str, base: str
+) -> None:
+    CHECKS["levels"](subject(turbo))
+    fast, slow = (subject(name).policy().timesteps(8) for name in (turbo, base))
+    assert not torch.allclose(fast, slow)
+
+
+# ---- the checks find what is wrong
+
+
+def broken(subject: Subject, monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> Subject:
+    """A fresh subject whose family has another `name`."""
+    family = type(subject.fp32.backbone)
+    monkeypatch.setattr(family, name, value)
+    return Subject(subject.model, subject.resolution)
+
+
+def test_checks_find_a_wrong_sign(subject: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = subject("z-image")
+    forward = type(found.fp32.backbone).forward
+    wrong = broken(found, monkeypatch, "forward", lambda *arguments: -forward(*arguments))
+    with pytest.raises(Failed, match="pictures differ"):
+        CHECKS["picture"](wrong)
+
+
+def test_checks_find_dead_layers(subject: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Subject(subject("qwen-image").model, 16)
+    found.fp32  # noqa: B018
+    last = "transformer_blocks.1.attn.to_q"
+    monkeypatch.setattr(found.fp32.backbone, "dead_targets", (last,))
+    with pytest.raises(Failed, match=f"{last}, but it has a gradient"):
+        CHECKS["lora"](found)
+
+
+def test_checks_find_padding_that_counts(subject: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffrl.policy import Conditioning
+
+    monkeypatch.setattr(Conditioning, "padded", property(lambda self: False))
+    with pytest.raises(Failed, match="differs by"):
+        CHECKS["company"](subject("qwen-image"))
+
+
+# ---- strangers
+
+
+FAMILY = '''
+from diffrl.policy.z_image import ZImage
+
+
+class Mine(ZImage):
+    """A stranger's own."""
+
+
+class Odd:
+    pass
+'''
+
+
+def test_a_family_of_ones_own(subject: Callable[[str], Subject], tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FAMILY)
+    found = subject("z-image")
+    policy = load_policy(found.model, lora=None, resolution=16, family=f"{path}:Mine")
+    assert type(policy.backbone).__name__ == "Mine"
+    for name, message in (
+        (f"{path}:Odd", "is no model family: it has no load, encode, forward"),
+        (f"{path}:Mein", 'no class "Mein" in .* .nearest: "Mine".'),
+        ("nowhere.py:Mine", 'no file "nowhere.py"'),
+        ("mine", "expected path/to/file.py:Class"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_family("ZImagePipeline", name)
+    with pytest.raises(UserError, match=r'QwenImagPipeline is of no known family .nearest: "QwenImagePipeline".'):
+        find_family("QwenImagPipeline")
+
+
+def test_the_command(subject: Callable[[str], Subject], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FAMILY)
+    words = ["models", "check", subject("z-image").model, "--resolution", "16", "--only", "levels,lora"]
+    assert main([*words, "--family", f"{path}:Mine"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok     levels") and lines[-1] == "2 of 2 checks passed"
+    assert main(["models", "list", "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"| {pipeline} |" in text for pipeline in ("QwenImagePipeline", "SanaPipeline", "FluxPipeline"))
+    for words, message in (
+        (["models", "check"], "name one model"),
+        (["models", "chek", "x"], 'nearest: "check"'),
+        (["models", "list", "--only", "x"], "--only belongs to `diffrl models check`"),
+        (["models", "check", "z-imag"], "z-image"),
+        (["models", "check", "z-image", "--only", "level"], 'nearest: "levels"'),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err

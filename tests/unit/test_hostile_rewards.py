@@ -1,0 +1,182 @@
+"""A reward can stop a run with one line that names it; it cannot poison what others score."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError
+from diffrl.prompts import Prompt
+from diffrl.rewards import scoring
+from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.registry import load_reward
+from diffrl.rewards.scoring import Scorer
+from diffrl.rewards.suspicion import EPOCHS, Suspicions
+
+IMAGES = torch.linspace(0, 1, 4 * 3 * 4 * 4).view(4, 3, 4, 4)
+PROMPTS = [Prompt(f"prompt {i}", {"tags": [i]}) for i in range(4)]
+
+
+class Plain:
+    """The mean of the pixels, or what `answer` makes of it; `before` may do what it likes."""
+
+    name = "plain"
+
+    def __init__(self, answer=lambda scores: scores, before=lambda images, prompts, metadata: None, **attributes):
+        self.answer, self.before = answer, before
+        vars(self).update(attributes)
+
+    def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+        self.before(images, prompts, metadata)
+        return self.answer(images.mean((1, 2, 3)))
+
+
+def through_numpy(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+    images.numpy()[:] = 0.0  # torch counts no change
+    prompts[0] = "another"
+    metadata[0]["tags"].append("mine")
+
+
+def test_a_reward_that_writes_into_its_images_harms_nobody_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(scoring.log, "warning", lambda text, *words: told.append(text % words))
+    images, seen = IMAGES.clone(), []
+    last = Plain(before=lambda images, prompts, metadata: seen.append((list(prompts), [dict(m) for m in metadata])))
+    scorer = Scorer({"writes": Plain(before=through_numpy), "last": last})
+    scores = torch.cat([scorer.score(images, PROMPTS) for _ in range(2)])
+    torch.testing.assert_close(scores[:, 1], IMAGES.mean((1, 2, 3)).repeat(2))
+    assert torch.equal(images, IMAGES) and all(prompt.metadata == {"tags": [i]} for i, prompt in enumerate(PROMPTS))
+    assert seen[0] == ([p.text for p in PROMPTS], [{"tags": [i]} for i in range(4)])
+    assert [text.split(";")[0] for text in told] == ['reward "writes" writes into the images that it is given']
+
+
+def test_the_memory_of_images_knows_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rewards of one batch share what is seen; a write through NumPy, which torch does not count, ends that."""
+    from diffrl.playground import verifier
+
+    calls = []
+    look = verifier.see
+    monkeypatch.setattr(verifier, "see", lambda image: calls.append(int(image[0, 0, 0])) or look(image))
+    images, prompts = torch.full((1, 3, 64, 64), 0.2), ["a heart"]
+    for batch in (images, images.clone()):
+        verifier.verify(batch, prompts)
+    images.numpy()[:] = 0.4
+    verifier.verify(images, prompts)
+    with torch.inference_mode():
+        verifier.verify(images + 0.2, prompts)
+    assert calls == [51, 102, 153]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda scores: scores > 0.5, "returned booleans; return scores.float()"),
+        (lambda scores: scores.to(torch.complex64), "returned complex numbers"),
+        (lambda scores: scores * 1e12, "a score may be at most 1e.09 in size"),
+        (lambda scores: scores[:, None], r"returned the shape \(4, 1\)"),
+        (lambda scores: sys.exit(3), "failed with SystemExit: 3"),
+        (lambda scores: 1 / 0, "failed with ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_score_is_named(answer, said: str) -> None:
+    with pytest.raises(RewardError, match=said) as caught:
+        Scorer({"plain": Plain(answer)}).score(IMAGES, PROMPTS)
+    assert 'reward "plain"' in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_whole_numbers_and_half_precision_are_scores() -> None:
+    for kind in (torch.int64, torch.float16, torch.float64):
+        scores = Scorer({"plain": Plain(lambda scores, kind=kind: (scores * 4).to(kind))}).score(IMAGES, PROMPTS)
+        assert scores.dtype == torch.float32 and scores.isfinite().all()
+
+
+def test_an_applies_that_raises_and_a_device_that_is_none() -> None:
+    def applies(prompt: str, metadata: dict) -> bool:
+        raise KeyError("tag")
+
+    with pytest.raises(RewardError, match=r'reward "plain" failed on the prompt "prompt 0" with KeyError'):
+        Scorer({"plain": Plain(applies=applies)}).score(IMAGES, PROMPTS)
+    with pytest.raises(RewardError, match="its device, 'cudaa', cannot be used"):
+        Scorer({"plain": Plain(device="cudaa")}).score(IMAGES, PROMPTS)
+
+
+def test_an_exit_in_a_constructor_or_a_file_is_one_line(tmp_path) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "import sys\nclass Leaves:\n    def __init__(self): sys.exit('bye')\n    def __call__(self, i, p, m): ...\n"
+    )
+    with pytest.raises(UserError, match="could not be built: SystemExit: bye"):
+        load_reward(f"{file}:Leaves")
+    file.write_text("raise SystemExit(4)\n")
+    with pytest.raises(UserError, match="cannot be imported: SystemExit: 4"):
+        load_reward(f"{file}:Leaves")
+
+
+def test_a_reward_that_hangs_is_left_behind_by_its_limit_and_by_a_signal() -> None:
+    gate = threading.Event()
+
+    def hang(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        gate.wait(20)
+
+    with pytest.raises(RewardError, match=r"took longer than 0.2 s; raise the time limit \(rewards.plain.timeout"):
+        Scorer({"plain": Plain(before=hang)}, timeout=0.2).score(IMAGES, PROMPTS)
+    scorer, calls = Scorer({"plain": Plain(before=hang)}, retries=3), []
+
+    def check() -> None:
+        calls.append(0)
+        if len(calls) > 1:
+            raise InterruptedError("asked to end")
+
+    scorer.check = check
+    with pytest.raises(InterruptedError):  # neither tried again nor called a failure of the reward
+        scorer.score(IMAGES, PROMPTS)
+    gate.set()
+    scorer.check = lambda: None
+    assert scorer.score(IMAGES, PROMPTS).isfinite().all()  # in a new thread
+
+
+def test_rewards_are_suspected_of_what_they_do() -> None:
+    suspicions = Suspicions(["flat", "fine"])
+    said = []
+    for epoch in range(1, EPOCHS + 3):
+        metrics = {"epoch": epoch, "reward/flat": 0.5, "reward/flat/std": 0.0 if epoch != 3 else 0.1}
+        metrics |= {"reward/fine": 0.5, "reward/fine/std": 0.1}
+        said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**19}))
+    flat = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if '"flat" gave all images' in text]
+    assert flat == [1, 4]  # each time that it begins
+    leaks = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if "grew by 20 MiB" in text]
+    assert leaks == [EPOCHS] and not any("watched" in text for texts in said for text in texts)
+
+
+def test_growth_is_counted_by_reward() -> None:
+    kept: list[Tensor] = []
+    keeps = Plain(before=lambda images, prompts, metadata: kept.append(torch.ones(8 * 2**20)))
+    scorer = Scorer({"keeps": keeps, "plain": Plain()})
+    scorer.score(IMAGES, PROMPTS)
+    growth = scorer.take_growth()
+    assert growth["keeps"] > 24 * 2**20 > growth["plain"]
+    assert scorer.take_growth() == {"keeps": 0, "plain": 0}
+
+
+def test_doctor_survives_a_constructor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffrl.cli import doctor
+    from diffrl.rewards import registry
+
+    class Hangs:
+        name = "hangs"
+
+        def __init__(self) -> None:
+            time.sleep(30)
+
+        def __call__(self, images, prompts, metadata): ...
+
+    monkeypatch.setattr(doctor, "PATIENCE", 0.2)
+    monkeypatch.setattr(registry, "available", lambda: {"hangs": None})
+    monkeypatch.setattr(registry, "load_class", lambda name: Hangs)
+    found = list(doctor.rewards())
+    assert found == [("warn", "reward hangs", "TimeoutError: its constructor did not come back within 0.2 s")]

@@ -1,0 +1,181 @@
+"""The shipped prompt sets: sizes, splits, metadata as the rewards read it; and data sets of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from diffrl.cli.main import main
+from diffrl.errors import UserError
+from diffrl.prompt_sets import SETS, SPLITS, geneval, rows
+from diffrl.prompt_sets.words import plurals, words
+from diffrl.prompts import check_source, load_prompts
+from diffrl_zoo.geneval_rules import COLORS, NUMBERS, RELATIONS, TAGS, parse_prompt
+from diffrl_zoo.ocr import Ocr, quotes
+
+SIZES = {
+    "geneval": (5440, 620),
+    "ocr": (9000, 600),
+    "general": (10000, 600),
+    "compositional": (6000, 400),
+    "animals": (45, 30),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_train_and_test_share_no_prompt(name: str) -> None:
+    train, test = ({text.lower() for text, _ in rows(name, split)} for split in SPLITS)
+    assert (len(train), len(test)) == SIZES[name], "as many different texts as there are prompts"
+    assert not train & test
+    assert all(text == text.strip() and "  " not in text for text in train | test)
+
+
+def test_the_sets_are_the_same_everywhere() -> None:
+    """A digest of every set's first prompts: another Python, numpy or word list would show."""
+    text = json.dumps([rows(name, split)[:200] for name in SETS for split in SPLITS])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "01de2e961fa2f424"
+
+
+def test_geneval_metadata_is_what_its_prompts_say() -> None:
+    """The zoo's own reader of GenEval's templates finds the metadata that the grammar wrote."""
+    names, read = list(plurals()), Counter()
+    assert len(names) == 80 and tuple(words()["colours"]) == COLORS
+    for split in SPLITS:
+        for text, metadata in rows("geneval", split):
+            found = parse_prompt(text, names)
+            if found is None:  # other wordings and better plurals of counting
+                assert metadata["tag"] == "counting"
+                (asked,) = metadata["include"]
+                assert f"{NUMBERS[asked['count']]} {plurals()[asked['class']]}" in text
+            else:
+                assert found == metadata, text
+                read[metadata["tag"]] += 1
+    assert set(read) == set(TAGS) and read["counting"] > 100
+
+
+def test_no_geneval_task_is_trained_and_tested() -> None:
+    train, test = ([data for _, data in rows("geneval", split)] for split in SPLITS)
+    keys = {geneval.task_key(data) for data in test}
+    assert not keys & {geneval.task_key(data) for data in train}
+    assert len(geneval.published()) == 552 and not geneval.published() & {geneval.key_hash(data) for data in train}
+    counts = Counter(data["tag"] for data in train)
+    assert {tag: counts[tag] / 320 for tag in counts} == geneval.SHARES
+    assert Counter(data["tag"] for data in test) == geneval.TEST
+
+
+def test_a_task_is_the_same_with_its_objects_turned_round() -> None:
+    def key(row: tuple[str, dict]) -> str:
+        return geneval.task_key(row[1])
+
+    assert key(geneval.position("cat", "left of", "dog")) == key(geneval.position("dog", "right of", "cat"))
+    assert key(geneval.position("cat", "left of", "dog")) != key(geneval.position("dog", "left of", "cat"))
+    assert key(geneval.two("cat", "dog")) == key(geneval.two("dog", "cat"))
+    assert key(geneval.coloured("cat", "red")) != key(geneval.coloured("cat", "blue"))
+    # The published benchmark's first lines, by hand: their hashes are among the shipped ones.
+    assert geneval.key_hash(geneval.counting("wine glass", 2)[1]) in geneval.published()
+    assert geneval.key_hash(geneval.position("cow", "right of", "laptop")[1]) in geneval.published()
+    assert geneval.key_hash(geneval.counting("wine glass", 6)[1]) not in geneval.published()
+
+
+def test_ocr_prompts_quote_their_text() -> None:
+    reward = Ocr.__new__(Ocr)
+    reward.targets, reward.case = "joined", False
+    lengths = Counter()
+    for split in SPLITS:
+        for text, metadata in rows("ocr", split):
+            assert quotes(text) == [metadata["text"]] and len(metadata["text"].split()) == metadata["words"]
+            assert reward.applies(text, metadata) and reward.applies(text, {})
+            lengths[metadata["words"]] += 1
+    assert set(lengths) == {1, 2, 3, 4, 5, 6} and min(lengths.values()) > 1500
+    train, test = ({data["text"].lower() for _, data in rows("ocr", split)} for split in SPLITS)
+    assert not train & test
+
+
+def test_compositional_metadata_can_be_judged() -> None:
+    classes = {}
+    for split in SPLITS:
+        classes[split] = set()
+        for text, data in rows("compositional", split):
+            clauses = data["include"]
+            for i, clause in enumerate([*clauses, *data.get("exclude", ())]):
+                assert clause["class"] in plurals() and clause["count"] >= 1
+                assert clause.get("color", "red") in COLORS
+                if "position" in clause:
+                    assert clause["position"][0] in RELATIONS and clause["position"][1] < i
+                word = plurals()[clause["class"]] if 1 < clause["count"] < 5 else clause["class"]
+                if clause in clauses or data["kind"] == "negation":
+                    assert word in text, (text, clause)
+            if data["kind"] == "negation":
+                assert data["exclude"][0]["class"] != clauses[0]["class"]
+            classes[split].add((data["kind"], *sorted(clause["class"] for clause in clauses)))
+    assert not classes["train"] & classes["test"]
+    kinds = Counter(data["kind"] for _, data in rows("compositional", "train"))
+    assert len(kinds) == 4 and min(kinds.values()) > 1300
+
+
+def test_a_set_works_where_a_file_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_source("ocr/train") is None
+    prompt = load_prompts("ocr/test")[3]
+    assert prompt.metadata["text"] in prompt.text
+    assert main(["prompts", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in SETS) and "10000" in listed
+    assert main(["prompts", "show", "ocr/test", "--limit", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3] == prompt.text and lines[5] == "... 600 prompts in all"
+    assert main(["prompts", "show", "geneval/test", "--limit", "1", "--metadata"]) == 0
+    assert json.loads(capsys.readouterr().out)["include"]
+    assert main(["prompts", "show", "ocr/tset"]) == 2
+
+
+@pytest.fixture
+def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set of the library's own form: a folder OWNER/NAME, which it reads as it reads the hub's."""
+    pytest.importorskip("datasets")
+    folder = tmp_path / "org" / "pets"
+    folder.mkdir(parents=True)
+    data = [
+        {"caption": "a cat", "size": 3, "tags": ["small", "furry"], "name": None},
+        {"caption": " a cat ", "size": 4, "tags": [], "name": "Tom"},
+        {"caption": "", "size": 5, "tags": [], "name": "x"},
+        {"caption": "a dog", "size": 9, "tags": ["big"], "name": "Rex"},
+    ]
+    (folder / "train.jsonl").write_text("\n".join(json.dumps(row) for row in data))
+    (folder / "test.jsonl").write_text(json.dumps({"caption": "a bird"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    return folder
+
+
+def test_a_data_set_of_the_hub_is_a_source(pets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert check_source("hub:org/pets") is None, "nothing is read before the run begins"
+    prompts = load_prompts("hub:org/pets")
+    assert [prompt.text for prompt in prompts] == ["a cat", "a dog"]
+    assert prompts[0].metadata == {"size": 3, "tags": ["small", "furry"]}
+    assert "2 rows without a text or with a repeated one" in caplog.text
+    assert [prompt.text for prompt in load_prompts("hub:org/pets:test:caption")] == ["a bird"]
+    (pets / "train.jsonl").unlink()
+    assert len(load_prompts("hub:org/pets")) == 2, "the second time it is read from the cache"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hub:org/pets:train:captoin", 'no text column "captoin" (nearest: "caption"); there are: caption, size'),
+        ("hub:org/pets:validation", "cannot be read (Bad split: validation"),
+        ("hub:org/nothing", "not found on the hub, or no network, and nothing kept of an earlier run"),
+    ],
+)
+def test_what_a_data_set_lacks_is_said(pets: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as caught:
+        load_prompts(source)
+    assert message in str(caught.value), caught.value
+    assert not list(pets.parent.parent.glob("cache/diffrl/prompts/*")), "no broken file is kept"

@@ -1,0 +1,178 @@
+"""A published folder: plain diffusers loads it and draws the same pictures, and its card tells what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny import SPEC, scramble, tiny_sd
+
+import diffrl
+from diffrl.cli.main import main
+from diffrl.policy import load_policy, read_lora
+from diffrl.rewards import local
+from diffrl.rollout import initial_noise
+from diffrl.sharing import publish, push
+from diffrl.sharing.keys import for_comfyui
+from diffrl.sharing.measure import paired, strength
+
+PROMPTS = {"train": ["red a", "red b"], "test": ["red c", "red d", "blue e"]}
+
+
+def redness(images):
+    return images[:, 0].mean((1, 2))
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> diffrl.Run:
+    """One epoch, and then a LoRA that changes the pictures."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    run = diffrl.train(
+        {
+            "model": tiny_model,
+            "epochs": 1,
+            "lora": {"rank": 2, "alpha": 6},
+            "rollout": {"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4},
+            "optimise": {"batch_size": 4, "accumulation": 1},
+            "evaluate": {"every": 1, "prompts": 3, "per_prompt": 2, "features": "pixels"},
+        },
+        prompts=PROMPTS,
+        rewards={"redness": redness},
+        watch=["jpeg"],
+        run_dir=folder,
+    )
+    policy = diffrl.load(tiny_model, lora=run.lora).policy
+    scramble(policy, std=0.5)
+    policy.save_lora(run.lora)
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(run: diffrl.Run) -> Path:
+    return publish(run.folder)
+
+
+def test_the_card_s_snippet_loads_and_draws_the_same(
+    folder: Path, run: diffrl.Run, tiny_model: Path, monkeypatch
+) -> None:
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    exec(code[1], names)  # what a reader would paste
+    assert names["image"].size == (16, 16)
+    model = diffrl.load(tiny_model, lora=run.lora)
+    for factor, name in ((1.0, "red c"), (0.5, "red d")):
+        names["pipe"].set_adapters("rl", factor)
+        noise = initial_noise(model.policy.latent_shape, [name], [0], seed=7)
+        call = {"num_inference_steps": 2, "guidance_scale": 1.0, **model.policy.backbone.plain_call}
+        plain = names["pipe"](name, latents=noise, output_type="np", **call).images[0]
+        with strength(model.policy, factor):
+            mine = np.asarray(model.draw([name], seed=7, steps=2)[0]) / 255
+        assert np.abs(plain - mine).max() < 2 / 255
+        assert np.abs(mine - np.asarray(diffrl.load(tiny_model).draw([name], seed=7, steps=2)[0]) / 255).max() > 0.05
+
+
+def test_the_card_tells_what_was_measured(folder: Path) -> None:
+    card, results = (folder / "README.md").read_text(), json.loads((folder / "results.json").read_text())
+    rows = {row["name"]: row for row in results["rows"]}
+    assert set(rows) == {"redness", "jpeg", "diversity"} and rows["redness"]["role"] == "trained"
+    gain = rows["redness"]["trained"] - rows["redness"]["base"]
+    assert abs(gain) > 1e-3 and rows["redness"]["low"] <= gain <= rows["redness"]["high"]
+    assert f"{gain:+.3f} ({rows['redness']['low']:+.3f} to" in card and "3 held-out prompts with 2 images each" in card
+    assert "| jpeg | held out |  | Apache-2.0 |" in card and "library_name: diffusers" in card
+    assert Image.open(folder / "gallery.png").size[0] > 4 * 192
+    assert diffrl.load_config(folder / "config.yaml").run_dir == "runs/mine"  # nobody's folders
+    assert str(folder.parent) not in card
+
+
+def test_intervals_are_those_of_a_paired_t_test() -> None:
+    base = torch.tensor([0.0, 1.0, 2.0, float("nan")])
+    row = paired("x", "trained", base, torch.tensor([1.0, 3.0, 5.0, 9.0]))  # gains 1, 2, 3: mean 2, error 1/sqrt(3)
+    assert (row.base, row.trained) == (1.0, 3.0)
+    assert row.high == pytest.approx(2 + 4.302653 / 3**0.5, abs=1e-5) and row.p == pytest.approx(0.0741799, abs=1e-6)
+
+
+def test_comfyui_s_file_is_the_same_update(folder: Path, run: diffrl.Run) -> None:
+    state, spec = read_lora(run.lora)
+    tensors = load_file(folder / "comfyui_lora.safetensors")
+    layers = {key.rsplit(".lora_", 1)[0] for key in state}
+    assert {key.rsplit(".", 1)[0] for key in tensors if key.endswith(".alpha")} == {f"transformer.{n}" for n in layers}
+    for layer in layers:
+        name = f"transformer.{layer}"
+        up, down, alpha = (tensors[f"{name}.{end}"] for end in ("lora_up.weight", "lora_down.weight", "alpha"))
+        theirs = alpha / down.shape[0] * up @ down  # ComfyUI's own arithmetic
+        torch.testing.assert_close(
+            theirs, spec.scale * state[f"{layer}.lora_B.weight"] @ state[f"{layer}.lora_A.weight"]
+        )
+
+
+def test_a_unet_s_file_loads_by_its_other_names(tmp_path: Path) -> None:
+    """diffusers reads these names, too: the same pictures as from its own."""
+    from diffusers import StableDiffusionPipeline
+    from safetensors.torch import save_file
+
+    model = tiny_sd(tmp_path / "sd")
+    policy = load_policy(str(model), lora=SPEC)
+    scramble(policy)
+    own = policy.save_lora(tmp_path / "lora")
+    tensors = for_comfyui("StableDiffusionPipeline", *read_lora(own.parent))
+    assert tensors is not None and all(key.startswith("lora_unet_") for key in tensors)
+    save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    drawn = []
+    for source in ({"pretrained_model_name_or_path_or_dict": str(own.parent)}, None):
+        pipe = StableDiffusionPipeline.from_pretrained(model)
+        if source is None:
+            pipe.load_lora_weights(str(tmp_path), weight_name="theirs.safetensors")
+        else:
+            pipe.load_lora_weights(**source)
+        pipe.set_progress_bar_config(disable=True)
+        noise = torch.Generator().manual_seed(0)
+        drawn.append(pipe("red a", num_inference_steps=2, generator=noise, output_type="np").images)
+    assert np.abs(drawn[0] - drawn[1]).max() < 1e-4
+    assert for_comfyui("SomePipeline", {}, SPEC) is None
+
+
+def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run, tmp_path, capsys, caplog) -> None:
+    local.forget("python:redness")
+    try:
+        assert main(["publish", str(run.folder), "--out", str(tmp_path / "out")]) == 0
+    finally:
+        local.register("redness", redness)
+    assert "without intervals" in (tmp_path / "out/README.md").read_text()
+    assert "nothing is measured anew" in caplog.text or "nothing is measured anew" in capsys.readouterr().err
+
+
+def test_pushing_makes_the_repository_and_fails_in_one_line(folder: Path, monkeypatch, capsys) -> None:
+    from huggingface_hub import HfApi
+
+    sent = []
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **rest: sent.append(name) or f"https://hub/{name}")
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **rest: sent.append(Path(rest["folder_path"])))
+    assert push(folder, "me/mine") == "https://hub/me/mine" and sent == ["me/mine", folder]
+
+    def unreachable(self, *words, **rest):
+        raise OSError("no network")
+
+    monkeypatch.setattr(HfApi, "create_repo", unreachable)
+    with pytest.raises(ConnectionError, match=f"me/mine could not be sent: no network; {folder} is complete"):
+        push(folder, "me/mine")
+    assert main(["publish", str(folder.parent), "--push", "mine"]) == 2
+    assert capsys.readouterr().err == 'diffrl: error: --push: "mine": write OWNER/NAME\n'
+
+
+def test_the_demo_takes_the_next_free_folder(run: diffrl.Run, tmp_path: Path, monkeypatch, capsys) -> None:
+    """What it trains is tested from the wheel (tests/integration/test_wheel.py)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/demo/checkpoints").mkdir(parents=True)
+    asked = []
+    monkeypatch.setattr("diffrl.api.train", lambda *words: asked.append(words) or run)
+    assert main(["demo", "epochs=1"]) == 0 and main(["demo", "run_dir=mine"]) == 0
+    assert asked == [("playground/demo", "epochs=1", "run_dir=runs/demo-2"), ("playground/demo", "run_dir=mine")]
+    assert f"diffrl publish {run.folder}" in capsys.readouterr().out
