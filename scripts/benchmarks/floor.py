@@ -1,0 +1,146 @@
+"""The LoRA's arithmetic against the bare model loop: plain diffusers + peft, and the same network under diffrl's path.
+
+OMP_NUM_THREADS=1 python scripts/benchmarks/floor.py --out assets/results/floor.json
+python scripts/benchmarks/floor.py --rows 8 64 --out floor_gpu.json  # on CUDA
+
+One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
+`sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
+gradient, and the backward pass; `grpo` the same without the snapshot. Both sides take turns, so that a machine that
+slows down slows both; a figure is the median over the pairs of diffrl's time over the bare loop's. On the CPU it is the
+process's own CPU time. `gradients` is the largest relative difference (by norm) of a matrix's gradient, without the
+snapshot: the loss of `nft` is a small difference of two outputs, whose gradient enlarges the rounding of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import SD3Transformer2DModel
+from torch import Tensor
+
+from diffrl.policy.lora import Adapters, LoraSpec
+from diffrl.policy.pipelines import JOINT_ATTENTION
+
+SIZES = {
+    "sample_size": 8,
+    "patch_size": 2,
+    "in_channels": 8,
+    "out_channels": 8,
+    "num_layers": 6,
+    "pos_embed_max_size": 8,
+}
+SIZES |= {"attention_head_dim": 32, "num_attention_heads": 6, "caption_projection_dim": 192}
+SIZES |= {"joint_attention_dim": 128, "pooled_projection_dim": 128, "pos_embed_max_size": 8}
+TOKENS = 78
+
+
+def build(bare: bool, device: torch.device) -> Adapters:
+    """The network with the trained LoRA and a snapshot that lags; `bare`: with peft's own layers."""
+    torch.manual_seed(0)
+    network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
+    network.to(device)
+    adapters = Adapters(network, LoraSpec(), JOINT_ATTENTION, dead=["transformer_blocks.5.attn.add_q_proj"])
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapters.parameters["default"]:
+            parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    adapters.add("old")
+    with torch.no_grad():
+        for parameter in adapters.parameters["old"]:
+            parameter.mul_(0.9)
+    if bare:
+        for layer in adapters.layers.values():
+            vars(layer).pop("forward")
+    return adapters
+
+
+def inputs(rows: int, device: torch.device) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    shapes = {
+        "hidden_states": (rows, 8, 8, 8),
+        "encoder_hidden_states": (rows, TOKENS, 128),
+        "pooled_projections": (rows, 128),
+    }
+    made: dict[str, Any] = {k: torch.randn(s, generator=generator).to(device) for k, s in shapes.items()}
+    return made | {"timestep": torch.linspace(900, 100, rows, device=device), "return_dict": False}
+
+
+def sampling(adapters: Adapters, given: dict[str, Any]) -> None:
+    with torch.no_grad(), adapters.using("old"):
+        adapters.network(**given)
+
+
+def optimise(adapters: Adapters, given: dict[str, Any], old: bool) -> list[Tensor]:
+    """The gradients of one micro-batch."""
+    output = adapters.network(**given)[0]
+    target: Any = 0.0
+    if old:
+        with torch.no_grad(), adapters.using("old"):
+            target = adapters.network(**given)[0]
+    (output - target).square().mean().backward()
+    found = [parameter.grad for _, parameter in adapters.trainable]
+    for _, parameter in adapters.trainable:
+        parameter.grad = None
+    return [gradient for gradient in found if gradient is not None]
+
+
+def seconds(work: Callable[[], Any], device: torch.device) -> float:
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    mark = clock()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - mark
+
+
+def measure(sides: dict[str, Adapters], rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    given = inputs(rows, device)
+    phases: dict[str, Callable[[Adapters], Any]] = {
+        "sampling": lambda side: sampling(side, given),
+        "nft": lambda side: optimise(side, given, old=True),
+        "grpo": lambda side: optimise(side, given, old=False),
+    }
+    pairs = zip(*(optimise(side, given, old=False) for side in sides.values()), strict=True)
+    found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in pairs)}
+    for name, phase in phases.items():
+        taken: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(repeats):
+            for side, adapters in sides.items():
+                taken[side].append(seconds(lambda p=phase, a=adapters: p(a), device))  # type: ignore[misc]
+        ratio = statistics.median(ours / bare for bare, ours in zip(taken["bare"], taken["diffrl"], strict=True))
+        found[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
+        found[name]["ratio"] = round(ratio, 3)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 36], help="rows of a micro-batch")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    named = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": named, "repeats": args.repeats}
+    result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "torch": torch.__version__, "rows": {}}
+    sides = {"bare": build(True, device), "diffrl": build(False, device)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for rows in args.rows:
+        result["rows"][str(rows)] = measure(sides, rows, args.repeats, device)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(rows, json.dumps(result["rows"][str(rows)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

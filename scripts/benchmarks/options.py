@@ -1,0 +1,247 @@
+"""What each memory and speed option gives: images/s in sampling, samples/s in optimising, memory; the loop's own cost.
+
+    OMP_NUM_THREADS=1 python scripts/benchmarks/options.py --model small --out assets/results/options.json
+    python scripts/benchmarks/options.py --model sd35-medium --out options_sd35.json        # or flux-dev; a CUDA device
+
+Whole epochs of the real loop on a network of the published size with random weights, its text embeddings random, too;
+the reward costs nothing. Options change one thing of "base", which runs before and after each of them: `relative`
+speeds are to the mean of the two, and `base_runs` shows how steady the machine was. `share_of_bare_loop`: seconds of
+the same forwards, backwards and decodings in a plain loop, by the epoch's seconds. Memory is measured on a GPU;
+elsewhere it is what `diffrl doctor` counts for a training micro-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from published_models import write_model
+from torch import Tensor, nn
+
+import diffrl.run.assembly as assembly
+from diffrl import __version__
+from diffrl.config import Config, load_config
+from diffrl.errors import UserError
+from diffrl.policy import PRECISIONS, Conditioning, LoraSpec, Policy
+from diffrl.run.fit import estimate, hollow_backbone
+from diffrl.run.train import Run
+
+REWARD = """
+import torch
+
+class Constant:
+    name = "constant"
+
+    def __call__(self, images, prompts, metadata):
+        return images.mean((1, 2, 3))
+"""
+RESOLUTION = {"small": 64, "sd35-medium": 512, "flux-dev": 512}
+OPTIONS = {
+    "base": [],  # what the others are compared with
+    "gradient checkpointing": ["optimise.gradient_checkpointing=true"],
+    "bf16": ["optimise.precision=bf16"],
+    "fp16 (on a GPU)": ["optimise.precision=fp16"],
+    "micro-batches of half the size": ["optimise.accumulation=HALF"],
+    "LoRA on queries and values": ["lora.targets=[attn.to_q,attn.to_v]"],
+    "compiled blocks": ["engine.compile=true"],
+    "attention by xformers": ["engine.attention=xformers"],
+    "attention by flash": ["engine.attention=flash"],
+    "8-bit moments": ["engine.optimiser=adamw8bit"],
+    "autoencoder off the device": ["engine.offload_vae=true"],
+    "tiled decoding": ["engine.tile_vae=true"],
+}
+
+
+def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
+    """An epoch of `--groups` groups of 24 in one optimiser step, the paper's sizes otherwise."""
+    images = args.groups * 24
+    objective: dict[str, Any] = {"objective": args.objective}
+    rollout = {"groups": args.groups, "group_size": 24, "steps": 6, "batch_size": args.batch}
+    rollout |= {"resolution": RESOLUTION[args.model]}
+    if args.objective == "grpo":
+        rollout |= {"sampler": "flow_sde", "window": 2}
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(args.groups)))
+    prompts = str(folder / "prompts.txt")
+    rows = images * (2 if args.objective == "grpo" else 6)
+    config = objective | {
+        "model": str(write_model(folder / "model", args.model)),
+        "prompts": {"train": prompts, "test": prompts},
+        "rollout": rollout,
+        "rewards": {"constant": {"plugin": f"{folder / 'reward.py'}:Constant"}},
+        "optimise": {
+            "batch_size": images,
+            "accumulation": rows // args.batch,
+            "precision": "bf16" if cuda else "fp32",
+        },
+        "evaluate": {"features": "pixels"},
+        "run_dir": str(folder / "run"),
+    }
+    path = folder / "benchmark.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def random_policy(config: Config, device: torch.device) -> Policy:
+    """The config's policy with random weights, made where it lives."""
+    torch.manual_seed(0)
+    backbone = hollow_backbone(config)
+    for module in (backbone.network, backbone.vae):
+        module.to_empty(device=device)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.data.normal_(std=0.02)
+        for part in module.modules():
+            if isinstance(part, nn.GroupNorm | nn.LayerNorm) and part.weight is not None:
+                part.weight.data.fill_(1.0)
+    random = backbone.blank(1, PRECISIONS[config.optimise.precision])
+    for tensor in (random.embeds, random.pooled):
+        tensor.normal_()
+    backbone.encode = lambda prompt, device: random
+    backbone.text_encoders = []
+    lora = LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets)
+    return Policy(backbone, lora=lora, device=device)
+
+
+class Recorder:
+    """The epoch's predictions (rows, conditioning, guidance, with gradient?) and decodings (latents)."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.calls = policy, []  # type: ignore[var-annotated]
+        self._predict, self._decode = policy.predict, policy.decode
+
+    def __enter__(self) -> Recorder:
+        def predict(x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Any:
+            self.calls.append(("predict", (x_t.detach(), t, cond, guidance), torch.is_grad_enabled()))
+            return self._predict(x_t, t, cond, guidance)
+
+        def decode(latents: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
+            self.calls.append(("decode", (latents.detach(), chunk, grad), False))
+            return self._decode(latents, chunk, grad)
+
+        self.policy.predict, self.policy.decode = predict, decode  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        del self.policy.predict, self.policy.decode  # the class's own again
+
+    def replay(self) -> float:
+        """Seconds of nothing but these calls, and of a backward pass for each that has a gradient."""
+        _wait(self.policy.device)
+        mark = time.perf_counter()
+        for name, arguments, grad in self.calls:
+            with torch.set_grad_enabled(grad):
+                made = getattr(self.policy, name)(*arguments)
+                if grad:
+                    made.v.square().mean().backward()
+        _wait(self.policy.device)
+        for _, parameter in self.policy.trainable:
+            parameter.grad = None
+        return time.perf_counter() - mark
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bool) -> dict[str, Any]:
+    config = load_config(path, overrides)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy = random_policy(config, device)
+    assembly.load_policy = lambda *ignored, **also: policy  # type: ignore[assignment]
+    run = Run(config)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    epochs = []
+    shares = []
+    for epoch in range(args.warm + args.repeats):  # old equals the trained LoRA in the first epoch only
+        recorder = Recorder(policy)
+        if bare and epoch >= args.warm:
+            with recorder:
+                found = run.loop.run_epoch(epoch)
+            shares.append(recorder.replay() / found["seconds"])
+        else:
+            found = run.loop.run_epoch(epoch)
+        if epoch >= args.warm:
+            epochs.append(found)
+    images = config.rollout.groups * config.rollout.group_size
+    middle = {key: statistics.median(e[f"seconds/{key}"] for e in epochs) for key in ("rollout", "optimise")}
+    result = {
+        "images_per_second_sampling": round(images / middle["rollout"], 3),
+        "samples_per_second_optimising": round(images / middle["optimise"], 3),
+    }
+    if device.type == "cuda":
+        result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    else:
+        peaks = estimate(config).peaks
+        result["training_micro_batch_mib"] = round(max(v for k, v in peaks.items() if k[:8] == "training") / 2**20, 1)
+    if shares:
+        result["share_of_bare_loop"] = round(statistics.median(shares), 3)
+    run.close()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(RESOLUTION), default="small")
+    parser.add_argument("--objective", choices=["nft", "grpo"], default="nft")
+    parser.add_argument("--groups", type=int, default=2, help="prompts of an epoch, 24 images each")
+    parser.add_argument("--batch", type=int, default=12, help="rows of a forward")
+    parser.add_argument("--warm", type=int, default=2, help="epochs before the measured ones")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], default=list(OPTIONS)[1:], metavar="OPTION")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    settings = {key: value for key, value in vars(args).items() if key not in ("out", "options")}
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": device, **settings}
+    result |= {"diffrl_version": __version__, "torch": torch.__version__, "load": os.getloadavg()[0], "options": {}}
+    before = result["base"] = try_option("base", args, cuda, bare=True)
+    print(f"{'base':<32} {before}", flush=True)
+    runs = result["base_runs"] = [speeds(before)]
+    for option in args.options:
+        if "GPU" in option and not cuda:
+            continue
+        found = try_option(option, args, cuda)
+        if "refused" not in found:
+            runs.append(speeds(try_option("base", args, cuda)))
+            around = [(one + two) / 2 for one, two in zip(*runs[-2:], strict=True)]
+            phases = zip(("sampling", "optimising"), speeds(found), around, strict=True)
+            found["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
+        result["options"][option] = found
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{option:<32} {found}", flush=True)
+
+
+def speeds(found: dict[str, Any]) -> list[float]:
+    """Images a second in sampling and samples a second in optimising."""
+    return [found["images_per_second_sampling"], found["samples_per_second_optimising"]]
+
+
+def try_option(option: str, args: argparse.Namespace, cuda: bool, bare: bool = False) -> dict[str, Any]:
+    """What `measure` finds for the option, or why it cannot run here."""
+    with tempfile.TemporaryDirectory() as work:
+        path = write_config(Path(work), args, cuda)
+        accumulation = load_config(path).optimise.accumulation
+        overrides = [text.replace("HALF", str(2 * accumulation)) for text in OPTIONS[option]]
+        try:
+            return measure(path, overrides, args, bare=bare)
+        except UserError as error:
+            return {"refused": str(error)}
+
+
+if __name__ == "__main__":
+    main()
