@@ -1,0 +1,340 @@
+"""What mkdocs calls while it builds the site: pages from the code, figures from assets/results, equations as MathML.
+
+In a page, `[[ results("gardo", "GARDO=clip_gardo.json", columns="clip strict") ]]` is a call of a function below that
+is marked with `@page_function`; an unknown file or key fails the build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "assets" / "results"
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "figures")]
+
+from results_table import table  # noqa: E402
+
+from diffrl.cli.main import _parsers  # noqa: E402
+from diffrl.config.help import reference  # noqa: E402
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def page_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    FUNCTIONS[function.__name__] = function
+    return function
+
+
+# --- what mkdocs calls -----------------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Leave out entries of the navigation whose page is not written, or not made here."""
+    os.environ.setdefault("COLUMNS", "110")  # the width of the command line's help
+    made = {"reference/cli.md", "reference/config.md", "reference/contributing.md", "reference/changelog.md"}
+
+    def kept(entries: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for entry in entries:
+            ((title, value),) = entry.items()
+            if isinstance(value, list):
+                found += [{title: inner}] if (inner := kept(value)) else []
+            elif value in made or (Path(config.docs_dir) / value).is_file():
+                found.append(entry)
+        return found
+
+    config.nav = kept(config.nav or [])
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from the code, and the pictures that lie beside the documentation."""
+    pages = {
+        "reference/cli.md": command_line(),
+        "reference/config.md": "# Config keys\n\n" + CONFIG_INTRODUCTION + reference(),
+        "reference/contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    for image in sorted((ROOT / "assets" / "images").glob("*.png")):
+        files.append(File.generated(config, f"images/{image.name}", abs_src_path=str(image)))
+    for page in sorted((ROOT / "assets" / "examples").glob("*.html")):
+        files.append(File.generated(config, f"examples/{page.name}", abs_src_path=str(page)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Fill in the figures."""
+    made = page.file.src_uri.startswith("reference/") and page.file.generated_by
+    there = {file.src_uri for file in files}
+    markdown = RELATIVE.sub(lambda match: _link(match, Path(page.file.src_uri).parent, there), markdown)
+    if made:
+        return markdown
+    environment = jinja2.Environment(
+        variable_start_string="[[",
+        variable_end_string="]]",
+        block_start_string="[%",
+        block_end_string="%]",
+        comment_start_string="[#!",
+        comment_end_string="!#]",
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.from_string(markdown).render(**FUNCTIONS, has=lambda name: name in there)
+
+
+RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+
+
+def _link(match: re.Match[str], folder: Path, there: set[str]) -> str:
+    """A link to a file of the repository that is no page becomes the file's name: the site does not carry it."""
+    target = os.path.normpath(folder / match[2])
+    outside = os.path.normpath(Path("docs") / target)
+    if target in there or not ((ROOT / outside).exists() or (ROOT / match[2]).exists()):
+        return match[0]
+    name = outside if (ROOT / outside).exists() else match[2]
+    return f"{match[1]} (`{name}`)" if match[1].strip("`") != name else f"`{name}`"
+
+
+def on_page_content(content: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Equations as MathML, which browsers draw themselves: no script, no fonts."""
+
+    def formula(match: re.Match[str]) -> str:
+        text = html.unescape(match[2]).strip()
+        display = "block" if text.startswith("\\[") else "inline"
+        return convert(text[2:-2].strip(), display=display)
+
+    return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, content, flags=re.DOTALL)
+
+
+# --- pages from the code ---------------------------------------------------------------------------------------------
+
+CONFIG_INTRODUCTION = """Made from the schema that checks every config (`diffrl train --help-config` prints the same).
+A config is one YAML file; `section.key=value` on the command line, or `section={"key": value}` in Python, overrides it.
+A key that is not listed is an error that names the nearest one.
+
+"""
+
+
+def command_line() -> str:
+    """The help of every command, from the parsers themselves."""
+    parser, _ = _parsers()
+    parts = [
+        "# Command line\n\nMade from the commands' own help. Exit codes: 0 success; 1 a run that could not go on, or a "
+        "check that failed; 2 bad input, in one line that says what and where; 75 ended by a signal with everything "
+        "saved; 130 interrupted.\n"
+    ]
+    for name, command in walk(parser):
+        parts.append(
+            f"{'##' if name.count(' ') == 1 else '###'} {name}\n\n```text\n{command.format_help().rstrip()}\n```\n"
+        )
+    return "\n".join(parts)
+
+
+def walk(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command.prog, command
+                yield from walk(command)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text())
+
+
+@page_function
+def results(folder: str, *variants: str, columns: str = "playground strict clip aesthetic artefact diversity") -> str:
+    """The table of `scripts/figures/results_table.py`: variants are LABEL=FILE below assets/results/FOLDER."""
+    pairs = [text.rpartition("=")[::2] for text in variants]
+    found = {label: read(f"{folder}/{file}" if folder else file) for label, file in pairs}
+    for result in found.values():
+        for side in (run[side] for run in result["runs"] for side in ("before", "after")):
+            side.update(
+                {"clip": side["plain"]} if "plain" in side else {}
+            )  # where `clip` is trained in a corrected form
+    return table(found, columns.split()) + _origin(found)
+
+
+def _origin(found: dict[str, dict[str, Any]]) -> str:
+    runs = [len(one["runs"]) for one in found.values()]
+    seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
+    return (
+        f"\n\nMean over {seeds} seeds, and the standard deviation between them where there are several; held-out "
+        f"prompts. Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}.\n"
+    )
+
+
+@page_function
+def gains(*variants: str) -> str:
+    """Base, trained, gain and the largest p of each measured value: variants are LABEL=FILE."""
+    lines = ["| recipe | images | on unseen prompts | base | trained | gain | p |", "| --- " * 7 + "|"]
+    found = {}
+    for text in variants:
+        label, _, file = text.rpartition("=")
+        found[label] = read(file)
+        runs = found[label]["runs"]
+        for i, name in enumerate(runs[0]["before"]):
+            before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+            spread = f" ± {np.std(after - before, ddof=1):.3f}" if len(runs) > 1 else ""
+            chances = [run.get("p_value_paired_over_prompts", {}).get(name) for run in runs]
+            p = "" if None in chances else "< 1e-6" if max(chances) < 1e-6 else f"{max(chances):.2g}"
+            head = f"{label} | {runs[0]['images']:,}" if i == 0 else " | "
+            row = f"{before.mean():.3f} | {after.mean():.3f} | {(after - before).mean():+.3f}{spread} | {p}"
+            lines.append(f"| {head} | {name} | {row} |")
+    return "\n".join(lines) + _origin(found)
+
+
+@page_function
+def curve(folder: str, *variants: str, key: str = "clip", other: str | None = None, points: int = 5) -> str:
+    """A value over the images seen (`other` in brackets), mean over the seeds: variants are LABEL=FILE."""
+    rows, head = [], ""
+    for text in variants:
+        label, _, file = text.rpartition("=")
+        curves = [run["curve"] for run in read(f"{folder}/{file}" if folder else file)["runs"]]
+        count = min(len(one) for one in curves)
+        chosen = sorted({round(i) for i in np.linspace(0, count - 1, min(points, count))})
+        seen = [f"{curves[0][i]['samples']:,}" for i in chosen]
+        head = head or f"| images | {' | '.join(seen)} |\n{'| --- ' * (len(seen) + 1)}|"
+
+        def mean(i: int, name: str, curves: list[Any] = curves) -> float:
+            return float(np.mean([one[i][f"eval/{name}"] for one in curves]))
+
+        cells = [f"{mean(i, key):.3f}" + (f" ({mean(i, other):.3f})" if other else "") for i in chosen]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([head, *rows]) + "\n"
+
+
+DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
+
+
+@page_function
+def divgen(file: str) -> str:
+    """DivGenBench's scores of several methods (`scripts/figures/divgen_table.py`)."""
+    lines = [f"| method | {' | '.join(DIVGEN.values())} |", "| --- " * (len(DIVGEN) + 1) + "|"]
+    for label, runs in read(file).items():
+        if isinstance(runs, list):
+            cells = []
+            for name in DIVGEN:
+                values = np.array([run[name] for run in runs])
+                cells.append(f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""))
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def value(file: str, path: str, form: str = "{}") -> str:
+    """One number of a results file: `path` is dotted."""
+    found: Any = read(file)
+    for part in path.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return form.format(found)
+
+
+@page_function
+def cost(file: str, *variants: str) -> str:
+    """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
+    lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
+    for number, ways in read(file)["rewards"].items():
+        cells = [f"{ways[name]['speed']:.2f}" if name in ways else "" for name in variants]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def memory() -> str:
+    """The counted memory of shipped recipes (`scripts/benchmarks/memory.py`)."""
+    lines = [
+        "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |",
+        "| --- " * 5 + "|",
+    ]
+    for case in read("memory.json")["cases"]:
+        words = f"{case['label']} (`{case['config']}`)"
+        sharded = "FSDP2" if case["fsdp2"] else ""
+        lines.append(
+            f"| {words} | {case['processes']} | {sharded} | {case['total_gib']} | {case['text_encoders_gib']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def recipe(name: str) -> str:
+    """A shipped config, with its header that says where each value is from."""
+    return f'```yaml title="configs/{name}.yaml"\n{(ROOT / "configs" / f"{name}.yaml").read_text().rstrip()}\n```\n'
+
+
+@page_function
+def recipes() -> str:
+    """Every shipped config with the first sentence of its header."""
+    lines = ["| recipe | what it is |", "| --- | --- |"]
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        words = " ".join(line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
+        first = re.split(r"(?<=[.:])\s", words, maxsplit=1)[0].rstrip(":")
+        lines.append(f"| `{path.relative_to(ROOT / 'configs').with_suffix('')}` | {first.replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def keys(section: str) -> str:
+    """The config keys of one section."""
+    return reference(only=section)
+
+
+@page_function
+def reward_cards() -> str:
+    from diffrl.rewards.cards import markdown
+
+    return markdown()
+
+
+@page_function
+def models() -> str:
+    """The support table of `diffrl models list --markdown`."""
+    from diffrl.conformance.table import markdown
+
+    return markdown()
+
+
+@page_function
+def exists(path: str) -> bool:
+    """Whether the repository has this file."""
+    return (ROOT / path).exists()
+
+
+@page_function
+def include(path: str, start: str = "", end: str = "") -> str:
+    """Text of a file of the repository, from a line that begins with `start` up to one that begins with `end`."""
+    lines = (ROOT / path).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(start))
+    last = next((i for i, line in enumerate(lines) if i > first and end and line.startswith(end)), len(lines))
+    return "\n".join(lines[first:last])
+
+
+@page_function
+def world(*files: str) -> str:
+    """A note where results were measured on the playground's first world, before version 0.2."""
+    if all(read(file).get("diffrl_version") == "0.1.0" for file in files):
+        return (
+            '!!! note "Measured on the first world"\n    These figures are from the playground of version 0.1, whose '
+            "generator drew blobs for most shapes. They are kept because they compare methods under equal terms; the "
+            "world of version 0.2 is another one, so do not compare across versions.\n"
+        )
+    return ""

@@ -1,0 +1,30 @@
+"""The notebooks in examples/ run from the first cell to the last, with less to train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
+TINY = "epochs = 1\ngroups, group_size, steps = 2, 2, 2\nheld_out = 2"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.read(path, as_version=4)
+    parameters = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(parameters) == 1 and "epochs" in parameters[0].source
+    parameters[0].source = TINY
+    notebook.metadata.kernelspec.name = "python3"
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client.km = client.create_kernel_manager()
+    client.km.kernel_spec.argv[0] = sys.executable  # this environment's, whatever else is installed
+    client.execute()
+    pictures = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    assert pictures and list(tmp_path.glob("runs/*/lora/*.safetensors"))
