@@ -59,8 +59,8 @@ STAGES = ("pool", *MINUTES)
 class Work:
     """The folder of states, and what is built from them."""
 
-    def __init__(self, folder: Path, out: Path, minutes: dict[str, float], scenes: int) -> None:
-        self.folder, self.out, self.minutes, self.scenes = folder, out, minutes, scenes
+    def __init__(self, folder: Path, out: Path, minutes: dict[str, float], scenes: int, seed: int = SEED) -> None:
+        self.folder, self.out, self.minutes, self.scenes, self.seed = folder, out, minutes, scenes, seed
         folder.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
         write_tokenizer(folder / "tokenizer", grammar.vocabulary(), grammar.LETTERS)
@@ -68,7 +68,7 @@ class Work:
 
     def pool(self) -> Pool:
         """The rendered scenes, made when they are first asked for."""
-        make_pool(self.folder / "pool", self.scenes, SEED, self.tokenizer)
+        make_pool(self.folder / "pool", self.scenes, self.seed, self.tokenizer)
         return open_pool(self.folder / "pool", self.scenes)
 
     def averaged(self, stage: str, model: Any, prefix: str = "") -> Any | None:
@@ -129,7 +129,7 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
     return pipeline.vae, texts, pipeline.transformer.state_dict()
 
 
-def train(work: Work, last: int, from_shipped: bool) -> None:
+def train(work: Work, last: int, from_shipped: bool, compiled: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     vae, texts, start = shipped(work) if from_shipped else (None, None, None)
@@ -140,7 +140,8 @@ def train(work: Work, last: int, from_shipped: bool) -> None:
             texts = train_texts(work.folder, pool, work.tokenizer, minutes[stage])
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
-            drawn = train_drawing(work.folder, pool, work.latents(vae), prompts, minutes[stage], start=start)
+            latents = work.latents(vae)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], start=start, compiled=compiled)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder" and not from_shipped:
             train_decoder(work.folder, pool, vae, minutes[stage])
@@ -188,7 +189,7 @@ def record(work: Work) -> None:
             stages[name] = {key: round(state[key]) for key in ("seconds", "step", "images")}
     machine = f"one CPU core, {platform.machine()}, torch {torch.__version__}"
     command = "python scripts/train_playground.py"
-    told |= {"command": command, "machine": machine, "seed": SEED, "scenes": work.scenes, "stages": stages}
+    told |= {"command": command, "machine": machine, "seed": work.seed, "scenes": work.scenes, "stages": stages}
     path.write_text(json.dumps(told, indent=2) + "\n")
 
 
@@ -211,16 +212,19 @@ def main() -> None:
         "--minutes", nargs="+", default=[], metavar="STAGE=M", help="schedules other than the usual ones"
     )
     parser.add_argument("--scenes", type=int, default=SCENES, help="scenes of the pool")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the pool: another one has other scenes")
+    parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--export", action="store_true", help="only export what the states hold now")
     parser.add_argument("--from-shipped", action="store_true", help="train the generator in --out further")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    work = Work(args.work, args.out, _minutes(args.minutes), args.scenes)
+    work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
     if args.export:
         export(work)
     else:
-        train(work, STAGES.index("generator") if args.from_shipped else STAGES.index(args.stage), args.from_shipped)
+        last = STAGES.index("generator" if args.from_shipped else args.stage)
+        train(work, last, args.from_shipped, args.compile)
     record(work)
 
 

@@ -17,7 +17,7 @@ from transformers import CLIPTokenizer
 
 from diffrl.playground import models
 
-BATCH = 96
+BATCH = 128
 RATE, MUON_RATE = 1.5e-3, 2e-2
 READ = 0.3  # weight of the throw-away heads' loss
 LAYER = 2  # the block whose output they read, counted from 1
@@ -31,9 +31,12 @@ def encode_pool(work: Path, pool: Pool, vae: Any, part: int = 0, parts: int = 1)
     path = work / f"latents-{part}-of-{parts}.npy"
     rows = np.array_split(np.arange(len(pool)), parts)[part]
     out = np.zeros((len(rows), 8, 8, 8), np.float16)
+    vae = vae.to(memory_format=torch.channels_last)  # a third faster on a CPU
     for start in range(0, len(rows), 128):
         index = torch.from_numpy(rows[start : start + 128])
-        out[start : start + len(index)] = vae.encode(pixels(pool, index)).latent_dist.mean.numpy()
+        out[start : start + len(index)] = vae.encode(
+            pixels(pool, index).contiguous(memory_format=torch.channels_last)
+        ).latent_dist.mean.numpy()
     np.save(path, out)
 
 
@@ -90,14 +93,19 @@ class Prompts:
 
 def train_drawing(
     work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, name: str = "generator",
-    start: Any = None, fall: float = 0.7,
+    start: Any = None, fall: float = 0.7, compiled: bool = False,
 ) -> Any:  # fmt: skip
-    """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights."""
+    """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights.
+
+    `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter.
+    """
     torch.manual_seed(0)
     learner = Learner()
     if start is not None:
         learner.transformer.load_state_dict(start)
     stage = Stage(name, work, learner.transformer, learner, minutes, optimisers_of(learner, RATE, MUON_RATE), fall)
+    if compiled:  # after the stage has copied it for the average
+        learner.transformer.forward = torch.compile(learner.transformer.forward, dynamic=False)
 
     def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
         rows = torch.randint(len(pool), (BATCH,), generator=generator).numpy()
