@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy import ndimage
 
 from diffrl.playground import grammar
 from diffrl.playground.grammar import Caption, parse
 from diffrl.playground.reading import observe
 from diffrl.playground.renderer import GROUNDS, PALETTE, render
-from diffrl.playground.scenes import Scene, complete, sample_caption, sample_scene
+from diffrl.playground.scenes import complete, sample_caption, sample_scene
 from diffrl.playground.verifier import judge, see, verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cheats import CHEATS
+from shaken import SHAKEN, changed, shaken
 
 
 def world(count: int, split: str = "test", subset: str = "all", seed: int = 0) -> tuple[list[Caption], np.ndarray]:
@@ -50,47 +49,11 @@ def test_reads_every_fact_of_a_scene_said_or_not(kind: str) -> None:
         assert set(unlike) <= {"position", "size"} and len(unlike) <= 1, (scene, shown)
 
 
-def _shaken(image: np.ndarray, how: str, rng: np.random.Generator) -> np.ndarray:
-    """A picture as a camera, an editor or a picture model changes it; edges are filled with the ground."""
-    x, ground = image.astype(float), image[0, 0].astype(float)
-    if how == "noise of 16 levels":
-        x = x + rng.normal(0, 16, x.shape)
-    elif how == "blur of a pixel":
-        x = ndimage.gaussian_filter(x, (1, 1, 0))
-    elif how == "turned by 10 degrees":
-        x = ndimage.rotate(x - ground, rng.choice([-10, 10]), reshape=False, order=1) + ground
-    elif how == "vignette":
-        y, z = np.mgrid[-1:1:64j, -1:1:64j]
-        x = x * (1 - 0.2 * (y**2 + z**2))[..., None]
-    elif how == "moved":
-        x = ndimage.shift(x - ground, (*rng.uniform(-1.5, 1.5, 2), 0), order=1) + ground
-    elif how == "JPEG":
-        held = io.BytesIO()
-        Image.fromarray(image).save(held, "JPEG", quality=75, subsampling=0)
-        x = np.asarray(Image.open(held)).astype(float)
-    elif how == "40 pixels and back":
-        small = Image.fromarray(image).resize((40, 40), Image.Resampling.BILINEAR)
-        x = np.asarray(small.resize((64, 64), Image.Resampling.BILINEAR)).astype(float)
-    elif how == "darker":
-        x = 0.88 * x + 6
-    elif how == "less contrast":
-        x = 0.85 * (x - 128) + 128
-    elif how == "warmer":
-        x = x * np.array([1.0, 0.94, 0.9])
-    return x.clip(0, 255).round().astype(np.uint8)
-
-
-SHAKEN = (
-    *("noise of 16 levels", "blur of a pixel", "turned by 10 degrees", "vignette", "moved", "JPEG"),
-    *("40 pixels and back", "darker", "less contrast", "warmer"),
-)
-
-
 @pytest.mark.parametrize("how", SHAKEN)
 def test_true_pictures_stay_right_when_they_are_shaken(how: str) -> None:
     rng = np.random.default_rng(3)
     captions, images = world(50, seed=4)
-    verdicts = verify(np.stack([_shaken(image, how, rng) for image in images]), [c.text() for c in captions])
+    verdicts = verify(np.stack([shaken(image, how, rng) for image in images]), [c.text() for c in captions])
     held = [right for verdict in verdicts for right in verdict.strict.values()]
     assert np.mean(held) >= 0.94  # the figures on 2,000 pictures are in assets/results/verifier.json
 
@@ -108,15 +71,6 @@ def test_there_are_enough_cheats() -> None:
     assert len(CHEATS) >= 40 and len({name for name, *_ in CHEATS}) == len(CHEATS)
 
 
-def _changed(scene: Scene, name: str, rng: np.random.Generator) -> Scene:
-    """The scene with one fact changed, its places drawn anew."""
-    kind = grammar.kind_of(name)
-    taken = [scene.facts.get(f"{kind}/{i}") for i in (1, 2)] if "/" in name else [scene[name]]
-    said = {key: scene[key] for key in grammar.NAMES[scene.kind]}
-    said[name] = str(rng.choice([value for value in grammar.VALUES[kind] if value not in taken]))
-    return complete(Caption(scene.kind, said), rng)
-
-
 @pytest.mark.parametrize("kind", list(grammar.KINDS))
 def test_one_change_makes_that_fact_wrong_and_costs_credit(kind: str) -> None:
     rng = np.random.default_rng(5)
@@ -125,7 +79,7 @@ def test_one_change_makes_that_fact_wrong_and_costs_credit(kind: str) -> None:
         caption = scene.describe(grammar.NAMES[kind])
         true = judge(see(render(scene)), caption)
         for name in grammar.NAMES[kind]:
-            verdict = judge(see(render(_changed(scene, name, rng))), caption)
+            verdict = judge(see(render(changed(scene, name, rng))), caption)
             assert not verdict.strict[name], (caption.text(), name)
             assert verdict.facts[name] < true.facts[name] - 0.1, (caption.text(), name)
 
