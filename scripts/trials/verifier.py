@@ -5,9 +5,9 @@
 
 Renderings: all facts of prompts of the test split, as drawn. Disturbances: the same pictures as a camera or an editor
 changes them (tests/shaken.py). Near misses: one fact that the prompt says is drawn otherwise; a false positive is one
-that is all right. Cheats: tests/cheats.py. Climb: pixels are changed by chance, patch by patch, and a change is kept if the
-reward does not fall, from noise and from a true rendering of another prompt; what scores high is written as pictures
-(start, end), for a person to judge.
+that is all right. Cheats: tests/cheats.py. Climb: pixels are changed by chance, patch by patch, and a change is kept
+if the reward does not fall, from noise and from a true rendering of another prompt; what scores high is written as
+pictures (start, end), for a person to judge.
 """
 
 from __future__ import annotations
