@@ -1,10 +1,14 @@
 """Train a config with several seeds and write what it did to the held-out prompts, as one JSON.
 
     python scripts/reproduce.py configs/playground/nft.yaml --seeds 0 1 2 --out assets/results/nft.json
+    python scripts/reproduce.py --list                       # the experiments of experiments.yaml, and their state
+    python scripts/reproduce.py --all --jobs 2               # all that has not been run as it stands now
+    python scripts/reproduce.py --all --only nft gardo/clip  # some of them, by the beginning of their names
 
 Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
 LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
-The base model is judged once for all seeds, and for all variants that share `--runs`.
+The base model is judged once for all seeds, and for all variants that share `--runs`. `--all` goes on where it was
+stopped; a seed whose config, prompts, weights and code (without comments) are those of its result is not run again.
 """
 
 from __future__ import annotations
@@ -15,13 +19,17 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
+import threading
 from dataclasses import asdict
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from experiments import ROOT, Experiment, code_of, experiments, kept, loaded
 from scipy import stats
 
 from diffrl import __version__
@@ -114,9 +122,92 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     }
 
 
-def main() -> None:
+def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any], code: list[str]) -> dict[str, Any]:
+    """What is written: the runs, and over them the mean before and after, the gain and its deviation."""
+    table = {}
+    for name in [n for n in runs[0]["after"] if runs[0]["after"][n] is not None]:
+        before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+        gain = after - before
+        spread = float(gain.std(ddof=1)) if len(runs) > 1 else None
+        row = {"before": float(before.mean()), "after": float(after.mean()), "gain": float(gain.mean())}
+        table[name] = row | {"gain_std": spread}
+    return {
+        "command": command,
+        "diffrl_version": __version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "config": config,
+        "code": code,
+        "summary": table,
+        "runs": runs,
+    }
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def state_of(experiment: Experiment) -> tuple[str, float]:
+    """In a word how far it is, and the minutes of one core that are left."""
+    done = kept(experiment)
+    left = experiment.minutes * (len(experiment.seeds) - len(done))
+    if not left:
+        return "done", 0.0
+    if done:
+        return f"{len(done)} of {len(experiment.seeds)}", left
+    return ("outdated" if experiment.out.is_file() else "not run"), left
+
+
+def show(chosen: list[Experiment]) -> None:
+    rows = [(experiment, *state_of(experiment)) for experiment in chosen]
+    for experiment, state, left in rows:
+        print(f"{experiment.name:<28} {state:<10} {left:6.0f} min  {experiment.shows}")
+    print(f"{sum(left for *_, left in rows) / 60:.1f} hours of one core are left")
+
+
+def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
+    """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
+    waiting = [(e, seed) for e in chosen for seed in e.seeds if seed not in kept(e)]
+
+    def one(pair: tuple[Experiment, int]) -> bool:
+        experiment, seed = pair
+        folder = runs / experiment.name / experiment.digest(seed, "")[:8]
+        folder.mkdir(parents=True, exist_ok=True)
+        part, log = folder / f"part-{seed}.json", folder / f"log-{seed}.txt"
+        settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
+        command = [sys.executable, __file__, str(ROOT / experiment.config), *experiment.overrides, *settings]
+        command += ["--seeds", str(seed), "--runs", str(folder), "--threads", "1", "--out", str(part)]
+        with log.open("a") as out:
+            failed = subprocess.run(
+                command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            ).returncode
+        print(f"{experiment.name}, seed {seed}: {f'failed, see {log}' if failed else 'done'}", flush=True)
+        return not failed and merge(experiment, part)
+
+    with ThreadPool(jobs) as pool:
+        return sum(not ended for ended in pool.imap(one, waiting))
+
+
+MERGING = threading.Lock()
+
+
+def merge(experiment: Experiment, part: Path) -> bool:
+    """Add the seed of `part` to the experiment's result."""
+    with MERGING:
+        told = json.loads(part.read_text())
+        found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
+        command = f"python scripts/reproduce.py --all --only {experiment.name}"
+        ordered = [found[seed] for seed in sorted(found)]
+        write(experiment.out, result_of(ordered, command, told["config"], told["code"]))
+    return True
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config")
+    parser.add_argument("config", nargs="?")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=256, help="test prompts of the final judgement")
@@ -124,38 +215,43 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"))
     parser.add_argument("--tag", default="", help="added to the run folders' names, for variants")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--all", action="store_true", help="run the experiments of scripts/experiments.yaml")
+    parser.add_argument("--list", action="store_true", help="show them, their state and the minutes left")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="NAME", help="with --all or --list: names' beginnings"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="with --all: seeds at a time, one thread each")
     args = parser.parse_args()
+    if not (args.all or args.list) and (args.config is None or args.out is None):
+        parser.error("give a config and --out, or --all, or --list")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    if args.all or args.list:
+        chosen = [e for e in experiments() if e.name.startswith(tuple(args.only))]
+        if not chosen:
+            raise SystemExit(f"reproduce: no experiment is called {' or '.join(args.only)} (--list shows them)")
+        if args.all and (failed := run_all(chosen, args.jobs, args.runs.resolve())):
+            raise SystemExit(f"reproduce: {failed} seeds failed")
+        show(chosen)
+        return
     if args.threads:
         torch.set_num_threads(args.threads)
     runs = [one_seed(args.config, args.overrides, seed, args) for seed in args.seeds]
-    names = [n for n in runs[0]["after"] if runs[0]["after"][n] is not None]
-    table = {}
-    for name in names:
-        before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
-        gain = after - before
-        spread = float(gain.std(ddof=1)) if len(runs) > 1 else None
-        table[name] = {
-            "before": float(before.mean()),
-            "after": float(after.mean()),
-            "gain": float(gain.mean()),
-            "gain_std": spread,
-        }
-    result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "diffrl_version": __version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "config": load_config(args.config, args.overrides).resolved(),
-        "summary": table,
-        "runs": runs,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, row in table.items():
-        print(
-            f"{name:>12}  {row['before']:.3f} -> {row['after']:.3f}  {row['gain']:+.3f} +- {row['gain_std'] or 0:.3f}"
-        )
+    settings = {"prompts": args.prompts, "per_prompt": args.per_prompt}
+    this = Experiment("", os.path.relpath(Path(args.config).resolve(), ROOT), tuple(args.overrides), settings=settings)
+    files = loaded()
+    for run in runs:
+        run["digest"] = this.digest(run["seed"], code_of(files))
+    command = shlex.join(["python", *sys.argv])
+    result = result_of(runs, command, load_config(args.config, args.overrides).resolved(), files)
+    write(args.out, result)
+    for name, row in result["summary"].items():
+        change = f"{row['gain']:+.3f} +- {row['gain_std'] or 0:.3f}"
+        print(f"{name:>12}  {row['before']:.3f} -> {row['after']:.3f}  {change}")
 
 
 if __name__ == "__main__":

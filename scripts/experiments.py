@@ -1,0 +1,122 @@
+"""The experiments behind the pages' figures: what is to be run, what has been, and whether it still stands.
+
+`scripts/experiments.yaml` names them. Every seed has a digest of what its figures depend on: the resolved config, the
+prompts of the judgement, the shipped weights, and the code that it ran. The code is that of the modules of this package
+which the run imported, without comments and docstrings; so a change elsewhere repeats nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffrl.config import load_config
+from diffrl.resources import shipped
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = ROOT / "scripts" / "experiments.yaml"
+RESULTS = ROOT / "assets" / "results"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of a results table: a config with overrides, trained with several seeds. `minutes`: of a core, a seed."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    minutes: float = 10.0
+    shows: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)  # prompts, per_prompt: of the judgement
+
+    @property
+    def out(self) -> Path:
+        """Where the result of all seeds is kept."""
+        return RESULTS / f"{self.name}.json"
+
+    def digest(self, seed: int, code: str) -> str:
+        """Of everything that the figures of one seed depend on, 16 hexadecimal digits."""
+        config = load_config(ROOT / self.config, [*self.overrides, f"seed={seed}"]).resolved()
+        depends = [{k: v for k, v in config.items() if k != "run_dir"}, self.settings, weights(), code]
+        return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def experiments(path: Path = LIST) -> list[Experiment]:
+    """All of them, in the file's order; defaults of the file are filled in. Raises TypeError for an unknown key."""
+    told = yaml.safe_load(path.read_text())
+    defaults = told.pop("defaults", {})
+    found = []
+    for name, row in told.items():
+        row = defaults | row
+        settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}
+        lists = {key: tuple(row.pop(key)) for key in ("overrides", "seeds") if key in row}
+        found.append(Experiment(name=name, settings=settings, **lists, **row))
+    return found
+
+
+@functools.cache
+def weights() -> str:
+    """A digest of the playground's shipped models."""
+    total = hashlib.sha256()
+    for path in sorted(shipped("assets", "playground").rglob("*.safetensors")):
+        total.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def loaded() -> list[str]:
+    """The package's source files that this process has imported, relative to the checkout, sorted."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    inside = (ROOT / "diffrl", ROOT / "rewards")
+    return sorted(
+        str(file.relative_to(ROOT)) for file in files if file.is_relative_to(inside[0]) or inside[1] in file.parents
+    )
+
+
+@functools.cache
+def meaning(path: str) -> str:
+    """A digest of a source file's code without comments, docstrings and layout; "" if the file is gone."""
+    file = ROOT / path
+    if not file.is_file():
+        return ""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
+            first = body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                body[0] = ast.Pass()
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def code_of(files: list[str]) -> str:
+    """One digest for the meaning of several source files."""
+    return hashlib.sha256("".join(f"{file}:{meaning(file)}\n" for file in files).encode()).hexdigest()
+
+
+def kept(experiment: Experiment) -> dict[int, dict[str, Any]]:
+    """The finished seeds whose digest is still what it was when they were run: seed -> part."""
+    if not experiment.out.is_file():
+        return {}
+    told = json.loads(experiment.out.read_text())
+    files = told.get("code")
+    if not files:  # of before the digests
+        return {}
+    code = code_of(files)
+    return {
+        run["seed"]: run
+        for run in told["runs"]
+        if run["seed"] in experiment.seeds and run.get("digest") == experiment.digest(run["seed"], code)
+    }

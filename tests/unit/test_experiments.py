@@ -1,0 +1,56 @@
+"""The experiments behind the pages' figures: each can be run, and none is run again without a reason."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import experiments
+from experiments import Experiment, code_of, kept, meaning
+
+EVERY = experiments.experiments()
+
+
+@pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
+def test_its_config_is_valid_and_its_seeds_differ(experiment: Experiment) -> None:
+    digests = {experiment.digest(seed, "") for seed in experiment.seeds}
+    assert len(digests) == len(experiment.seeds) >= 3
+
+
+def test_no_two_are_the_same_and_no_name_is_another_s_folder() -> None:
+    assert len({experiment.digest(0, "") for experiment in EVERY}) == len({experiment.name for experiment in EVERY})
+
+
+def test_code_is_compared_without_comments_docstrings_and_layout(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(experiments, "ROOT", tmp_path)
+    digests = []
+    for text in (
+        'def f(x):\n    """Doc."""\n    return x + 1\n',
+        'def f(x):  # comment\n    """Other."""\n    return (x +\n            1)\n',
+        'def f(x):\n    """Doc."""\n    return x - 1\n',
+    ):
+        (tmp_path / "one.py").write_text(text)
+        meaning.cache_clear()
+        digests.append(meaning("one.py"))
+    meaning.cache_clear()
+    assert digests[0] == digests[1] != digests[2] and meaning("gone.py") == ""
+
+
+def test_a_seed_stands_as_long_as_what_it_depends_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    files = ["diffrl/advantages.py"]
+    one = replace(EVERY[0], name="one")
+    runs = [{"seed": seed, "digest": one.digest(seed, code_of(files))} for seed in (0, 1)]
+    assert kept(one) == {}, "nothing was run"
+    one.out.write_text(json.dumps({"code": files, "runs": runs}))
+    assert sorted(kept(one)) == [0, 1]
+    assert sorted(kept(replace(one, seeds=(1, 2)))) == [1]
+    assert kept(replace(one, overrides=(*one.overrides, "epochs=7"))) == {}, "another config"
+    assert kept(replace(one, settings={"prompts": 8})) == {}, "other prompts of the judgement"
+    monkeypatch.setattr(experiments, "meaning", lambda path: "other")
+    assert kept(one) == {}, "other code"
