@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import os
 import re
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -32,10 +35,22 @@ def available() -> dict[str, EntryPoint]:
     return dict(sorted(found.items()))
 
 
-def _by_name() -> dict[str, dict[str, EntryPoint]]:
+def _by_name() -> Mapping[str, Mapping[str, EntryPoint]]:
     """{name: {package: its entry}} of everything that is installed."""
+    folders = tuple((folder, os.stat(folder).st_mtime_ns) for folder in sys.path if os.path.isdir(folder))
+    return _scan(entry_points, folders)
+
+
+@functools.lru_cache(maxsize=4)
+def _scan(
+    find: Callable[..., EntryPoints], folders: tuple[tuple[str, int], ...]
+) -> Mapping[str, Mapping[str, EntryPoint]]:
+    """What `find` finds in `folders` (with the time of their last change: a package may be installed meanwhile).
+
+    Kept, because it reads the metadata of every package anew, and a config asks for each of its rewards.
+    """
     found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
+    for entry in find(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "?"
         # One package that is found twice (a checkout beside its installation) is one: the first on the path counts.
         found.setdefault(entry.name, {}).setdefault(package, entry)
