@@ -34,6 +34,10 @@ EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no tra
 PROMPTS_AT_ONCE = 64  # encoded together by `generate`: with a T5 one prompt takes 2.7 MB, and test sets have thousands
 
 
+# (latents (B, C, h, w), their conditioning, prompt text and member of each) to the latents that take their place
+Revision = Callable[[Tensor, "Conditioning", Sequence[tuple[str, int]]], Tensor]
+
+
 class SamplingError(RuntimeError):
     """Sampling gave non-finite latents; the message names prompt and member, and says what to do."""
 
@@ -162,11 +166,13 @@ def generate(
     rank: int = 0,
     world: int = 1,
     snapshot: str | None = "default",
+    revise: Revision | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Images for evaluation, batch by batch: (global indices (B,) int64, images (B, 3, H, W) float in [0, 1]).
 
     Image i belongs to prompt i // per_prompt. The noise depends on seed, prompt and member only, so it is the same in
-    every epoch, and it is shared with no rollout. Raises what `collect` raises.
+    every epoch, and it is shared with no rollout. `revise` makes of a batch's latents those that are decoded. Raises
+    what `collect` raises.
     """
     job = _job(policy, spec, seed, EVALUATION, snapshot)
     prompt_index, member, local = _plan([p.text for p in prompts], per_prompt, rank, world)
@@ -181,8 +187,11 @@ def generate(
             indices = torch.tensor(here[part])
             owners = prompt_index[indices]
             texts = [prompts[i].text for i in owners.tolist()]
-            drawn = _sample(job, cond.select(owners - first), texts, member[indices].tolist())
-            yield indices, _decoded(policy, drawn.latents)
+            own, members = cond.select(owners - first), member[indices].tolist()
+            latents = _sample(job, own, texts, members).latents
+            if revise is not None:
+                latents = revise(latents, own, list(zip(texts, members, strict=True)))
+            yield indices, _decoded(policy, latents)
 
 
 def remake(

@@ -104,6 +104,11 @@ class GRPO(Section):
     weighting: Literal["uniform", "noise"] = key(
         "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
     )
+    guidance_gradient: Literal["exact", "published"] = key(
+        "exact",
+        "under guidance, exact: through the prediction for the empty prompt, too; published: that one is a constant to "
+        "the gradient, as in released code of Flow-GRPO",
+    )
 
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps or rollout.stochastic_steps
@@ -122,6 +127,9 @@ class GRPO(Section):
             source = "rollout.window" if rollout.window else "rollout.steps"
             text = f"{self.timesteps} steps, but only {rollout.stochastic_steps} are stochastic ({source})"
             raise Problem("grpo.timesteps", text)
+        if self.guidance_gradient == "published" and rollout.guidance_scale == 1:
+            text = '"published" is about guidance, but rollout.guidance_scale is 1: leave it out'
+            raise Problem("grpo.guidance_gradient", text)
 
 
 class CRDOld(Decay):
@@ -313,6 +321,11 @@ class D2Align(Section):
         5e-6, "Adam's step size for the direction: each of its numbers moves at most steps times this", gt=0
     )
     batch_size: int = key(64, "images per step", "images", ge=1)
+    embed: Literal["image", "reconstructed"] = key(
+        "image",
+        "what of an image is embedded: itself; reconstructed: noised to a random level of the schedule and predicted "
+        "back in one step by the frozen model, as stage 2 sees it (the paper's Algorithm 1)",
+    )
     pool: int = key(
         2048, "images of the frozen model, drawn and embedded once, that the steps draw from", "images", ge=1
     )

@@ -187,11 +187,14 @@ class Policy:
         """Is guidance an input of the network (FLUX.1-dev), so that it costs nothing and training needs it, too?"""
         return not self.backbone.classifier_free
 
-    def predict(self, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Prediction:
+    def predict(
+        self, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0, *, hold_empty: bool = False
+    ) -> Prediction:
         """The active LoRA's prediction for x_t (B, C, h, w) at t (B,) in [0, 1], fp32, with gradient where enabled.
 
         `guidance` 1 runs the conditional row only. Otherwise the family's guidance, in most of them classifier-free,
-        `out(empty) + guidance * (out(cond) - out(empty))`, with both rows in one forward.
+        `out(empty) + guidance * (out(cond) - out(empty))`, with both rows in one forward; `hold_empty`: out(empty) is
+        a constant to the gradient.
         """
         if self._lockstep is not None:
             self._lockstep.announce()
@@ -204,6 +207,8 @@ class Policy:
         with self._autocast():
             output = self.backbone.forward(self.network, torch.cat([x_t, x_t]), torch.cat([t, t]), both, guidance)
         negative, positive = output.float().chunk(2)
+        if hold_empty:
+            negative = negative.detach()
         return self.backbone.prediction(x_t, t, self.backbone.guide(positive, negative, guidance, t))
 
     def _empty(self) -> Conditioning:

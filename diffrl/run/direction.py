@@ -23,17 +23,18 @@ from diffrl import config as configs
 from diffrl.config import Config
 from diffrl.config.methods import D2Align
 from diffrl.errors import UserError
-from diffrl.policy import Policy
+from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.tracking import save_image
 from diffrl.rewards.direction import Corrected, Direction, Identity, essential, fingerprint, load_direction
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Embedder, Reward
-from diffrl.rollout import SamplerSpec, generate, remake
-from diffrl.trainers.d2align import learn, word_direction
+from diffrl.rollout import Revision, SamplerSpec, generate, remake
+from diffrl.trainers.d2align import learn, reconstructed, word_direction
 
 FOLDER, FILE, EVIDENCE = "d2align", "direction.safetensors", "evidence.json"
+OLDER = {"embed": "image"}  # how files were learned that do not say it
 BLOCK = 256  # images after which the pool is saved
 
 
@@ -54,15 +55,21 @@ def embed_images(
     per_prompt: int,
     batch_size: int,
     accelerator: Accelerator,
+    revise: Revision | None = None,
 ) -> Tensor:
-    """(P per_prompt, D) embeddings of the pretrained model's images, float32 on the CPU, the same on every process."""
+    """(P per_prompt, D) embeddings of the pretrained model's images, float32 on the CPU, the same on every process.
+
+    `revise` makes of an image's latents those that are embedded.
+    """
     rank, world = accelerator.process_index, accelerator.num_processes
-    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size}
+    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size, "revise": revise}
     width = reward.embed_text([prompts[0].text]).shape[-1]
     rows = torch.zeros(len(prompts) * per_prompt, width)
     device, size = getattr(reward, "device", None), getattr(reward, "batch_size", None)
     with torch.no_grad(), policy.together():
-        for index, images in generate(policy, prompts, spec, **amount, rank=rank, world=world, snapshot=None):
+        for index, images in generate(
+            policy, prompts, spec, **amount, rank=rank, world=world, snapshot=None, revise=revise
+        ):
             parts = images.to(device or images.device).split(size or len(images))
             rows[index] = torch.cat([reward.embed_image(part).float().cpu() for part in parts])
     if world > 1:  # every image is one process's; the others hold zeros there
@@ -117,7 +124,7 @@ def identity_of(config: Config, prompts: Sequence[Prompt]) -> Identity:
     entry = config.rewards[name]
     digest = hashlib.sha256("\n".join(prompt.text for prompt in prompts).encode()).hexdigest()
     drawn = {"model": config.model, "sampler": config.rollout.sampler, "sampling_steps": config.rollout.steps}
-    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool", "word")}
+    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool", "word", "embed")}
     arguments = essential(entry.arguments)
     return Identity(entry.plugin or name, arguments, digest, config.seed, section.omega, {**drawn, **learned})
 
@@ -131,8 +138,9 @@ def direction_metrics(rewards: Mapping[str, Reward]) -> dict[str, float]:
 def _check_identity(found: Identity, wanted: Identity, file: Path) -> None:
     ours, theirs = ({**asdict(i), **i.settings} for i in (wanted, found))
     for key, value in ours.items():
-        if key not in ("settings", "reward", "arguments") and value != theirs.get(key):
-            text = f"{key} {theirs.get(key)}, and the config says {value}"
+        there = theirs.get(key, OLDER.get(key))
+        if key not in ("settings", "reward", "arguments") and value != there:
+            text = f"{key} {there}, and the config says {value}"
             raise UserError(f"{file} was learned with {text}; remove the file, or name it as d2align.direction")
 
 
@@ -219,10 +227,17 @@ class _Stage1:
                 per_prompt=self.per_prompt,
                 batch_size=self.config.rollout.batch_size,
                 accelerator=self.accelerator,
+                revise=None if self.section.embed == "image" else self.revised,
             )
             if main:
                 self.e_img = torch.cat([self.e_img.view(-1, rows.shape[1]), rows])
                 self.save(len(self.e_img), {}, {})
+
+    def revised(self, x0: Tensor, cond: Conditioning, names: Sequence[tuple[str, int]]) -> Tensor:
+        """Algorithm 1's images: noised, and reconstructed in one step with the guidance that stage 2 trains at."""
+        keys = [(self.config.seed, "d2align", *name) for name in names]
+        schedule = self.policy.timesteps(self.spec.steps)
+        return reconstructed(self.policy, x0, cond, keys, schedule, self.config.direct.guidance_scale)
 
     def keep(self, step: int, learned: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         self.save(len(self.e_img) + step, {"learned": learned}, {"learned": numbers})
@@ -235,9 +250,12 @@ class _Stage1:
         """The evidence with its images, made again one by one, and the direction, with which stage 1 is over."""
         for shown in (*found["fallen"], *found["risen"]):
             prompt, member = self.prompts[shown["image"] // self.per_prompt].text, shown["image"] % self.per_prompt
-            image = remake(self.policy, self.spec, prompt, member, seed=self.config.seed, snapshot=None)[1][0]
+            latents, images = remake(self.policy, self.spec, prompt, member, seed=self.config.seed, snapshot=None)
+            if self.section.embed == "reconstructed":
+                latents = self.revised(latents, self.policy.encode([prompt]), [(prompt, member)])
+                images = self.policy.decode(latents)
             shown |= {"prompt": prompt, "file": f"image-{shown['image']:05d}.png"}
-            save_image(image, self.folder / shown["file"], {"prompt": prompt})
+            save_image(images[0], self.folder / shown["file"], {"prompt": prompt})
         text = json.dumps(found, indent=1)
         temporary = self.folder / f".{EVIDENCE}.tmp"
         temporary.write_text(text, encoding="utf-8")

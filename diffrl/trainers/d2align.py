@@ -8,6 +8,7 @@ R_guided      guided        score(e_img, e~), whose mean over images is maximise
 
 The generator does not change, so its images are drawn and embedded once (`diffrl.run.direction`), and the steps draw
 from them: that is the same in distribution as new images in every step as long as the pool is large, and takes seconds.
+What is embedded is the image itself, or what Algorithm 1 embeds: the image noised and `reconstructed` in one step.
 Stage 2 is `diffrl.trainers.direct` with the corrected reward, or any other objective.
 """
 
@@ -19,12 +20,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.policy import Conditioning, Policy
 from diffrl.records import checkpoint
 from diffrl.rewards.direction import guided_embedding
 from diffrl.rewards.protocol import Embedder
-from diffrl.seeds import generator
+from diffrl.seeds import generator, noise
+from diffrl.trainers.direct import one_step
 
 SAVE_EVERY = 500  # steps
+
+
+@torch.no_grad()
+def reconstructed(
+    policy: Policy,
+    x0: Tensor,
+    cond: Conditioning,
+    names: Sequence[tuple[int | str, ...]],
+    schedule: Tensor,
+    guidance: float = 1.0,
+) -> Tensor:
+    """x0^ (B, C, h, w) of latents x0 as stage 2 sees them, but by the pretrained model (Algorithm 1 of the paper).
+
+    x_t is x0 with known noise at a level t drawn uniformly from the sampling schedule, and `one_step` predicts it back.
+
+    Args:
+        names: what each image's level and noise are keyed by.
+        schedule: (S + 1,) noise levels, noisiest first, the last is 0.
+    """
+    levels = noise((len(schedule) - 1,), [(*name, "level") for name in names]).argmax(1)  # uniform: all are alike
+    t, t_next = schedule[levels].to(x0.device), schedule[levels + 1].to(x0.device)
+    eps = noise(tuple(x0.shape[1:]), [(*name, "eps") for name in names]).to(x0.device)
+    x_t = policy.process.add_noise(x0, eps, t)
+    with policy.using(None):
+        prediction = policy.predict(x_t, t, cond, guidance)
+    return one_step(x_t, prediction, t, t_next, eps, policy.process)
 
 
 def learn(

@@ -8,6 +8,9 @@ w                 weight           TempFlow's noise-aware weight of the step (ar
 
 Two scales of the KL of a step: the exact one divides by `2 s^2 (-dt)`, the released trainers of Flow-GRPO and GARDO by
 `2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`kl: published`).
+
+Under classifier-free guidance v = v_empty + g (v_cond - v_empty) depends on theta twice. The exact gradient goes
+through both; with `guidance_gradient: published` v_empty is a constant, as in a released version of Flow-GRPO.
 """
 
 from __future__ import annotations
@@ -73,12 +76,14 @@ class GRPO(Objective):
         order: Literal["random", "first"] = "random",
         advantage_std: Std = "group",
         weighting: Literal["uniform", "noise"] = "uniform",
+        guidance_gradient: Literal["exact", "published"] = "exact",
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
         self.weighting, self.credit = weighting, credit
+        self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
         self.selects = credit is not None and credit.selects
         self.penalty = StepKL(self, beta)
 
@@ -130,7 +135,7 @@ class GRPO(Objective):
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.x_next is not None, "GRPO rows carry the stored next state"
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
         rows.mean, rows.std = self.step(policy, rows, rows.prediction)
         return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
 

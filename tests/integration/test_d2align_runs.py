@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from diffrl.errors import UserError
 from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import load_direction
-from diffrl.run.direction import prepare_direction
+from diffrl.run.direction import embed_images, prepare_direction
 from diffrl.run.train import Run, train
+from diffrl.trainers.d2align import reconstructed
 
 PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 TWO_STAGES: dict[str, Any] = {
@@ -54,6 +56,33 @@ def test_stage_1_changes_only_the_direction_and_stage_2_only_the_lora(config_fil
     assert all(torch.equal(value, base[key]) for key, value in frozen(run).items())
     assert not any(torch.equal(value, lora[key]) for key, value in run.policy.state("default").items())
     assert torch.equal(direction_of(run.folder), direction.vector)
+
+
+def test_stage_1_can_embed_what_stage_2_sees(config_file: Any) -> None:
+    section = {**TWO_STAGES["d2align"], "embed": "reconstructed"}
+    run = Run(load_config(config_file("algorithm_1", **{**TWO_STAGES, "d2align": section})))
+    policy, spec = run.policy, run.spec
+    direction = prepare_direction(run.config, run.folder, policy, run.scorer.rewards, spec, run.accelerator)
+    assert direction is not None and direction.identity.settings["embed"] == "reconstructed"
+    prompts, reward = load_prompts(run.config.prompts.train)[:2], run.scorer.rewards["redness"].base  # type: ignore[attr-defined]
+    schedule = policy.timesteps(spec.steps)
+    given: dict[tuple[str, int], torch.Tensor] = {}
+
+    def revise(x0: torch.Tensor, cond: Any, names: Any) -> torch.Tensor:
+        given.update(zip(names, x0, strict=True))
+        return reconstructed(policy, x0, cond, [(0, *name) for name in names], schedule)
+
+    amount: dict[str, Any] = {"seed": 0, "per_prompt": 2, "batch_size": 3, "accelerator": run.accelerator}
+    rows = embed_images(policy, reward, prompts, spec, **amount, revise=revise)
+    last = (prompts[1].text, 1)
+    alone = reconstructed(policy, given[last][None], policy.encode([last[0]]), [(0, *last)], schedule)
+    torch.testing.assert_close(rows[3:], reward.embed_image(policy.decode(alone)), rtol=1e-4, atol=1e-5)
+    assert (rows - embed_images(policy, reward, prompts, spec, **amount)).abs().max() > 1e-3
+    older = {key: value for key, value in direction.identity.settings.items() if key != "embed"}
+    file = run.folder / "d2align" / "direction.safetensors"
+    replace(direction, identity=replace(direction.identity, settings=older)).save(file)  # as older files are: images
+    with pytest.raises(UserError, match="learned with embed image, and the config says reconstructed"):
+        prepare_direction(run.config, run.folder, policy, run.scorer.rewards, spec, run.accelerator)
 
 
 def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys: pytest.CaptureFixture) -> None:

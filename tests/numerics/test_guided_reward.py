@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from tiny import SPEC, inputs, scramble
 
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
@@ -17,7 +19,7 @@ from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected, guided_embedding
-from diffrl.trainers.d2align import learn
+from diffrl.trainers.d2align import learn, reconstructed
 from diffrl.trainers.direct import Direct, one_step
 from diffrl.trainers.rows import Rows
 
@@ -107,6 +109,39 @@ def test_reconstruction_is_the_papers_step_by_step() -> None:
     x_t = process.add_noise(x0, eps, t)
     prediction = process.from_velocity(x_t, eps - x0 + wrong, t)
     torch.testing.assert_close(one_step(x_t, prediction, t, t_next, eps, process), torch.stack(rows))
+
+
+def test_stage_1_can_embed_what_algorithm_1_does() -> None:
+    """x0 with its own eps at a uniform level of the schedule, one step of the pretrained model, the noise out."""
+    schedule, count = torch.tensor([1.0, 0.8, 0.5, 0.1, 0.0], dtype=torch.float64), 400
+    x0, seen = fixed(0, count, *SHAPE), []
+
+    class Frozen:
+        process = FlowMatching()
+
+        def predict(self, x_t, t, cond, guidance):
+            seen.append((x_t, t, guidance, self.asked))
+            return self.process.from_velocity(x_t, 0.3 * x_t + 1, t)
+
+        @contextlib.contextmanager
+        def using(self, name):
+            self.asked = name
+            yield
+
+    names = [(7, "d2align", "a red dog", member) for member in range(count)]
+    policy: Any = Frozen()
+    found = reconstructed(policy, x0, None, names, schedule, 2.5)  # type: ignore[arg-type]
+    (x_t, t, guidance, snapshot), following = seen[0], dict(zip(schedule.tolist(), schedule.tolist()[1:], strict=False))
+    assert guidance == 2.5 and snapshot is None
+    assert stats.chisquare([int((t == level).sum()) for level in schedule[:-1]]).pvalue > 0.01
+    eps = torch.stack([(x_t[i] - (1 - t[i]) * x0[i]) / t[i] for i in range(count)])
+    assert stats.kstest(eps.flatten().numpy(), "norm").pvalue > 0.01 and len(eps.unique(dim=0)) == count
+    for i in range(20):
+        t_next = following[float(t[i])]
+        x_next = x_t[i] + (t_next - t[i]) * (0.3 * x_t[i] + 1)
+        torch.testing.assert_close(found[i], (x_next - t_next * eps[i]) / (1 - t_next), rtol=1e-9, atol=1e-9)
+    alone = reconstructed(policy, x0[5:6], None, names[5:6], schedule, 2.5)  # type: ignore[arg-type]
+    torch.testing.assert_close(alone, found[5:6])  # an image's level and noise are its own
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,27 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
         policy.load_state("default", before)
 
 
+@pytest.mark.parametrize("kind", ["exact", "published"])
+def test_the_gradient_through_guidance_is_exact_or_that_of_the_prompts_branch(policy: Policy, kind: str) -> None:
+    """v = v_empty + g (v_cond - v_empty): J_cond^T g c + J_empty^T (1 - g) c with c = dL / dv, or its first term."""
+    rollout, g = drawn(policy, SDE), SDE.guidance
+    parameters = [parameter for _, parameter in policy.trainable]
+    objective = GRPO(SDE, guidance_gradient=kind)  # type: ignore[arg-type]
+    rows = objective.rows(rollout, torch.linspace(-1, 1, 2 * GROUP)[:, None], sample_pairs(torch.arange(6), 2), (0,))
+    phi = objective.scalars(policy, rows)
+    (cotangent,) = torch.autograd.grad(phi.sum(), rows.prediction.v, retain_graph=True)
+    found = torch.autograd.grad(phi.sum(), parameters)
+    branches = {"cond": (rows.cond, g), "empty": (policy.encode([""]).select(torch.zeros(len(phi), dtype=int)), 1 - g)}
+    each = {}
+    for name, (cond, factor) in branches.items():
+        v = policy.predict(rows.x_t, rows.t, cond, 1.0).v
+        each[name] = torch.autograd.grad((factor * cotangent * v).sum(), parameters)
+    scale = max(float(value.abs().max()) for value in found)
+    for ours, cond, empty in zip(found, each["cond"], each["empty"], strict=True):
+        torch.testing.assert_close(ours, cond + empty if kind == "exact" else cond, rtol=1e-3, atol=1e-5 * scale)
+    assert any(float(value.abs().max()) > 1e-3 * scale for value in each["empty"]), "the two differ"
+
+
 def test_first_takes_the_first_steps_and_random_others(policy: Policy) -> None:
     rollout = drawn(policy, SDE)
     pairs = sample_pairs(torch.arange(2 * GROUP), 2)
