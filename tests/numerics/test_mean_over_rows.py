@@ -1,0 +1,216 @@
+"""A step's loss is a mean over images and over timesteps, for every objective, through the loop's own optimiser step.
+
+The gradient that the loop takes is compared with one made here: of the paper's loss of all rows at once, divided by
+counts that are written down, not asked of the package. Twice as many timesteps must not be a step twice as long.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from test_mathematics import GROUP, PROMPTS, SDE, STEPS, drawn
+from test_second_ring import listing, plackett_luce
+from tiny import scramble, tiny_sd3
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.run.loop import Loop, LoopSettings
+from diffrl.samplers import gaussian_log_prob
+from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
+from diffrl.trainers.crd import CRD
+from diffrl.trainers.direct import Direct
+from diffrl.trainers.dpo import DPO
+from diffrl.trainers.gdro import GDRO
+from diffrl.trainers.grpo import GRPO
+from diffrl.trainers.marble import Marble
+from diffrl.trainers.nft import NFT
+from diffrl.trainers.prdp import PRDP
+from diffrl.trainers.rows import Rows
+from diffrl.trainers.rwr import Regression
+from diffrl.trainers.tree import Branched
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from embedder import Embedder
+
+IMAGES = len(PROMPTS) * GROUP  # 6
+EVERYTHING = sample_pairs(torch.arange(IMAGES), STEPS)  # row number major: 4 timesteps of 6 images
+SCORES = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.2, 0.8])[:, None]
+KEY = (0, 0, 0)  # seed, epoch, pass
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder = tiny_sd3(tmp_path_factory.mktemp("mean") / "sd3")
+    policy = load_policy(str(folder), lora=LoraSpec(rank=4, alpha=8))
+    policy.add_snapshot("old")
+    policy.add_snapshot("sampling")
+    scramble(policy, std=0.1)
+    return policy
+
+
+def gradient_of_the_loop(
+    policy: Policy, objective: Objective, rollout: Rollout, advantages: Tensor, gradients: Any = None
+) -> tuple[Tensor, float]:
+    """What one optimiser step of the loop takes from the LoRA at step size 1, in three micro-batches; and its loss."""
+    settings = LoopSettings(0, GROUP, IMAGES, IMAGES, 3, 1, max_grad_norm=1e9, ema=0.0)
+    before = policy.state()
+    optimiser = torch.optim.SGD([parameter for _, parameter in policy.trainable], lr=1.0)
+    parts: dict[str, Any] = {"scorer": None, "weights": torch.ones(1), "stream": None, "features": None}
+    loop = Loop(
+        policy=policy, objective=objective, spec=rollout.spec, settings=settings, optimiser=optimiser,
+        accelerator=Accelerator(cpu=True), gradients=gradients, compose=SimpleNamespace(), **parts,  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        (loss,), _ = loop._optimise(rollout, advantages, 0)
+        after = policy.state()
+        return torch.cat([(before[key] - after[key]).flatten() for key in before]), float(loss)
+    finally:
+        policy.load_state("default", before)
+
+
+def gradient(policy: Policy, loss: Tensor) -> Tensor:
+    """In the order of `policy.state()`."""
+    named = policy.trainable
+    found = torch.autograd.grad(loss, [parameter for _, parameter in named])
+    by_name = {name: value for (name, _), value in zip(named, found, strict=True)}
+    keys = [next(name for name in by_name if name.endswith(key) or key in name) for key in policy.state()]
+    return torch.cat([by_name[key].flatten() for key in keys])
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    """To what is lost in the weights' own rounding: the gradient is the difference of two LoRAs."""
+    assert wanted.norm() > 0
+    assert float((found - wanted).norm() / wanted.norm()) < 5e-3
+    assert float(found.norm() / wanted.norm()) == pytest.approx(1, abs=5e-3)
+
+
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "grpo": lambda: GRPO(SDE, beta=0.1),
+    "nft": lambda: NFT(beta=0.1),
+    "crd": lambda: CRD(beta=0.1),
+    "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
+    "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_is_the_mean_over_images_and_timesteps(policy: Policy, name: str) -> None:
+    objective, ours = OBJECTIVES[name](), OBJECTIVES[name]()
+    rollout = drawn(policy, SDE if objective.keep_trajectory else SamplerSpec("dpm2", STEPS))
+    groups = torch.arange(IMAGES) // GROUP
+    scored = Scored(SCORES, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
+    advantages = objective.advantages(scored)
+    assert torch.equal(ours.advantages(scored), advantages)
+    rows = objective.rows(rollout, advantages, EVERYTHING, KEY)
+    objective.before_step(policy, Step(rollout, advantages, [EVERYTHING], KEY, lambda x: x))
+    total = objective.loss(objective.scalars(policy, rows), rows).sum()
+    penalty = objective.penalty(policy, rows)
+    wanted = (total + (0 if penalty is None else penalty.sum())) / (6 * 4)
+    by_hand = gradient(policy, wanted)
+    found, loss = gradient_of_the_loop(policy, ours, rollout, advantages)
+    same(found, by_hand)
+    assert loss == pytest.approx(float(wanted.detach()), rel=1e-4, abs=1e-6)
+
+
+def errors(policy: Policy, rows: Rows, snapshot: str | None = "default") -> Tensor:
+    """(T, P, G) mean squared errors of the velocity, in flow matching's own words."""
+    with policy.using(snapshot):
+        v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+    assert rows.eps is not None
+    return (v - (rows.eps - rows.x0)).square().flatten(1).mean(1).view(STEPS, len(PROMPTS), GROUP)
+
+
+def test_a_dpo_step_is_the_mean_over_pairs_and_timesteps(policy: Policy) -> None:
+    rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), DPO(b=100.0)
+    picked = objective.rule.estimate(SCORES, torch.arange(IMAGES) // GROUP, "none")
+    rows = objective.rows(rollout, picked, EVERYTHING, KEY)
+    with torch.no_grad():
+        reference = errors(policy, rows, None)
+    d = errors(policy, rows) - reference
+    best, worst = (1, 2), (0, 1)  # of the two groups, by the scores above
+    pairs = [d[:, p, best[p]] - d[:, p, worst[p]] for p in (0, 1)]
+    wanted = -logsigmoid(-100.0 / 2 * torch.stack(pairs)).mean()
+    by_hand = gradient(policy, wanted)
+    same(gradient_of_the_loop(policy, DPO(b=100.0), rollout, picked)[0], by_hand)
+
+
+def test_a_step_of_the_best_of_groups_is_the_mean_over_them_and_timesteps(policy: Policy) -> None:
+    rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), Regression(weights=None)
+    picked = objective.rule.estimate(SCORES, torch.arange(IMAGES) // GROUP, "none")
+    e = errors(policy, objective.rows(rollout, picked, EVERYTHING, KEY))
+    by_hand = gradient(policy, torch.stack([e[:, 0, 1], e[:, 1, 2]]).mean())
+    same(gradient_of_the_loop(policy, Regression(weights=None), rollout, picked)[0], by_hand)
+
+
+def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> None:
+    """Plackett-Luce over each group at each timestep, over the group's size: a row's loss is its share of it."""
+    settings: dict[str, Any] = {"b": 12.0, "tau": 0.3, "best": 0.5}
+    rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), GDRO(**settings)
+    rows = objective.rows(rollout, SCORES, EVERYTHING, KEY)
+    with torch.no_grad():
+        reference = errors(policy, rows, None)
+    e = errors(policy, rows)
+    r, best = SCORES.view(2, GROUP), (1, 2)
+    groups = [
+        plackett_luce(-12.0 * (e - reference)[t, p], r[p], 0.3) + 0.5 * e[t, p, best[p]]
+        for t in range(STEPS)
+        for p in (0, 1)
+    ]
+    by_hand = gradient(policy, torch.stack(groups).sum() / (6 * 4))
+    same(gradient_of_the_loop(policy, GDRO(**settings), rollout, SCORES)[0], by_hand)
+
+
+def test_a_prdp_step_is_the_mean_over_groups_of_means_over_timesteps(policy: Policy) -> None:
+    """The paper's listing, its log-ratios being means over the steps, by autograd; off policy, where the clip holds."""
+    rollout = drawn(policy, SDE)
+    objective, ours = PRDP(SDE, b=50.0, clip=1e-3), PRDP(SDE, b=50.0, clip=1e-3)
+    objective.on_policy = ours.on_policy = False
+    rows = objective.rows(rollout, SCORES, EVERYTHING, KEY)
+
+    def log_prob(snapshot: str | None) -> Tensor:
+        with policy.using(snapshot):
+            prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        found = gaussian_log_prob(rows.x_next, *objective.steps.step(policy, rows, prediction))  # type: ignore[arg-type]
+        return found.view(STEPS, 2, GROUP).permute(1, 2, 0)  # (P, G, T)
+
+    with torch.no_grad():
+        anchor = log_prob(None)
+    ratio = log_prob("default") - anchor
+    assert rows.log_prob is not None
+    old = rows.log_prob.view(STEPS, 2, GROUP).permute(1, 2, 0) - anchor
+    rewards = SCORES.view(2, GROUP) / 50.0
+    wanted = torch.stack([listing(ratio[p], old[p], rewards[p], 1e-3) for p in (0, 1)]).mean()
+    by_hand = gradient(policy, wanted)
+    same(gradient_of_the_loop(policy, ours, rollout, SCORES)[0], by_hand)
+
+
+def test_credit_by_step_and_edges_that_are_trained_once_keep_the_mean(policy: Policy) -> None:
+    """A tree that splits at its second step has 1 + 3 x 3 edges: a step is the mean over these ten of each tree."""
+    rollout = drawn(policy, SDE)
+    advantages = torch.randn(IMAGES, STEPS, 1, generator=torch.Generator().manual_seed(0))
+    credit = Branched(group=GROUP, splits=(1,), branch=GROUP, steps=STEPS)
+    kept = torch.tensor([(i, j) for j in range(STEPS) for i in range(IMAGES) if j >= 1 or i % GROUP == 0])
+    assert len(kept) == 2 * (1 + 3 * 3)
+    objective = GRPO(SDE)
+    rows = objective.rows(rollout, advantages, kept, KEY)
+    assert torch.equal(rows.advantages, advantages[kept[:, 0], kept[:, 1]])
+    wanted = objective.loss(objective.scalars(policy, rows), rows).sum() / 20
+    by_hand = gradient(policy, wanted)
+    same(gradient_of_the_loop(policy, GRPO(SDE, credit=credit), rollout, advantages)[0], by_hand)
+
+
+def test_two_equal_rewards_balanced_are_the_one(policy: Policy) -> None:
+    """MARBLE's direction is (sum_k alpha_k g_k / |g_k|) mean |g_k|: for g_1 = g_2 the mean gradient itself."""
+    rollout = drawn(policy, SamplerSpec("dpm2", STEPS))
+    one, _ = gradient_of_the_loop(policy, NFT(), rollout, SCORES, SumOfLosses())
+    two, _ = gradient_of_the_loop(policy, NFT(), rollout, SCORES.expand(-1, 2), Marble(["a", "b"], mode="fresh"))
+    same(two, one)
