@@ -1,8 +1,8 @@
 """docs/recipes.md: every value of every shipped recipe and where it comes from, read from the recipes themselves.
 
 A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, `# time:`, `# evidence:`; behind every value of
-it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. The playground's recipes are
-all ours and say so in prose.
+it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. In the playground's recipes,
+whose sizes are all ours, a header's `# values: ours, unless a line says otherwise` stands for every value without one.
 
     python scripts/figures/recipe_table.py            # writes docs/recipes.md
     python scripts/figures/recipe_table.py --check    # exit code 1 if it is not what the recipes say
@@ -57,22 +57,23 @@ class Recipe:
 
 
 def recipes(folder: Path = ROOT / "configs") -> list[Recipe]:
-    """All but the playground's, by name."""
-    paths = sorted(path for path in folder.rglob("*.yaml") if path.parent.name != "playground")
-    return [read(path) for path in paths]
+    """All, by name."""
+    return [read(path) for path in sorted(folder.rglob("*.yaml"))]
 
 
 def read(path: Path) -> Recipe:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    recipe = Recipe(f"{path.parent.name}/{path.stem}", lines[0].lstrip("# "))
+    recipe, unsaid = Recipe(f"{path.parent.name}/{path.stem}", lines[0].lstrip("# ")), ""
     for line in lines[1:]:
+        if found := re.match(rf"# values: ({'|'.join(ORIGINS)}), unless a line says otherwise$", line):
+            unsaid = found[1]
         if found := re.match(rf"# ({'|'.join(FACTS)}): (.*)", line):
             recipe.facts[found[1]] = " ".join(filter(None, [recipe.facts.get(found[1]), found[2]]))
     for key, node in _leaves(yaml.compose(text)):
         origin, remark = _comment(lines[node.end_mark.line])
         value = text[node.start_mark.index : node.end_mark.index].strip()
-        recipe.values.append(Value(key, value, origin, remark))
+        recipe.values.append(Value(key, value, origin or unsaid, remark))
     return recipe
 
 
