@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from diffrl.prompt_sets import Row, Splits
 from diffrl.prompt_sets.geneval import RELATIONS, clause, one_more
-from diffrl.prompt_sets.words import NUMBERS, Dice, an, held_out, plurals, words
+from diffrl.prompt_sets.words import NUMBERS, Dice, held_out, none_of, one, plurals, words
 
 COUNTS = {"train": 6000, "test": 400}
 PLACES = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
-NEGATIONS = ("{} but no {}", "{} without any {} in the picture", "{}, and no {} anywhere")
+NEGATIONS = ("{} but no {}", "{} without any {} in the picture", "{}, and no {} anywhere")  # plurals
 
 
 def _things(dice: Dice, count: int) -> tuple[list[str], list[str]]:
@@ -24,17 +24,17 @@ def _things(dice: Dice, count: int) -> tuple[list[str], list[str]]:
 def binding(dice: Dice) -> Row:
     """Three coloured things."""
     names, colours = _things(dice, 3)
-    a, b, c = (an(f"{colour} {name}") for name, colour in zip(names, colours, strict=True))
+    a, b, c = (one(name, colour) for name, colour in zip(names, colours, strict=True))
     include = [clause(name, color=colour) for name, colour in zip(names, colours, strict=True)]
     return f"{a}, {b} and {c}", {"tag": "color_attr", "include": include}
 
 
 def relation(dice: Dice) -> Row:
     """Two coloured things, one beside the other."""
-    (first, second), (one, other) = _things(dice, 2)
+    (first, second), (colour, other) = _things(dice, 2)
     where = dice.of(list(RELATIONS))
-    text = f"{an(f'{one} {first}')} {PLACES[where]} {an(f'{other} {second}')}"
-    include = [clause(second, color=other), clause(first, color=one, position=[where, 0])]
+    text = f"{one(first, colour)} {PLACES[where]} {one(second, other)}"
+    include = [clause(second, color=other), clause(first, color=colour, position=[where, 0])]
     return text, {"tag": "position", "include": include}
 
 
@@ -42,7 +42,7 @@ def numbers(dice: Dice) -> Row:
     """Two counted classes."""
     names, _ = _things(dice, 2)
     counts = [dice.below(3) + 2, dice.below(3) + 1]
-    text = [f"{NUMBERS[n]} {plurals()[name]}" if n > 1 else an(name) for name, n in zip(names, counts, strict=True)]
+    text = [f"{NUMBERS[n]} {plurals()[name]}" if n > 1 else one(name) for name, n in zip(names, counts, strict=True)]
     pairs = list(zip(names, counts, strict=True))
     exclude = [one_more(*pair) for pair in pairs]
     return " and ".join(text), {"tag": "counting", "include": [clause(*pair) for pair in pairs], "exclude": exclude}
@@ -53,7 +53,7 @@ def negation(dice: Dice) -> Row:
     (name, absent), (colour, _) = _things(dice, 2)
     if dice.below(3) == 0:
         absent = "person"
-    text = dice.of(NEGATIONS).format(an(f"{colour} {name}"), absent)
+    text = dice.of(NEGATIONS).format(one(name, colour), none_of(absent))
     return text, {"tag": "negation", "include": [clause(name, color=colour)], "exclude": [clause(absent)]}
 
 

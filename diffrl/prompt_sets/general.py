@@ -13,14 +13,16 @@ KINDS = ("people", "animals", "things", "views")
 def scene(dice: Dice, kind: str) -> tuple[str, tuple[str, str]]:
     """(prompt, what decides its split)."""
     lists = words()["general"]
-    style, light = dice.of(lists["styles"]), dice.of(lists["lights"])
+    style = dice.of(lists["styles"])
     if kind == "views":
         subject, rest = dice.of(lists["views"]), ""
+        light = dice.of([light for light in lists["lights"] if light not in lists["lights_near"]])
         key = (subject, light)
     else:
         subject, place = dice.of(lists[kind]), dice.of(lists["places"])
         does = dice.of(lists[f"{kind}_do" if kind != "things" else "things_are"])
         rest = dice.of((f" {place}", f" {place}", f" {does} {place}", f" {does} {place}", f", {does}, {place}"))
+        light = dice.of(lists["lights_indoors" if place in lists["indoors"] else "lights"])  # no snow in a library
         key = (subject, place)
     body = f"{subject}{rest}" + (f" {light}" if kind == "views" or dice.below(2) else "")
     forms = (body, f"{an(style)} of {body}", f"{body}, {style}", f"{style}: {body}")

@@ -6,16 +6,17 @@ from diffrl.prompt_sets import Row, Splits
 from diffrl.prompt_sets.words import Dice, held_out, words
 
 COUNTS = {"train": 9000, "test": 600}
-# Patterns of a text by its number of words: A adjective, N noun, P plural, V verb, T time (of one word), other words.
+# Patterns of a text by its number of words: A adjective, B one that may follow "are", N noun, P plural, V verb, T time
+# of one word, H hour of the day, other words.
 PATTERNS = {
     1: ("A", "N", "P", "V"),
     2: ("A N", "A P", "V N", "N T", "V P"),
     3: ("the A N", "V the N", "N and N", "A P T", "N and P", "V A P"),
-    4: ("V the A N", "the N of P", "A N and N", "P and P T", "the A N T", "no P after T"),
+    4: ("V the A N", "the N of P", "A N and N", "P and P T", "the A N T", "no P after H"),
     5: ("V the A N T", "the A N of P", "A P and A P", "please V the A N", "N and N since 19##"),
-    6: ("V the A N and N", "the A N of the N", "all P are A and A", "please V the P and N", "A N and A P T"),
+    6: ("V the A N and N", "the A N of the N", "all P are B and B", "please V the P and N", "A N and A P T"),
 }  # fmt: skip
-LISTS = {"A": "adjectives", "N": "nouns", "P": "plurals", "V": "verbs"}
+LISTS = {"A": "adjectives", "B": "adjectives", "H": "hours", "N": "nouns", "P": "plurals", "V": "verbs"}
 
 
 def text_of(dice: Dice, length: int) -> str:
@@ -26,7 +27,8 @@ def text_of(dice: Dice, length: int) -> str:
     for sign in dice.of(PATTERNS[length]).split():
         word = sign
         if sign in LISTS:
-            word = dice.of([word for word in lists[LISTS[sign]] if word not in used])
+            barred = {*used, *(lists["before_nouns_only"] if sign == "B" else ())}
+            word = dice.of([word for word in lists[LISTS[sign]] if word not in barred])
         elif sign == "T":
             word = dice.of(short)
         elif sign.endswith("##"):

@@ -35,6 +35,19 @@ def an(text: str) -> str:
     return f"{'an' if text[0].lower() in 'aeiou' else 'a'} {text}"
 
 
+def one(name: str, colour: str = "") -> str:
+    """One thing of a class, perhaps coloured: "a red dog", "a pair of red scissors", "a broccoli floret"."""
+    plural = plurals()[name]
+    single = f"{name} floret" if plural == f"{name} florets" else name
+    painted = f"{colour} {single}".strip()
+    return f"a pair of {painted}" if plural.startswith("pairs of ") else an(painted)
+
+
+def none_of(name: str) -> str:
+    """The class behind a "no": "dogs", "people", "scissors"."""
+    return plurals()[name].removeprefix("pairs of ")
+
+
 class Dice:
     """Seeded choices from raw bits, whose stream numpy keeps the same in all versions."""
 
