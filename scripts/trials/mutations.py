@@ -1,6 +1,6 @@
 """Do the tests notice wrong mathematics? Small changes to the modules that compute, one at a time, each with its tests.
 
-    pip install -e ".[dev,mutations]"
+    pip install -c constraints.txt -e ".[dev,mutations]"
     python scripts/trials/mutations.py                                   # all of them: hours
     python scripts/trials/mutations.py --modules simplex gate --sample 20 --out mutations.json
 
@@ -54,6 +54,8 @@ TESTS = {
     "trainers/gated": [f"{U}gardo.py"],
     "trainers/marble": [f"{N}marble.py", f"{U}marble_method.py"],
     "trainers/bank": [f"{N}marble.py", f"{U}marble_method.py"],
+    **{f"trainers/{name}": [f"{N}second_ring.py"] for name in ("coupled", "dpo", "rwr", "gdro", "prdp")},
+    **{f"trainers/{name}": [f"{N}second_ring.py"] for name in ("dense", "branches", "tree")},
     "trainers/direct": [f"{N}guided_reward.py", f"{N}mathematics.py", f"{U}d2align.py"],
     "trainers/d2align": [f"{N}guided_reward.py", f"{U}d2align.py"],
     "divgen/metrics": [f"{N}divgen_metrics.py"],
@@ -173,31 +175,39 @@ def trial(module: str, sample: int | None, seed: int, limit: float, reasons: dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = [name.rpartition("/")[2] for name in TESTS]
-    parser.add_argument("--modules", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    names = [name.rpartition("/")[2] for name in TESTS]
+    parser.add_argument("--modules", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--sample", type=int, help="so many random mutants of each module; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for a mutant's tests")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
+    if importlib.util.find_spec("cosmic_ray") is None:
+        raise SystemExit('the changes are made by cosmic-ray: pip install -c constraints.txt -e ".[dev,mutations]"')
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     for name in WARM:
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)  # before any parallel region, so that processes may fork
     reasons = yaml.safe_load(HARMLESS.read_text(encoding="utf-8")) if HARMLESS.is_file() else {}
-    results = {
-        module: trial(module, arguments.sample, arguments.seed, arguments.limit, (reasons or {}).get(module, {}))
-        for module in TESTS
-        if module.rpartition("/")[2] in arguments.modules
-    }
-    tried, killed, harmless = (sum(r[key] for r in results.values()) for key in ("tried", "killed", "harmless"))
-    share = killed / max(tried - harmless, 1)
-    print(f"killed {killed} of {tried}, {harmless} harmless: {share:.1%}")
-    if arguments.out is not None:
-        command = " ".join(["python", "scripts/trials/mutations.py", *sys.argv[1:]])
-        summary = {"command": command, "tried": tried, "killed": killed, "harmless": harmless, "modules": results}
-        arguments.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    results: dict[str, dict[str, Any]] = {}
+    for module in TESTS:
+        if module.rpartition("/")[2] in arguments.modules:
+            known = (reasons or {}).get(module, {})
+            results[module] = trial(module, arguments.sample, arguments.seed, arguments.limit, known)
+            if arguments.out is not None:  # after each, so that a run that is ended early leaves what it has found
+                arguments.out.write_text(json.dumps(summary(results), indent=1) + "\n", encoding="utf-8")
+    whole = summary(results)
+    print(f"killed {whole['killed']} of {whole['tried']}, {whole['harmless']} harmless: {whole['share']:.1%}")
+
+
+def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What goes into the file; `share` is that of the killed among those that are not harmless."""
+    counts = {key: sum(found[key] for found in results.values()) for key in ("mutants", "tried", "killed", "harmless")}
+    share = counts["killed"] / max(counts["tried"] - counts["harmless"], 1)
+    machine = {"cores": os.cpu_count(), "torch": importlib.import_module("torch").__version__}
+    command = " ".join(["python", "scripts/trials/mutations.py", *sys.argv[1:]])
+    return {"command": command, "machine": machine, **counts, "share": share, "modules": results}
 
 
 if __name__ == "__main__":
