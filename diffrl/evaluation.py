@@ -16,7 +16,8 @@ from torch import Tensor
 from diffrl import __version__
 from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
 from diffrl.drawing import Drawing
-from diffrl.playground.variety import of_world, shown, tally
+from diffrl.playground.grammar import understood
+from diffrl.playground.variety import shown, tally
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records.advance import progress
@@ -72,7 +73,7 @@ def score_policy(
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
     readings: list[dict[str, str | None]] = []
-    playground = all(of_world(prompt.text) for prompt in prompts)
+    playground = all(understood(prompt.text) for prompt in prompts)
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     with policy.together():
         for index, images in batches if mine else ():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.playground.grammar import Fact, parse
 from diffrl.playground.grammar import facts as facts_of
+from diffrl.playground.grammar import parse, understood
 from diffrl.playground.verifier import Verdict, verify
 from diffrl.rewards.protocol import Card
 
@@ -20,15 +19,6 @@ KINDS = (
     *("shape", "color", "count", "relation", "background", "style", "tone"),
     *("skin", "hair", "mood", "glasses", "hat"),
 )
-
-
-@lru_cache(maxsize=65_536)
-def stated(prompt: str) -> tuple[Fact, ...] | None:
-    """The facts that a prompt states, or None if it is not of the playground's world."""
-    try:
-        return tuple(facts_of(parse(prompt)))
-    except ValueError:
-        return None
 
 
 class Playground:
@@ -62,8 +52,8 @@ class Playground:
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts of the world that state a fact of the chosen kinds."""
-        found = stated(prompt)
-        return found is not None and (self.facts is None or any(fact.kind in self.facts for fact in found))
+        caption = understood(prompt)
+        return caption is not None and (self.facts is None or any(f.kind in self.facts for f in facts_of(caption)))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, 64, 64) in [0, 1]."""
@@ -74,7 +64,7 @@ class Playground:
         if self.facts is None:
             return {"reward": verdict.reward, "strict": verdict.score, "all_right": float(verdict.all_right)}[self.mode]
         chosen: Mapping[str, float] = verdict.facts if self.mode == "reward" else verdict.strict
-        values = [float(chosen[fact.name]) for fact in stated(prompt) or () if fact.kind in self.facts]
+        values = [float(chosen[fact.name]) for fact in facts_of(parse(prompt)) if fact.kind in self.facts]
         return float(all(values)) if self.mode == "all_right" else sum(values) / len(values)
 
 

@@ -222,6 +222,15 @@ _FORMS = {
 }
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def understood(text: str) -> Caption | None:
+    """What a prompt says, or None if it is not of the world. Remembered: every image of a prompt asks."""
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def parse(text: str) -> Caption:
     """What a prompt says. Raises ValueError if the prompt is not of the world."""

@@ -8,7 +8,6 @@ Pictures in which a fact cannot be read are left out of its pairs, and counted: 
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,16 +56,6 @@ def readings(seen: Sequence[Observation], prompt: str) -> dict[str, list[str | N
     caption = parse(prompt)
     shown = [observe(one, caption) for one in seen]
     return {fact.name: [one.get(fact.name) for one in shown] for fact in free(caption)}
-
-
-@functools.lru_cache(maxsize=65_536)
-def of_world(prompt: str) -> bool:
-    """Whether this is a prompt of the playground."""
-    try:
-        parse(prompt)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
