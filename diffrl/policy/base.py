@@ -35,6 +35,7 @@ class Backbone(Protocol):
 
     targets: tuple[str, ...]  # names of the attention projections, the default of lora.targets
     dead_targets: tuple[str, ...]  # full names among them whose output the network never uses
+    folded: tuple[str, ...]  # how names of layers begin that see a row for each token of the text, sample by sample
     classifier_free: bool  # guidance needs a second row with the empty prompt; else `forward` hands it to the network
     empty: str | None  # the text of that row; None: `encode(None)` says how it is encoded
     pipe: Any  # the diffusers pipeline, on the CPU
@@ -44,7 +45,7 @@ class Backbone(Protocol):
     process: Process
     latent_shape: tuple[int, int, int]  # (C, h, w)
     scale: int  # pixels per side of one latent
-    counted: bool  # can the network run on tensors without values, as `diffrl doctor` counts?
+    counted: bool  # can `diffrl doctor` count it, inside of `counting`?
     solver: str  # the plain pipeline's, in diffrl's names
     plain_call: Mapping[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
 
@@ -57,6 +58,9 @@ class Backbone(Protocol):
 
     def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
         """A conditioning of the largest shape, with nothing in it."""
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Inside, the network runs on tensors without values, but for masks and positions."""
 
     def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
         """The network's own output for the rows, of its own kind (velocity, as d x_t / dt, or noise) and type."""

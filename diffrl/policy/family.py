@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class Family:
     denoiser = "transformer"  # the pipeline's name for the network
     targets: tuple[str, ...] = JOINT_ATTENTION
     dead_targets: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()  # layers with a row for each token of the text, by the beginnings of their names
     classifier_free = True
     empty: str | None = ""
     patch = 2  # latents per side of one token
@@ -53,7 +55,7 @@ class Family:
     max_shift = 1.15  # of `calculate_shift`, where the scheduler's config names none
     solver = "euler"  # of the plain pipeline, in diffrl's names
     known: tuple[Known, ...] = ()
-    counted = True  # can the network run on tensors without values? If not, `diffrl doctor` cannot count it
+    counted = True  # can `diffrl doctor` count it, on tensors without values but for the layout's? See `counting`
     multiple = 16  # sides of pictures are multiples of so many pixels, in the known models
     evidence = "tiny"  # what it was tried on: tiny (random weights, in the tests), true size, trained
     guidance_rule = "classifier-free"  # in words, for the support table
@@ -107,6 +109,10 @@ class Family:
         tokens, width, pooled = self.text_shape
         shape = (rows, tokens, self.layers, width) if self.layers else (rows, tokens, width)
         return Conditioning(torch.empty(shape, dtype=dtype), torch.empty(rows, pooled, dtype=dtype))
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Inside, the network runs on tensors without values, but for masks and positions (`diffrl.run.layout`)."""
+        return nullcontext()
 
     # ---- prediction
 

@@ -28,11 +28,11 @@ class Krea2(Family):
     """
 
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
+    folded = ("text_fusion.layerwise_blocks.",)
     known = (
         Known("Krea 2", 28, 5.5, "the plain pipeline's guidance_scale 4.5"),
         Known("Krea 2, distilled", 8, 1.0, "distilled, no guidance"),
     )
-    restrictions = ("MARBLE: mode full, or lora.targets without text_fusion",)
     guidance_rule = "classifier-free; the plain pipeline counts one less"
 
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:

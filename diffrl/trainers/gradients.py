@@ -39,12 +39,14 @@ class LoraGradients:
 
     Args:
         adapters: the policy's LoRAs. Those of other names (snapshots) are left alone.
+        folded: how the names of layers begin whose rows are tokens, all of the first sample and then of the next.
     """
 
-    def __init__(self, adapters: Adapters) -> None:
+    def __init__(self, adapters: Adapters, folded: tuple[str, ...] = ()) -> None:
         self.size = 0  # numbers of all matrices together, in the order of `adapters.trainable`
         self._bank: Tensor | None = None
         self._weights: Tensor | None = None
+        self._folded, self._copies = folded, 0  # rows of a sample in this pass: 2 under guidance, 0 unknown
         self._places: dict[int, tuple[int, str]] = {}  # of a parameter: where it starts in the bank, its name
         functorch_config.donated_buffer = False  # or a compiled network could not go backward twice
         fused = {name for group in adapters.fused.groups for name in group.names}
@@ -62,7 +64,7 @@ class LoraGradients:
 
         Row k gets `sum_i weights[i, k] grad_i` for weights (b, K) float32; without weights, K = 1 and it gets the sum.
         """
-        self._bank, self._weights = bank, weights
+        self._bank, self._weights, self._copies = bank, weights, 0
         try:
             yield
         finally:
@@ -82,13 +84,8 @@ class LoraGradients:
         if self._weights is None:
             each, weights = _product(y.reshape(1, -1, y.shape[-1]), x.reshape(1, -1, x.shape[-1])), None
         else:
-            rows, copies = len(self._weights), 2 if len(x) == 2 * len(self._weights) else 1
-            if len(x) != rows * copies:
-                raise UserError(
-                    f"marble: the layer {self._places[id(parameters[0])][1]} sees {len(x)} rows in a micro-batch of "
-                    f"{rows}, so its gradients cannot be told apart by sample; leave it out of lora.targets, or use "
-                    "marble.mode=full"
-                )
+            x, y = self._by_sample(self._places[id(parameters[0])][1], x, y)
+            copies = len(x) // len(self._weights)
             each = _product(y, x)
             # Guidance runs every row twice in one forward, all empty prompts before all prompts: see Policy.predict.
             weights = self._weights.repeat(copies, 1).T if copies > 1 else self._weights.T
@@ -100,6 +97,21 @@ class LoraGradients:
                 target.add_(part.reshape(1, -1))
             else:
                 target.addmm_(weights, part.reshape(len(part), -1))
+
+    def _by_sample(self, layer: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y with a row for each sample, or two under guidance."""
+        assert self._weights is not None
+        rows, seen = len(self._weights), len(x)
+        if layer.startswith(self._folded) and self._copies:  # a backward pass meets the blocks before the text's layers
+            x, y = (part.reshape(rows * self._copies, -1, part.shape[-1]) for part in (x, y))
+        elif seen in (rows, 2 * rows):
+            self._copies = seen // rows
+        else:
+            raise UserError(
+                f"marble: the layer {layer} sees {seen} rows in a micro-batch of {rows}, so its gradients cannot be "
+                "told apart by sample; leave it out of lora.targets, or use marble.mode=full"
+            )
+        return x, y
 
 
 def _product(y: Tensor, x: Tensor) -> Tensor:

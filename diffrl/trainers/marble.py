@@ -119,7 +119,7 @@ class Marble:
     ) -> tuple[LoraGradients, Passes, Bank]:
         """What the backward passes of the step write to, and how; before the forward, which the capture has to see."""
         if self._capture is None or self._passes is None:
-            self._capture = LoraGradients(policy.lora)
+            self._capture = LoraGradients(policy.lora, policy.backbone.folded)
             self._passes = Passes(objective.basis, policy.device)
         if self._bank is None:
             columns, device = rows.advantages.shape[1], policy.device

@@ -10,6 +10,7 @@ import torch
 from tiny import SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor, nn
 
+from diffrl.conformance.tinies import TINY, make
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, fused, load_policy
 from diffrl.policy.lora import Adapters
@@ -47,7 +48,7 @@ def row_gradients(policy: Policy, guidance: float = 1.0) -> Tensor:
 
 def combined(policy: Policy, slopes: Tensor, guidance: float = 1.0, **options: Any) -> Tensor:
     """(K, size) from the constant-cost path; slopes (K, rows, 2)."""
-    capture, passes = LoraGradients(policy.lora), Passes(None, torch.device("cpu"))
+    capture, passes = LoraGradients(policy.lora, policy.backbone.folded), Passes(None, torch.device("cpu"))
     bank = torch.zeros(len(slopes), capture.size)
     passes.run(capture, phi_of(policy, guidance=guidance), slopes, bank, ONE, **options)
     return bank
@@ -82,6 +83,20 @@ def test_layers_without_tokens_and_every_other_linear_layer_work_too(model) -> N
         scramble(policy, std=0.1)
     expected = torch.einsum("kij,jip->kp", SLOPES, row_gradients(plain))
     assert distance(combined(ours, SLOPES), expected) < 1e-5
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_layers_with_a_row_for_each_token_are_told_apart_by_sample(tmp_path: Path, guidance: float) -> None:
+    """Krea 2's text layers see (rows x tokens, stack, width); texts have different lengths."""
+    model = make("krea2", tmp_path / "krea2")
+    plain, ours = (load(model, resolution=TINY["krea2"].resolution) for _ in range(2))
+    expected = torch.einsum("kij,jip->kp", SLOPES, row_gradients(plain, guidance))
+    assert distance(combined(ours, SLOPES, guidance), expected) < 1e-5
+    text = [name for name in ours.lora.layers if name.startswith(ours.backbone.folded)]
+    assert len(text) == 4 * len(ours.network.text_fusion.layerwise_blocks)
+    ours.backbone.folded = ()
+    with pytest.raises(UserError, match=r"sees \d+ rows in a micro-batch of 3, so its gradients cannot be told apart"):
+        combined(ours, SLOPES, guidance)
 
 
 def test_a_basis_makes_one_pass_for_what_all_rewards_share(model) -> None:
