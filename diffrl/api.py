@@ -300,13 +300,19 @@ class Model:
         return f'Model("{self.name}"{f", lora={self.lora!r}" if self.lora else ""})'
 
 
-def load(model: str | Path = "playground", lora: str | Path | None = None, resolution: int | None = None) -> Model:
+def load(
+    model: str | Path = "playground",
+    lora: str | Path | None = None,
+    resolution: int | None = None,
+    family: str | None = None,
+) -> Model:
     """A model to draw with, on this process's device (bf16 on an accelerator).
 
     Args:
         model: "playground", a folder in diffusers' format, or a hub id OWNER/NAME.
         lora: the folder of a LoRA, for example `run.lora`.
         resolution: side of the square images in pixels; None: the model's own. Give what the LoRA was trained at.
+        family: `path/to/file.py:Class` of a model family of your own; None: by the pipeline's class.
 
     Raises:
         UserError: there is no such model or LoRA, or they do not fit.
@@ -317,7 +323,8 @@ def load(model: str | Path = "playground", lora: str | Path | None = None, resol
     from diffrl.drawing import Drawing
 
     words = None if lora is None else str(lora)
-    return Model(str(model), Drawing(str(model), lora=words, resolution=resolution).policy(), words, resolution)
+    drawing = Drawing(str(model), lora=words, resolution=resolution, family=family)
+    return Model(str(model), drawing.policy(), words, resolution)
 
 
 def evaluate(

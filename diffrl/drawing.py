@@ -34,13 +34,15 @@ class Drawing:
     guidance_scale: float = 1.0
     resolution: Resolution = None
     batch_size: int = 32
+    family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
 
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
         device = Accelerator().device
         spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
-        policy = load_policy(self.model, lora=spec, precision=precision, device=device, resolution=self.resolution)
+        kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family}
+        policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
         if self.lora is not None:
             policy.load_lora(self.lora)
         return policy

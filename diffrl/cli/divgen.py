@@ -189,7 +189,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.run import Job, generate_images
     from diffrl.drawing import Drawing
 
-    names = ("model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size")
+    names = ("model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size", "family")
     drawing = Drawing(
         **{name: getattr(arguments, name) for name in names},
         lora=None if arguments.lora is None else str(arguments.lora),

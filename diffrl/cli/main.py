@@ -214,6 +214,8 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     """MODEL, and the options that say how its images are drawn."""
     text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
     command.add_argument("model", metavar="MODEL", help=text)
+    text = "a model family of your own (default: by the pipeline's class)"
+    command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
     command.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the noise (default 0)")
     text = f"images per prompt (default {members})"
@@ -316,7 +318,7 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     if lora is not None:
         _at("--lora", check_lora, lora)
     names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
-    names += ["batch_size", "out"]
+    names += ["batch_size", "family", "out"]
     return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
 
 

@@ -193,7 +193,7 @@ def test_a_run_s_folder_may_be_moved(calls):
 
 def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     common = {"model": "playground", "prompts": "p.txt", "steps": None, "limit": None, "sampler": None}
-    common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32}
+    common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None}
     assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
     assert calls[0] == ("sample", (), common | {"lora": "runs/one/lora", "seed": 3, "per_prompt": 1, "out": Path("o")})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0

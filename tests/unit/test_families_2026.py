@@ -6,11 +6,14 @@ pipeline's once, and the other checks on the family where they could go wrong mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from diffrl.cli.main import main
 from diffrl.conformance.check import CHECKS, Failed, Subject
@@ -119,6 +122,13 @@ class Odd:
     pass
 '''
 
+FLIPPED = """
+
+class Flipped(Mine):
+    def from_vae(self, decoded):
+        return super().from_vae(decoded).flip(-2)
+"""
+
 
 def test_a_family_of_ones_own(subject: Callable[[str], Subject], tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
@@ -157,3 +167,23 @@ def test_the_command(subject: Callable[[str], Subject], tmp_path: Path, capsys: 
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_sample_and_evaluate_take_a_family_of_ones_own(
+    subject: Callable[[str], Subject], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A family that draws its pictures upside down: its own, and not the one of the pipeline's class, was asked."""
+    path, prompts = tmp_path / "mine.py", tmp_path / "prompts.txt"
+    path.write_text(FAMILY + FLIPPED)
+    prompts.write_text("a red dog\n")
+    common = [subject("z-image").model, "--prompts", str(prompts), "--resolution", "16", "--steps", "1"]
+    for name, more in (("plain", []), ("own", ["--family", f"{path}:Flipped"])):
+        assert main(["sample", *common, "--out", str(tmp_path / name), *more]) == 0
+    plain, own = (torch.from_numpy(np.array(Image.open(tmp_path / name / "00000-00.png"))) for name in ("plain", "own"))
+    assert torch.equal(own, plain.flip(0)) and not torch.equal(own, plain)
+    scores = ["evaluate", *common, "--rewards", "jpeg", "--per-prompt", "1", "--out", str(tmp_path / "scores.json")]
+    assert main([*scores, "--family", f"{path}:Flipped"]) == 0
+    assert json.loads((tmp_path / "scores.json").read_text())["family"] == f"{path}:Flipped"
+    capsys.readouterr()
+    assert main([*scores, "--family", f"{path}:Fliped"]) == 2
+    assert 'no class "Fliped"' in capsys.readouterr().err
