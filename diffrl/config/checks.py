@@ -10,6 +10,7 @@ from pathlib import Path
 from diffrl.config.base import Problem
 from diffrl.config.reward import Reward, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
+from diffrl.config.siblings import check_sibling
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
 
@@ -32,6 +33,9 @@ def check(config: Config, world: int | None = None) -> None:
         section = getattr(config, name)
         if name == config.objective or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
+    for name, sibling in config.evaluate.also.items():
+        _at(f"evaluate.also.{name}.model", check_model, sibling.model)
+        check_sibling(name, config)
     beta = getattr(config.objective_section, "beta", 0)
     if config.penalty != "kl" and not (
         beta if config.gardo is None or config.gardo.beta is None else config.gardo.beta

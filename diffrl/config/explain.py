@@ -65,8 +65,9 @@ def explain(
 def _nearest_key(path: tuple[str, ...], keys: Sequence[str], tables: Sequence[str], switches: Sequence[str]) -> str:
     """The key that was probably meant: a similar one in the section, one of this name elsewhere, or all."""
     section, leaf = list(path[:-1]), path[-1]
-    if section and section[0] in tables:
-        section[1:2] = ["NAME"]
+    for table in (one.split(".") for one in tables):
+        if section[: len(table)] == table:
+            section[len(table) : len(table) + 1] = ["NAME"]
     depth = len(section)
     siblings = [key.split(".")[-1] for key in keys if key.split(".")[:-1] == section]
     close = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.7)

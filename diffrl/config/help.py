@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from diffrl.config.base import LARGEST
-from diffrl.config.schema import OBJECTIVES, TABLES, walk
+from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, walk
 
 _WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
@@ -30,7 +30,7 @@ def help_config(width: int = 100) -> str:
         indent = "  " * (len(parts) - 1)
         if inner is not None:
             lines += ["", *_wrap(f"{indent}{parts[-1]}:", field.description or "", width)]
-            if dotted in TABLES[:1]:
+            if dotted in (*TABLES[:1], *INNER_TABLES):
                 lines.append(f"{indent}  NAME:")
             continue
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
@@ -50,7 +50,7 @@ def reference(only: str | None = None) -> str:
             continue  # the same keys as the first table
         owner, name = ".".join(parts[:-1]), parts[-1]
         if inner is not None:
-            meanings[dotted + ".NAME" if dotted in TABLES else dotted] = field.description or ""
+            meanings[dotted + ".NAME" if dotted in (*TABLES, *INNER_TABLES) else dotted] = field.description or ""
             continue
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
         kind = "; ".join(str(note) for note in (_kind(parts, field), unit) if note).replace("|", "or")
@@ -58,7 +58,7 @@ def reference(only: str | None = None) -> str:
         tables.setdefault(owner, []).append("| " + " | ".join(cells) + " |")
     lines: list[str] = []
     for owner, rows in tables.items():
-        if only is not None and owner.split(".")[0] != only:
+        if only is not None and not f"{owner}.".startswith(f"{only}."):
             continue
         if only is None:
             lines += [f"## {owner or 'top level'}", ""]

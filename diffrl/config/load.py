@@ -14,7 +14,7 @@ from diffrl import __version__
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
 from diffrl.config.explain import explain, show
-from diffrl.config.schema import OBJECTIVES, TABLES, Config, walk
+from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
@@ -88,7 +88,7 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
     except ValidationError as error:
         keys = [key for key, _, _ in walk()]
         switches = [name for name, field in Config.model_fields.items() if field.default is None]
-        raise UserError(explain(error, source.where, keys, TABLES, switches)) from error
+        raise UserError(explain(error, source.where, keys, [*TABLES, *INNER_TABLES], switches)) from error
     if not config.run_dir:
         config = config.model_copy(update={"run_dir": folder})
     try:

@@ -31,6 +31,7 @@ from diffrl.config.base import (
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
 from diffrl.config.estimates import Advantages
 from diffrl.config.explain import explain
+from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward
@@ -239,36 +240,6 @@ class Engine(Section):
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
 
 
-class Evaluate(Section):
-    every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)
-    prompts: int = key(64, "how many of the test prompts are used, at most", "prompts", ge=1)
-    per_prompt: int = key(4, "images per prompt; diversity needs two", "images", ge=2)
-    steps: int | None = key(None, "sampling steps; null: rollout.steps", "steps", ge=1)
-    features: str = key(
-        "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
-    )
-    divgen: int | None = key(
-        None,
-        "DivGenBench's small version (64 prompts) after every so many epochs, and before the first and after the last; "
-        "null: never",
-        "epochs",
-        ge=1,
-    )
-
-
-class GuardRails(Section):
-    evaluations: int | None = key(
-        3,
-        "alarm when what is trained rises and a watched value is worse than its best in so many evaluations in a row; "
-        "null: never",
-        "evaluations",
-        ge=1,
-    )
-    diversity: Share | None = key(0.5, "alarm below this share of the base model's diversity; null: never")
-    saturation: bool = key(True, "alarm when the mean saturation leaves what the base model's images have")
-    stop: bool = key(False, "end the run at an alarm; RUN_DIR/healthy is the LoRA of the last evaluation without one")
-
-
 class Checkpoint(Section):
     every: int = key(1, "save after every so many epochs, and after the last", "epochs", ge=1)
     keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
@@ -293,7 +264,7 @@ class _OneLine(type(BaseModel)):  # type: ignore[misc]
             try:
                 return super().__call__(**values)
             except ValidationError as error:
-                text = explain(error, lambda path: "Config", [key for key, _, _ in walk()], TABLES)
+                text = explain(error, lambda path: "Config", [key for key, _, _ in walk()], [*TABLES, *INNER_TABLES])
                 raise UserError(text) from error
 
 
@@ -385,14 +356,25 @@ def walk(
         inner = section_type(field.annotation)
         yield prefix + name, field, inner
         if inner is not None:
-            yield from walk(inner, f"{prefix}{name}.NAME." if name in TABLES else f"{prefix}{name}.")
+            named = typing.get_origin(field.annotation) is dict
+            yield from walk(inner, f"{prefix}{name}.NAME." if named else f"{prefix}{name}.")
+
+
+INNER_TABLES = [  # whose keys are names of the user's, too, but not at the top
+    key
+    for key, field, inner in walk()
+    if inner is not None and "." in key and typing.get_origin(field.annotation) is dict
+]
 
 
 def is_section(path: tuple[str, ...]) -> bool:
     """Whether a key holds keys of its own: `rollout`, `nft.old`, `rewards`, `rewards.clip`, `rewards.clip.params`."""
     kind: type[BaseModel] | None = Config
     annotation: Any = None
-    for name in path[:1] + path[2:] if path[0] in TABLES else path:
+    for name in path:
+        if typing.get_origin(annotation) is dict and kind is not None:  # of a table: a name of the user's
+            annotation = kind
+            continue
         field = kind.model_fields.get(name) if kind else None
         if field is None:
             return False

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from diffrl.config.schema import OBJECTIVES, TABLES, is_section
+from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, is_section
 from diffrl.errors import UserError, nearest
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -95,7 +95,7 @@ class Source:
             if not isinstance(section, dict):
                 raise UserError(f'{self.outside}: "{shown}": {".".join(path[:depth])[:60]} is a value, not a section')
         if value is None and is_section(path):
-            if path[-1] not in section and path[0] in TABLES:
+            if path[-1] not in section and (path[0] in TABLES or ".".join(path[:-1]) in INNER_TABLES):
                 hint = nearest(path[-1], section)
                 raise UserError(f'{self.outside}: "{shown}": there is no {dotted[:60]} to take out{hint}')
             section.pop(path[-1], None)

@@ -67,6 +67,11 @@ class RunData:
         names = [key[5:] for key in self.logged("eval/") if key[5:] not in self.trained and not key.endswith("/std")]
         return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
+    @property
+    def siblings(self) -> list[str]:
+        """Names of the models beside the trained one that wear its LoRA in evaluations; their values are `NAME/...`."""
+        return list((self.config.get("evaluate") or {}).get("also") or {})
+
     def logged(self, prefix: str = "") -> list[str]:
         """The metrics that begin with `prefix`, in the order in which they first appear."""
         return list(dict.fromkeys(key for row in self.metrics for key in row if key.startswith(prefix)))
@@ -156,7 +161,9 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
             if plugin in available():
                 with suppress(UserError):  # broken since the run; the report can do without
                     classes[name] = load_class(plugin)
-    return {*lower_is_better(classes), *([FACES] if (config.get("evaluate") or {}).get("divgen") else [])}
+    measuring, lower = config.get("evaluate") or {}, lower_is_better(classes)
+    there = {f"{sibling}/{name}" for sibling in measuring.get("also") or {} for name in lower}
+    return {*lower, *there, *([FACES] if measuring.get("divgen") else [])}
 
 
 def warnings_of(run: RunData) -> list[str]:
@@ -181,7 +188,7 @@ def _hacking(run: RunData) -> Iterable[str]:
     """A watched value falls from its best while a trained reward rises: the sign of reward hacking."""
     for name in run.watched:
         # Neither is better when it is higher; and DivGenBench's small version has few images, too noisy for an alarm.
-        if name in (*BREADTH, "saturation") or name.startswith("divgen/"):
+        if name.rpartition("/")[2] in (*BREADTH, "saturation") or name.startswith("divgen/"):
             continue
         epochs, values = run.series(f"eval/{name}", "epoch")
         if len(values) < 2:

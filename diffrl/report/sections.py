@@ -43,7 +43,9 @@ def curves(run: RunData) -> str:
     """One chart for each reward and watched value, and one for diversity."""
     cards = []
     for name in [*run.trained, *run.watched]:
-        if name != "diversity":
+        sibling, _, own = name.rpartition("/")
+        beside = sibling in run.siblings and own in (*run.trained, *run.watched)  # drawn in that one's chart
+        if name != "diversity" and not beside:
             cards.append(_reward_chart(run, name))
     cards.append(_diversity_chart(run))
     note = "Each value has its own axis. Lines with dots: means over the held-out prompts, with fixed seeds. "
@@ -206,12 +208,20 @@ def _reward_chart(run: RunData, name: str) -> str:
         xs, ys = run.series(f"{key}{name}")
         if xs:
             lines.append(Line(xs, ys, color, label, kind))
+    lines += _siblings(run, name)
     if not lines:
         return ""
     tag = "trained" if name in run.trained else "watched"
     tag += ", lower is better" if name in run.lower else ""
     svg = chart(lines, Axis(y=UNITS.get(name, "mean score"), description=f"{name} against images generated"))
-    return figure(name, svg, tag, [(color, line.kind, line.label) for line in lines])
+    return figure(name, svg, tag, [(line.color, line.kind, line.label) for line in lines])
+
+
+def _siblings(run: RunData, name: str) -> list[Line]:
+    """The same value where siblings of the model wear the LoRA."""
+    found = [(f"{sibling}/{name}", sibling) for sibling in run.siblings]
+    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {sibling}") for key, sibling in found]
+    return [Line(xs, ys, color, label, "dots") for xs, ys, color, label in series if xs]
 
 
 def _diversity_chart(run: RunData) -> str:
@@ -219,12 +229,13 @@ def _diversity_chart(run: RunData) -> str:
     held, own = run.series("eval/diversity"), run.series("diversity")
     lines = [Line(*own, color, "training images", "faint")] if own[0] else []
     lines += [Line(*held, color, "held-out prompts", "dots")] if held[0] else []
+    lines += _siblings(run, "diversity")
     if not lines:
         return ""
     start = (held[1] or own[1])[0]
     level = (COLLAPSED * start, f"{COLLAPSED:.0%} of the first value")
     axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
-    return figure("diversity", chart(lines, axis), "inside prompt groups", [(color, i.kind, i.label) for i in lines])
+    return figure("diversity", chart(lines, axis), "inside prompt groups", [(i.color, i.kind, i.label) for i in lines])
 
 
 def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:

@@ -20,8 +20,8 @@ from diffrl.divgen.diversity import load_features
 from diffrl.divgen.prompts import world_of
 from diffrl.divgen.run import SmallBenchmark
 from diffrl.errors import UserError
-from diffrl.evaluation import score_policy, summarise
-from diffrl.policy import LoraSpec, load_policy
+from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
@@ -33,7 +33,7 @@ from diffrl.report.gardo import save_uncertain
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.suspicion import Suspicions
-from diffrl.rollout import Rollout, generate
+from diffrl.rollout import Rollout, SamplerSpec, generate
 from diffrl.run.calibrate import calibrate
 from diffrl.run.exhibit import exhibit
 from diffrl.run.fit import settle
@@ -53,6 +53,7 @@ from diffrl.run.parts import (
     prepare_engine,
     sampler_spec,
 )
+from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
 from diffrl.trainers.gardo import Gardo
 
@@ -83,10 +84,12 @@ class Run:
         )
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
+        self.siblings = load_siblings(config, self.policy)
         self.config = config = settle(config, device, self.accelerator, sharding is not None)
         self.spec = sampler_spec(config)
         self.scorer, self.judges = build_scorers(config, device)
-        self.lower = lower_is_better(self.judges.rewards) | ({FACES} if config.evaluate.divgen else frozenset())
+        self.lower = lower_is_better(self.judges.rewards)
+        self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
@@ -152,25 +155,36 @@ class Run:
             )
 
     def evaluate(self) -> dict[str, Any]:
-        """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds."""
-        config = self.config
-        found = score_policy(
-            self.policy,
-            self.judges,
-            self.features,
-            self.test_prompts,
-            evaluation_spec(config),
-            seed=config.seed,
-            per_prompt=config.evaluate.per_prompt,
-            batch_size=config.rollout.batch_size,
-            accelerator=self.accelerator,
-            snapshot=self.judged,
-            check=self.loop.check,
-        )
+        """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds.
+
+        On the model, and on its siblings as `eval/SIBLING/...`.
+        """
+        found = self._judge(self.policy, evaluation_spec(self.config), self.judged)
         means = summarise(self.judges.names, found.scores) | found.breadth()
         spread = float(found.saturation.std(correction=0))
         means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
+        for sibling in self.siblings:
+            with sibling.wearing(self.policy.state(self.judged)) as policy:
+                found = self._judge(policy, sibling.spec, "default")
+            values = summarise(self.judges.names, found.scores) | found.breadth()
+            means |= {f"{sibling.name}/{name}": value for name, value in values.items()}
         return {f"eval/{name}": value for name, value in means.items()}
+
+    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:
+        """The held-out prompts' images of a model, scored; every process draws its share."""
+        return score_policy(
+            policy,
+            self.judges,
+            self.features,
+            self.test_prompts,
+            spec,
+            seed=self.config.seed,
+            per_prompt=self.config.evaluate.per_prompt,
+            batch_size=self.config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=snapshot,
+            check=self.loop.check,
+        )
 
     def look_out(self, metrics: dict[str, Any]) -> list[str]:
         """The guard rails' alarms for an evaluation's metrics, into which they are written.

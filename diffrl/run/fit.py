@@ -39,6 +39,7 @@ from diffrl.policy.lora import find_layers
 from diffrl.policy.merged import KEPT
 from diffrl.policy.pipelines import settings_of
 from diffrl.resources import shipped
+from diffrl.run.layout import Layout, pretend
 from diffrl.run.parts import build_objective, sampler_spec
 from diffrl.trainers.algorithm import Objective
 from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
@@ -84,7 +85,7 @@ def advise(
             key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
             if optimise.micro_batch is not None:
                 key, value = "optimise.micro_batch", fit.rows // 2
-        elif worst.startswith("sampling") and config.rollout.batch_size > 1:
+        elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a sibling, too
             key, value = "rollout.batch_size", config.rollout.batch_size // 2
         if not key:
             return None
@@ -129,9 +130,6 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
     Raises UserError as loading the model would.
     """
     backbone = hollow_backbone(config)
-    if not backbone.counted:
-        name = type(backbone.network).__name__
-        raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
     lora, fused = _with_lora(backbone, config)
     fused.merging = config.engine.merge != "off" and not (sharded and world > 1)
     objective = build_objective(config, sampler_spec(config), {})
@@ -154,9 +152,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
     trained = rows * (2 if guided and config.objective == "grpo" else 1)
     if config.optimise.gradient_checkpointing:
         backbone.network.enable_gradient_checkpointing()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in (backbone.network, backbone.vae):
-            _pretend(module)
+    with _counting(backbone):
         kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
         if kept:
             parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
@@ -178,7 +174,31 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
         "decoding": images * decoding / _chunk(backbone),
         "training": images * passes * (training / rows + silent),
     }
-    return Fit(parts, peaks, rows, sum(_bytes(encoder) for encoder in backbone.text_encoders), work)
+    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, parts, peaks)
+    return Fit(parts, peaks, rows, host, work)
+
+
+def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) -> int:
+    """What the models of `evaluate.also` need, put into `parts` and `peaks`; what of them is in main memory."""
+    host = 0
+    for name, section in config.evaluate.also.items():
+        rollout = config.rollout.model_copy(update={"guidance_scale": section.guidance_scale})
+        update = {"model": section.model, "family": section.family or config.family, "rollout": rollout}
+        own = config.model_copy(update=update)
+        backbone = hollow_backbone(own)
+        _, fused = _with_lora(backbone, own)
+        weights = _bytes(backbone.network) + _bytes(backbone.vae)
+        fused.merging = config.engine.merge != "off"
+        rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
+        with _counting(backbone):
+            kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
+            phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone))
+            peak = max(_peak(backbone, phase, kept) for phase in phases) + KEPT * sum(tensor.nbytes for tensor in kept)
+        if not section.offload:
+            parts[f"{name}: network, LoRA and autoencoder"] = weights
+        peaks[f"sampling {rows} rows on {name}"] = peak + (weights if section.offload else 0)
+        host += sum(_bytes(encoder) for encoder in backbone.text_encoders) + (weights if section.offload else 0)
+    return host
 
 
 def micro_batches(config: Config, world: int, whole_groups: bool) -> list[int]:
@@ -249,7 +269,7 @@ def hollow_backbone(config: Config) -> Any:
     length = settings_of(source).get("max_sequence_length")
     backbone = family(pipe, config.rollout.resolution, length)
     for module in (backbone.network, backbone.vae, *backbone.text_encoders):
-        module.requires_grad_(False)
+        module.requires_grad_(False).eval()  # as a policy does: the layout of some depends on it
     return backbone
 
 
@@ -283,17 +303,19 @@ def _nowhere(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _pretend(module: nn.Module) -> None:
-    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU."""
-    for part in module.modules():
-        for name, p in part._parameters.items():
-            if p is not None:
-                part._parameters[name] = nn.Parameter(
-                    torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad
-                )
-        for name, b in part._buffers.items():
-            if b is not None:
-                part._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
+@contextmanager
+def _counting(backbone: Any) -> Iterator[None]:
+    """Inside, network and autoencoder are of fake tensors, and whatever is made of floats is fake, too.
+
+    Raises UserError for a network that its family says cannot be counted so.
+    """
+    if not backbone.counted:
+        name = type(backbone.network).__name__
+        raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
+    with FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
+        for module in (backbone.network, backbone.vae):
+            pretend(module)
+        yield
 
 
 def _with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:

@@ -249,10 +249,17 @@ def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
 
 
 def build_guard(config: Config, lower: Collection[str]) -> Guard:
-    """The guard rails over all rewards of the config; `lower`: those of which a lower score is better."""
+    """The guard rails over all rewards of the config; `lower`: those of which a lower score is better.
+
+    On siblings nothing is optimised: there the trained rewards are watched, too.
+    """
+    names = dict.fromkeys([*config.rewards, *config.watch])
     return Guard(
         trained=list(config.rewards),
-        watched=[name for name in config.watch if name not in config.rewards],
+        watched=[
+            *(name for name in config.watch if name not in config.rewards),
+            *(f"{sibling}/{name}" for sibling in config.evaluate.also for name in names),
+        ],
         lower=lower,
         evaluations=config.guard.evaluations,
         diversity=config.guard.diversity,
@@ -273,10 +280,11 @@ def describe(run: Any) -> str:
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
+    also = "".join(f"; judged on {one.model}, too, as {name}" for name, one in config.evaluate.also.items())
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
         f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
-        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}; run folder {run.folder}"
+        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder}"
     )

@@ -1,0 +1,67 @@
+"""What evaluations measure, on the model and on its siblings, and the alarms on it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import PathText, Problem, Section, Share, key
+
+TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturation/std
+
+
+class Sibling(Section):
+    """A model of the trained one's architecture, such as its distilled form."""
+
+    model: PathText = key("", "a folder in diffusers' format, or a hub id: a model that takes the trained one's LoRA")
+    steps: int = key(8, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
+    guidance_scale: FiniteFloat = key(1.0, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
+    family: PathText | None = key(None, "path/to/file.py:Class of its family; null: the trained model's")
+    offload: bool = key(True, "between evaluations it waits in main memory; false: it stays on the device")
+
+
+class Evaluate(Section):
+    every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)
+    prompts: int = key(64, "how many of the test prompts are used, at most", "prompts", ge=1)
+    per_prompt: int = key(4, "images per prompt; diversity needs two", "images", ge=2)
+    steps: int | None = key(None, "sampling steps; null: rollout.steps", "steps", ge=1)
+    features: str = key(
+        "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
+    )
+    divgen: int | None = key(
+        None,
+        "DivGenBench's small version (64 prompts) after every so many epochs, and before the first and after the last; "
+        "null: never",
+        "epochs",
+        ge=1,
+    )
+    also: dict[str, Sibling] = key(
+        {},
+        "siblings of the model, NAME: {model: ..., steps: 8}: the trained LoRA is loaded into each of them in every "
+        "evaluation, and its values there are reported as eval/NAME/...",
+    )
+
+    def check(self, config: Any) -> None:
+        for name, sibling in self.also.items():
+            where = f"evaluate.also.{name}"
+            if not re.fullmatch(r"[\w-]+", name):
+                raise Problem(where, f'a sibling\'s name has letters, digits, "_" and "-" only, got "{name}"')
+            if name in TAKEN:
+                raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
+            if not sibling.model:
+                raise Problem(f"{where}.model", "not given; name a folder or a hub id of the model's architecture")
+
+
+class GuardRails(Section):
+    evaluations: int | None = key(
+        3,
+        "alarm when what is trained rises and a watched value is worse than its best in so many evaluations in a row; "
+        "null: never",
+        "evaluations",
+        ge=1,
+    )
+    diversity: Share | None = key(0.5, "alarm below this share of the base model's diversity; null: never")
+    saturation: bool = key(True, "alarm when the mean saturation leaves what the base model's images have")
+    stop: bool = key(False, "end the run at an alarm; RUN_DIR/healthy is the LoRA of the last evaluation without one")

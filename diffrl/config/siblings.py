@@ -1,0 +1,63 @@
+"""Does a sibling (evaluate.also) take the trained model's LoRA? What the configs of both, if they are here, say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from diffrl.config.base import Problem
+from diffrl.config.schema import Config
+from diffrl.errors import UserError
+from diffrl.resources import shipped
+
+# Of a network's config: what the shapes of its attention's projections come from.
+SHAPES = re.compile(
+    r"(num|n)_\w*(layers|heads|blocks)|attention_head_dim|(joint|cross)_attention_dim|hidden_(size|dim)|dim|"
+    r"block_out_channels|transformer_layers_per_block"
+)
+
+
+def check_sibling(name: str, config: Config) -> None:
+    """Raise Problem where the pipeline's class or the network's shapes are others than the trained model's.
+
+    Configs behind a hub's name are left to the hub: loading the LoRA says it then, before anything is trained.
+    """
+    where, sibling = f"evaluate.also.{name}.model", config.evaluate.also[name]
+    ours, theirs = _read(config.model), _read(sibling.model)
+    if ours is None or theirs is None:
+        return
+    if ours["_class_name"] != theirs["_class_name"]:
+        kinds = f"{sibling.model} is a {theirs['_class_name']}, {config.model} a {ours['_class_name']}"
+        raise Problem(where, f"{kinds}: its LoRA does not fit{_choices(config, ours['_class_name'])}")
+    for key, value in ours["network"].items():
+        other = theirs["network"].get(key, value)
+        if SHAPES.fullmatch(key) and other != value:
+            text = f"{sibling.model} has {key} {other}, {config.model} {value}: its LoRA does not fit"
+            raise Problem(where, text + _choices(config, ours["_class_name"]))
+
+
+def _read(model: str) -> dict[str, Any] | None:
+    """The model_index.json, and under "network" the denoiser's config, if they are on this machine."""
+    folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
+    if not folder.is_dir() and model.count("/") == 1:
+        folder = shipped("assets", "architectures", model.rpartition("/")[2])
+    try:
+        index = json.loads((folder / "model_index.json").read_text())
+        part = "transformer" if "transformer" in index else "unet"
+        return {"_class_name": "", **index, "network": json.loads((folder / part / "config.json").read_text())}
+    except (OSError, ValueError):  # what is not here, or cannot be read, is said when it is loaded
+        return None
+
+
+def _choices(config: Config, pipeline: str) -> str:
+    """Models of the family, for the message."""
+    from diffrl.policy.registry import find_family
+
+    try:
+        known = getattr(find_family(pipeline, config.family), "known", ())
+    except UserError:
+        return ""
+    names = [one.name for one in known if one.name != config.model]
+    return f" (models of its family: {', '.join(names)})" if names else ""

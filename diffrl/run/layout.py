@@ -1,0 +1,78 @@
+"""Networks whose shapes depend on values, counted on tensors without values: the values of layouts are kept.
+
+Some networks ask a mask how long a text is, or put tokens in the places that a mask names. Fake tensors could not say.
+But masks and positions are small, and are made of sizes alone. So inside `Layout` whole numbers and truth values that
+depend on no fake tensor are real, and everything else is fake. Entered inside a FakeTensorMode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+# Made from a tensor's size and device, of whatever values it has or has not.
+LIKE = {aten.new_ones, aten.new_zeros, aten.new_full, aten.ones_like, aten.zeros_like, aten.full_like}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
+
+
+class Layout(TorchDispatchMode):
+    """See the module's documentation."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, packet = kwargs or {}, func.overloadpacket
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if packet in LIKE and _whole(kwargs.get("dtype") or args[0].dtype):
+            with unset_fake_temporarily():
+                return func(
+                    torch.empty(args[0].shape, dtype=args[0].dtype),
+                    *args[1:],
+                    **{**kwargs, "device": torch.device("cpu")},
+                )
+        if not fake and (all(_whole(tensor.dtype) for tensor in tensors) if tensors else _makes_whole(func, kwargs)):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if fake and packet in INDEXING:
+            args = (args[0], [place for index in args[1] for place in _places(index)], *args[2:])
+        return func(*args, **kwargs)
+
+
+def _whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _makes_whole(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Is this a factory of whole numbers? Those that name no type make floats, except `arange` of whole numbers."""
+    return kwargs.get("dtype") is not None and _whole(kwargs["dtype"])
+
+
+def _places(index: Tensor | None) -> list[Tensor | None]:
+    """A mask with values as the places that it names, of which there is a known number."""
+    if index is None or index.dtype != torch.bool or isinstance(index, FakeTensor):
+        return [index]
+    with unset_fake_temporarily():
+        return list(index.nonzero().unbind(1))
+
+
+def pretend(module: nn.Module) -> None:
+    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU."""
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                part._parameters[name] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
+        for name, b in part._buffers.items():
+            if b is not None:
+                part._buffers[name] = _empty(b)
+        for name, table in list(vars(part).items()):  # of rotary embeddings, which are no buffers in some networks
+            if isinstance(table, list) and table and all(isinstance(one, Tensor) for one in table):
+                setattr(part, name, [_empty(one) for one in table])
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)

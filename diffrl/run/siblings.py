@@ -1,0 +1,86 @@
+"""Siblings of the trained model (`evaluate.also`): the LoRA is loaded into each of them, and judged there, too.
+
+A LoRA that is trained on a base model is often used on its distilled form, in a few steps. Whether it helps there is
+seen only there. Siblings draw with the evaluation's own seeds, keep no state, and leave the training as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.forward import FlowMatching
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.rollout import SamplerSpec
+from diffrl.run.parts import prepare_engine
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """A model that takes the trained one's LoRA, loaded once; `spec`: how it draws."""
+
+    name: str
+    policy: Policy
+    spec: SamplerSpec
+    offload: bool  # does it wait in main memory?
+
+    @contextmanager
+    def wearing(self, lora: Mapping[str, Tensor]) -> Iterator[Policy]:
+        """The model on its device, with this LoRA (as `Policy.state` gives it) in the place of its own."""
+        policy = self.policy
+        if self.offload:
+            self._move(policy.device)
+        try:
+            policy.load_state("default", dict(lora))
+            yield policy
+        finally:
+            policy.lora.fused.forget()  # merged copies of its weights
+            if self.offload:
+                self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        for module in (self.policy.network, self.policy.vae):
+            module.to(device)
+
+
+def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
+    """The models of `evaluate.also`, each of which has taken the LoRA once. No random number is drawn from `trained`'s.
+
+    Raises:
+        UserError: one of them cannot be loaded, or the LoRA does not fit it.
+    """
+    found = []
+    plain = config.model_copy(update={"engine": config.engine.model_copy(update={"compile": False})})
+    for name, section in config.evaluate.also.items():
+        try:
+            with torch.random.fork_rng(devices=[]):
+                policy = load_policy(
+                    section.model,
+                    lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+                    precision=config.optimise.precision,
+                    device=trained.device,
+                    resolution=config.rollout.resolution,
+                    seed=config.seed,
+                    family=section.family or config.family,
+                )
+            policy.load_state("default", trained.state())
+        except UserError as error:
+            raise UserError(f"evaluate.also.{name}: {error}") from None
+        prepare_engine(plain, policy)
+        solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
+        spec = SamplerSpec(name=solver, steps=section.steps, guidance=section.guidance_scale, eta=0.0)
+        found.append(Sibling(name, policy, spec, section.offload))
+        if section.offload:
+            found[-1]._move(torch.device("cpu"))
+    return found
+
+
+def on_siblings(config: Config, names: Collection[str]) -> list[str]:
+    """What these rewards are called where they judge the siblings: `turbo/clip`."""
+    return [f"{sibling}/{name}" for sibling in config.evaluate.also for name in names]

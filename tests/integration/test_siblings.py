@@ -1,0 +1,154 @@
+"""`evaluate.also`: the trained LoRA on a sibling of the model, as a user would load it there; nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_flux, tiny_sd3
+
+from diffrl.config import load_config
+from diffrl.divgen.diversity import load_features
+from diffrl.errors import UserError
+from diffrl.evaluation import score_policy, summarise
+from diffrl.policy import load_policy, read_lora
+from diffrl.report import write_comparison
+from diffrl.report.data import read_run
+from diffrl.rollout import SamplerSpec
+from diffrl.run import fit
+from diffrl.run.parts import build_guard
+from diffrl.run.train import Run, train
+
+
+@pytest.fixture(scope="module")
+def turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the architecture of `tiny_model`, with other weights."""
+    return tiny_sd3(tmp_path_factory.mktemp("sibling") / "turbo", seed=7)
+
+
+def with_turbo(turbo: Path, **more: Any) -> dict[str, Any]:
+    return {"every": 1, "also": {"turbo": {"model": str(turbo), "steps": 2, **more}}}
+
+
+def lines(config: Any) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, without times."""
+    rows = [json.loads(line) for line in (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
+
+
+def test_a_run_judges_its_lora_on_the_sibling_and_resumes_exactly(config_file, turbo: Path, tmp_path: Path) -> None:
+    sections = {"epochs": 2, "evaluate": with_turbo(turbo), "tracking": {"samples": 0}}
+    whole, plain, broken = (load_config(config_file(name, **sections)) for name in ("whole", "plain", "broken"))
+    train(whole)
+    train(plain.model_copy(update={"evaluate": plain.evaluate.model_copy(update={"also": {}})}))
+    seen, without = lines(whole), lines(plain)
+    for row, other in zip(seen, without, strict=True):  # beside, and nothing else changes
+        there = {key: row.pop(key) for key in list(row) if key.startswith("eval/turbo/")}
+        assert set(there) == {"eval/turbo/redness", "eval/turbo/diversity"} and row == other
+    seen = lines(whole)
+    values = [row["eval/turbo/redness"] for row in seen]
+    assert len(set(values)) == 3 and values[0] != seen[0]["eval/redness"]
+
+    train(broken.model_copy(update={"epochs": 1}))
+    train(broken, resume=Path(broken.run_dir))
+    assert lines(broken) == seen
+
+    spec = read_lora(Path(whole.run_dir) / "lora")[1]
+    policy = load_policy(str(turbo), lora=spec)  # as `diffrl evaluate TURBO --lora RUN_DIR/lora` has it
+    policy.load_lora(Path(whole.run_dir) / "lora")
+    run = Run(whole)
+    found = score_policy(
+        policy,
+        run.judges,
+        load_features("pixels"),
+        run.test_prompts,
+        SamplerSpec(name="euler", steps=2, guidance=1.0, eta=0.0),
+        seed=whole.seed,
+        per_prompt=whole.evaluate.per_prompt,
+        batch_size=whole.rollout.batch_size,
+    )
+    assert summarise(run.judges.names, found.scores)["redness"] == pytest.approx(values[-1], abs=1e-6)
+    _reports(whole, plain, tmp_path)
+
+
+def _reports(whole: Any, plain: Any, tmp_path: Path) -> None:
+    """The sibling's value is a line in the reward's own chart, and a row of a comparison."""
+    page = (Path(whole.run_dir) / "report.html").read_text()
+    assert "on turbo" in page and "turbo/redness" in page and read_run(whole.run_dir).siblings == ["turbo"]
+    compared = write_comparison([whole.run_dir, plain.run_dir], tmp_path / "both.html").read_text()
+    assert "turbo/redness" in compared
+
+
+def test_it_waits_in_main_memory_where_offload_asks_for_it(
+    config_file, turbo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for offload, expected in ((True, ["cpu", "cpu"]), (False, [])):
+        run = Run(load_config(config_file("run", evaluate=with_turbo(turbo, offload=offload))))
+        (sibling,) = run.siblings
+        moves: list[str] = []
+        monkeypatch.setattr(sibling.policy.vae, "to", lambda device, moves=moves: moves.append(str(device)))
+        assert all(not p.is_meta for p in sibling.policy.network.parameters())
+        first = run.evaluate()
+        assert moves == expected and first == run.evaluate(), "to the device and back, and the same again"
+
+
+def test_guard_rails_watch_the_sibling(config_file, turbo: Path) -> None:
+    config = load_config(config_file("run", evaluate=with_turbo(turbo)))
+    guard = build_guard(config, ())
+    past = [{"epoch": i, "eval/redness": i, "eval/turbo/redness": 1 - 0.2 * i} for i in range(5)]
+    assert [alarm.name for alarm in guard.alarms(past)] == ["parted/turbo/redness"]
+    assert Run(config).lower == frozenset()
+
+
+def test_doctor_counts_it(config_file, turbo: Path) -> None:
+    config = load_config(config_file("run", evaluate=with_turbo(turbo)))
+    found = fit.estimate(config)
+    kept = fit.estimate(load_config(config_file("run", evaluate=with_turbo(turbo, offload=False))))
+    run = Run(config)
+    (sibling,) = run.siblings
+    weights = sum(p.nbytes for m in (sibling.policy.network, sibling.policy.vae) for p in m.parameters())
+    texts = sum(p.nbytes for encoder in sibling.policy.backbone.text_encoders for p in encoder.parameters())
+    own, key = "turbo: network, LoRA and autoencoder", "sampling 8 rows on turbo"
+    assert kept.parts == {**found.parts, own: weights} and own not in found.parts
+    assert found.peaks.keys() == kept.peaks.keys() and found.peaks[key] - kept.peaks[key] == weights
+    assert kept.peaks[key] > found.peaks["decoding"] and {**kept.peaks, key: 0} == {**found.peaks, key: 0}
+    assert kept.host == 2 * texts and found.host == 2 * texts + weights
+
+
+def test_what_does_not_fit_is_said_before_anything_is_trained(config_file, turbo: Path, tmp_path: Path) -> None:
+    deeper, flux = tiny_sd3(tmp_path / "deeper", layers=3), tiny_flux(tmp_path / "flux")
+    for also, message in (
+        (
+            {"turbo": {"model": str(deeper)}},
+            r"also.turbo.model: .*deeper has num_layers 3, .* 2: its LoRA does not fit",
+        ),
+        (
+            {"turbo": {"model": str(flux)}},
+            r"a FluxPipeline, .* StableDiffusion3Pipeline: .* .models of its family: stab",
+        ),
+        ({"turbo": {}}, "also.turbo.model: not given; name a folder"),
+        ({"turbo": {"model": str(turbo), "stepz": 4}}, r'unknown key .nearest: "evaluate.also.turbo.steps".'),
+        ({"turbo": {"model": str(turbo) + "x"}}, 'also.turbo.model: no folder .* .nearest: "turbo".'),
+        ({"divgen": {"model": str(turbo)}}, "eval/divgen has a meaning of its own"),
+        ({"a/b": {"model": str(turbo)}}, "letters, digits"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_config(config_file("run", evaluate={"also": also}))
+    assert load_config(config_file("run", evaluate=with_turbo(turbo)), ["evaluate.also.turbo=null"]).evaluate.also == {}
+    with pytest.raises(UserError, match=r'no evaluate.also.turbi to take out .nearest: "turbo".'):
+        load_config(config_file("run", evaluate=with_turbo(turbo)), ["evaluate.also.turbi=null"])
+
+
+def test_what_the_configs_cannot_say_is_said_when_it_is_loaded(
+    config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deeper = tiny_sd3(tmp_path / "deeper", layers=3)
+    monkeypatch.setattr("diffrl.config.checks.check_sibling", lambda name, config: None)
+    config = load_config(config_file("run", evaluate=with_turbo(deeper)))
+    with pytest.raises(
+        UserError,
+        match=r"evaluate.also.turbo: LoRA state: transformer_blocks.1.attn.add_q_proj.lora_A.weight is missing",
+    ):
+        Run(config)
