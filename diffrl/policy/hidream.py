@@ -7,11 +7,14 @@ embeddings; all of one length, without a mask. The plain pipeline shifts its sch
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
+from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU, MoEGate
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
@@ -31,17 +34,12 @@ class HiDream(Family):
         f"attn1.{name}" for name in ("to_q", "to_k", "to_v", "to_out", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
     )
     text_length = 128
-    counted = False
     known = (
         Known("HiDream-ai/HiDream-I1-Full", 50, 5.0),
         Known("HiDream-ai/HiDream-I1-Dev", 28, 1.0, "distilled, no guidance"),
         Known("HiDream-ai/HiDream-I1-Fast", 16, 1.0, "distilled, no guidance"),
     )
-    restrictions = (
-        "square pictures only",
-        "the plain pipeline draws every size at its full area",
-        "not counted by doctor: tokens choose their experts",
-    )
+    restrictions = ("square pictures only", "the plain pipeline draws every size at its full area")
 
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
         super().__init__(pipe, resolution, max_sequence_length)
@@ -80,6 +78,18 @@ class HiDream(Family):
         )[0]
         return -output
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Without values no token chooses its experts: each of them then gets as many."""
+        gates = [part.gate for part in self._experts]
+        for gate in gates:
+            gate.forward = partial(_evenly, gate)
+        try:
+            yield
+        finally:
+            for gate in gates:
+                del gate.forward
+
     def prepare_plain(self, pipe: Any) -> None:
         pipe.default_sample_size = self.latent_shape[-1]  # whatever is asked for, it draws at this area
 
@@ -92,3 +102,9 @@ class HiDream(Family):
         dynamic = {"mu": self.mu(steps)} if isinstance(scheduler, FlowMatchEulerDiscreteScheduler) else {}
         scheduler.set_timesteps(steps, device="cpu", **dynamic)
         return scheduler.sigmas.float()
+
+
+def _evenly(gate: MoEGate, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    chosen, weight, loss = MoEGate.forward(gate, hidden)
+    even = torch.arange(chosen.numel(), dtype=torch.int64) % gate.n_routed_experts
+    return even.view(chosen.shape), weight, loss

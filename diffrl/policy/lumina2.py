@@ -20,9 +20,7 @@ class Lumina2(Family):
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     empty = None
     text_length = 256
-    counted = False
     known = (Known("Alpha-VLLM/Lumina-Image-2.0", 30, 4.0),)
-    restrictions = ("not counted by doctor: the sequence is laid out by a mask's values",)
     guidance_rule = "classifier-free, rescaled per row of the latent to the conditional norm"
 
     def own_side(self) -> int:

@@ -23,15 +23,11 @@ class QwenImage21(Family):
 
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     empty = " "
-    counted = False
     patch = 2  # a slot of the sequence stands for 2 x 2 latents
     default_side = 64
     multiple = 32
     known = (Known("Qwen/Qwen-Image-2.1", 40, 1.0, "made for no guidance"),)
-    restrictions = (
-        "texts of different length run one length at a time",
-        "not counted by doctor: the sequence is laid out by a mask's values",
-    )
+    restrictions = ("texts of different length run one length at a time",)
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

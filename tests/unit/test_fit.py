@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run import fit
@@ -22,6 +23,9 @@ MODELS = {
     "sd": tiny_sd,
     "sdxl": lambda folder: tiny_sd(folder, xl=True),
 }
+NEW = {name: one.resolution for name, one in TINY.items() if not name.endswith(("-turbo", "-distilled"))}
+LAID_OUT = ("lumina2", "hidream", "qwen-image-2.1")  # whose layouts are made of values
+FAMILIES = [*MODELS, *(pytest.param(name, marks=[] if name in LAID_OUT else [pytest.mark.slow]) for name in NEW)]
 
 
 def peak_of(forward, parameters) -> int:
@@ -30,20 +34,23 @@ def peak_of(forward, parameters) -> int:
     return alive.peak
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, family: str) -> None:
-    """A training micro-batch and a sampling forward, on the policy itself and as estimated from its configs."""
-    model = str(MODELS[family](tmp_path / family))
-    config = load_config(config_file("run", model=model, rollout={"resolution": 16}))
+    """Bytes of a training micro-batch, a sampling forward and a decoding, the arithmetic of sampling and decoding, and
+    resident weights: on the policy itself, with values, and as estimated from its configs."""
+    folder = tmp_path / family
+    model, side = (MODELS[family](folder), 16) if family in MODELS else (make(family, folder), NEW[family])
+    config = load_config(config_file("run", model=str(model), rollout={"resolution": side}))
     found = fit.estimate(config)
-    policy = load_policy(model, lora=LoraSpec(rank=4, alpha=8), resolution=16)
-    tokens, width, pooled = policy.backbone.text_shape
-    rows = found.rows
+    policy = load_policy(str(model), lora=LoraSpec(rank=4, alpha=8), resolution=side)
+    rows, batch = found.rows, config.rollout.batch_size
     real = {}
-    for train, count in ((True, rows), (False, config.rollout.batch_size)):
+    for train, count in ((True, rows), (False, batch)):
         x, t = torch.randn(count, *policy.latent_shape), torch.full((count,), 0.5)
-        cond = type(policy.encode(["a"]))(torch.randn(count, tokens, width), torch.randn(count, pooled))
-        inputs = [x, t, cond.embeds, cond.pooled]  # made outside of what is counted
+        cond = policy.backbone.blank(count, torch.float32)
+        inputs = [x, t, cond.embeds, cond.pooled, *cond.extra]  # made outside of what is counted
+        for tensor in inputs[2:]:
+            tensor.normal_()
 
         def forward(x=x, t=t, cond=cond, train=train) -> None:
             with torch.set_grad_enabled(train):
@@ -54,7 +61,17 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
         kept = policy.lora.fused.prepare(torch.float32)  # merged weights are a part of their own
         real[train] = peak_of(forward, [*policy.network.parameters(), *kept, *inputs]) + sum(v.nbytes for v in inputs)
     assert found.peaks[f"training {rows} rows"] == pytest.approx(real[True], rel=0.05)
-    assert found.peaks[f"sampling {config.rollout.batch_size} rows"] == pytest.approx(real[False], rel=0.05)
+    assert found.peaks[f"sampling {batch} rows"] == pytest.approx(real[False], rel=0.05)
+    with FlopCounterMode(display=False) as counter:
+        forward()  # of the sampling batch
+    images = config.rollout.images
+    assert found.work["sampling"] == pytest.approx(
+        counter.get_total_flops() * images * config.rollout.steps / batch, rel=0.05
+    )
+    latents = x[: fit._chunk(policy.backbone)]
+    with FlopCounterMode(display=False) as counter:
+        policy.decode(latents)
+    assert found.work["decoding"] == pytest.approx(counter.get_total_flops() * images / len(latents), rel=0.05)
     network = sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)
     assert found.parts["network"] == network
     assert found.parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
