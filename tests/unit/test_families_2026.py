@@ -20,6 +20,7 @@ from diffrl.conformance.check import CHECKS, Failed, Subject
 from diffrl.conformance.tinies import TINY, make
 from diffrl.errors import UserError
 from diffrl.policy import find_family, load_policy
+from diffrl.resources import import_file
 
 MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
 CHEAP = ("levels", "company", "lora")
@@ -187,3 +188,23 @@ def test_sample_and_evaluate_take_a_family_of_ones_own(
     capsys.readouterr()
     assert main([*scores, "--family", f"{path}:Fliped"]) == 2
     assert 'no class "Fliped"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", ["levels", "company", "lora", "picture"])
+def test_the_example_of_a_family_outside_the_package(stranger: Subject, check: str) -> None:
+    """examples/families/auraflow.py, written by following docs/add-a-model.md alone."""
+    CHECKS[check](stranger)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["ratio", "checkpointing", "bf16", "memory"])
+def test_the_example_passes_every_check(stranger: Subject, check: str) -> None:
+    CHECKS[check](stranger)
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    file = Path(__file__).parents[2] / "examples" / "families" / "auraflow.py"
+    folder = tmp_path_factory.mktemp("families") / "auraflow"
+    import_file(file, "family").tiny(folder)
+    return Subject(str(folder), 16, family=f"{file}:AuraFlow")
