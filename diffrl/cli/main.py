@@ -217,11 +217,13 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
-    command.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the noise (default 0)")
+    command.add_argument(
+        "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
+    )
     text = f"images per prompt (default {members})"
     command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
     text = "sampling steps (default: as in training, 10)"
-    command.add_argument("--steps", type=whole_number(1), metavar="N", help=text)
+    command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
     command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
     text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); best what was trained at"
@@ -234,7 +236,7 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
 
 
 def _resolution(text: str) -> int | tuple[int, int]:
-    sides = [whole_number(8)(side) for side in text.split("x")]
+    sides = [whole_number(8, 2**14)(side) for side in text.split("x")]
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text}"')
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from diffrl.cli.words import choose_action
 from diffrl.errors import UserError, nearest
 
 ACTIONS = {
@@ -41,13 +42,8 @@ def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> Non
 
 
 def models(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words, action = [*arguments.words, *rest], arguments.action
-    if action not in ACTIONS:
-        given = " ".join([action, *words])
-        arguments.parser.error(f'models: expected {", ".join(ACTIONS)}, got "{given}"{nearest(action, ACTIONS)}')
-    for option, owner in OWNERS.items():
-        if getattr(arguments, option) is not None and owner != action:
-            raise UserError(f"models {action}: --{option} belongs to `diffrl models {owner}`")
+    words = [*arguments.words, *rest]
+    action = choose_action("models", arguments, ACTIONS, OWNERS, words)
     if len(words) != (action == "check"):
         wanted = "name one model" if action == "check" else f'unexpected argument "{words[0]}"'
         raise UserError(f"models {action}: {wanted}; {ACTIONS[action]}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import named_rewards
-from diffrl.errors import UserError, nearest
+from diffrl.cli.words import choose_action, named_rewards, whole_number
+from diffrl.errors import UserError
 
 ACTIONS = {
     "list": "diffrl rewards list [--markdown]",
@@ -44,28 +43,23 @@ def add_rewards(add: Callable[..., Any]) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="new: the folder to write (default: NAME)")
     text = "serve: address to listen on (default 127.0.0.1: this machine alone)"
     command.add_argument("--host", metavar="H", help=text)
-    command.add_argument("--port", type=_whole(0), metavar="P", help="serve: port (default 8000; 0: a free one)")
+    text = "serve: port (default 8000; 0: a free one)"
+    command.add_argument("--port", type=whole_number(0, 65535), metavar="P", help=text)
     text = "serve: file with the token that clients must send; the environment variable DIFFRL_REWARD_TOKEN works, too"
     command.add_argument("--token-file", metavar="FILE", help=text)
     text = "serve: most images in one request (default 256)"
-    command.add_argument("--max-images", type=_whole(1), metavar="N", help=text)
+    command.add_argument("--max-images", type=whole_number(1), metavar="N", help=text)
     text = "serve: largest request, and largest images of one as float32, in MiB (default 256)"
-    command.add_argument("--max-megabytes", type=_whole(1), metavar="N", help=text)
+    command.add_argument("--max-megabytes", type=whole_number(1), metavar="N", help=text)
     text = "serve: seconds from a request's last byte to its scores (default 300)"
-    command.add_argument("--time-limit", type=_whole(1), metavar="S", help=text)
+    command.add_argument("--time-limit", type=whole_number(1), metavar="S", help=text)
     text = "serve: seconds that a client may take to send a request (default 30)"
-    command.add_argument("--read-limit", type=_whole(1), metavar="S", help=text)
+    command.add_argument("--read-limit", type=whole_number(1), metavar="S", help=text)
 
 
 def rewards(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words, action = [*arguments.words, *rest], arguments.action
-    if action not in ACTIONS:
-        given = " ".join([action, *words])
-        arguments.parser.error(f'rewards: expected {", ".join(ACTIONS)}, got "{given}"{nearest(action, ACTIONS)}')
-    for option, owner in OWNERS.items():
-        if getattr(arguments, option) is not None and owner != action:
-            flag = "--" + option.replace("_", "-")
-            raise UserError(f"rewards {action}: {flag} belongs to `diffrl rewards {owner}`")
+    words = [*arguments.words, *rest]
+    action = choose_action("rewards", arguments, ACTIONS, OWNERS, words)
     if action == "list":
         return _list(arguments, words)
     if not words or "=" in words[0]:
@@ -155,12 +149,3 @@ def _need(module: str) -> None:
 
     if importlib.util.find_spec(module) is None:
         raise UserError(f'rewards serve: {module} is not installed: pip install "diffrl[serve]"')
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'expected a whole number of at least {least}, got "{text}"')
-        return int(text)
-
-    return whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from diffrl.errors import UserError, nearest
@@ -62,13 +62,37 @@ def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any
     return wanted
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """argparse's type of a whole number of at least `least`."""
+def choose_action(
+    command: str,
+    arguments: argparse.Namespace,
+    actions: Mapping[str, str],
+    owners: Mapping[str, str],
+    words: Sequence[str],
+) -> str:
+    """The action of `diffrl COMMAND ACTION ...`; `actions`: {name: its usage}, `owners`: {option: its action}.
+
+    UserError for an action that is none of these, and for an option of another one.
+    """
+    action: str = arguments.action
+    if action not in actions:
+        given = " ".join([action, *words])[:80]
+        arguments.parser.error(f'{command}: expected {", ".join(actions)}, got "{given}"{nearest(action, actions)}')
+    for option, owner in owners.items():
+        if getattr(arguments, option) is not None and owner != action:
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{command} {action}: {flag} belongs to `diffrl {command} {owner}`")
+    return action
+
+
+def whole_number(least: int, most: int = 10**6) -> Callable[[str], int]:
+    """argparse's type of a whole number from `least` to `most`: more is a slip, and would fill the memory."""
 
     def number(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f'expected a whole number of at least {least}, got "{text}"')
-        return int(text)
+        value = int(text) if re.fullmatch(r"[0-9]{1,20}", text) else -1
+        if least <= value <= most:
+            return value
+        bound = f"at most {most}" if value > most or re.fullmatch("[0-9]{21,}", text) else f"at least {least}"
+        raise argparse.ArgumentTypeError(f'expected a whole number of {bound}, got "{text[:40]}"')
 
     return number
 

@@ -17,6 +17,11 @@ from diffrl.prompts import Source, check_source, load_prompts, playground_set, s
 TRACKERS = ("trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive", "tensorboard")  # accelerate's
 
 
+# Folders of the operating system: with all that is below them, and by themselves.
+SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys")
+SHARED = ("home", "media", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "var")
+
+
 def check(config: Config, world: int | None = None) -> None:
     """Raise Problem for the first thing that cannot work; `world`: number of processes (default: WORLD_SIZE, or 1)."""
     _at("model", check_model, config.model)
@@ -81,7 +86,10 @@ def check_run_dir(run_dir: str) -> None:
     except (OSError, ValueError) as error:  # too long for a name, or a NUL
         reason = getattr(error, "strerror", None) or str(error)
         raise Problem("run_dir", f"not a folder's name: {reason}") from error
-    if any(place == kept or place in kept.parents for kept in (Path.home().resolve(), Path.cwd().resolve())):
+    _, *parts = place.parts
+    above = any(place == kept or place in kept.parents for kept in (Path.home().resolve(), Path.cwd().resolve()))
+    below = parts[0] in SYSTEM and not (parts[:2] == ["dev", "shm"] and len(parts) > 2) if parts else True
+    if above or below or (len(parts) == 1 and parts[0] in SHARED):
         raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')
 
 

@@ -178,7 +178,7 @@ class Rollout(Section):
 
 
 class Optimise(Section):
-    learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", gt=0, le=1)
+    learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", ge=1e-12, le=1)
     batch_size: int = key(
         576, "images per optimiser step over all processes, each with all its timesteps", "images", ge=1
     )

@@ -135,7 +135,15 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
             "sample playground --prompts p.txt --out o --steps 0",
             '--steps: expected a whole number of at least 1, got "0"',
         ),
+        (
+            "sample playground --prompts p.txt --out o --steps 1000000000",
+            '--steps: expected a whole number of at most 10000, got "1000000000"',
+        ),
         ("sample playground --prompts p.txt --out o --seed -1", "argument --seed: expected"),
+        (
+            f"sample playground --prompts p.txt --out o --seed {'9' * 6000}",
+            "--seed: expected a whole number of at most",
+        ),
         ("sample playground --prompts p.txt --out o --lora runs/one", 'the run\'s LoRA is "runs/one/lora"'),
         ("sample playground --prompts p.txt --out o --lora runs/two/lora", "is not a folder with a LoRA"),
         ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),

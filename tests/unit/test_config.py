@@ -107,7 +107,7 @@ def test_arguments_of_a_reward_stand_beside_or_in_params():
         ("optimise.betas=[0.9]", "optimise.betas: expected a list of two, got [0.9]"),
         ("optimise.betas=0.9", "optimise.betas: expected a list of two such as [1, 2], got 0.9"),
         ('optimise.betas=[0.9, "0.99"]', 'optimise.betas.1: expected a number, got "0.99"'),
-        ("optimise.learning_rate=0", "optimise.learning_rate: expected more than 0, got 0"),
+        ("optimise.learning_rate=0", "optimise.learning_rate: expected at least 1e-12, got 0"),
         ("rollout.group_size=1", "rollout.group_size: expected at least 2, got 1"),
         (
             "rollout.sampler=dmp2",
