@@ -20,7 +20,7 @@ VERSION = "diffrl_version"
 # What a resume may change on its own, by key or section: how long, what is measured and kept, on which devices.
 FREE = (
     *("epochs", "run_dir", "evaluate", "guard", "checkpoint", "tracking", "prompts.test", "prompts.overlap"),
-    *("rollout.batch_size", "optimise.accumulation", "optimise.gradient_checkpointing"),
+    *("rollout.batch_size", "optimise.accumulation", "optimise.micro_batch", "optimise.gradient_checkpointing"),
     *("engine.attention", "engine.compile", "engine.offload_vae"),
 )
 NOT_FREE = ("evaluate.features",)  # diversity shapes GARDO's advantages, and a curve has one feature space
@@ -92,7 +92,8 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], where: str, overrid
         for key in keys
         if (key in then) != (key in now) or then.get(key) != now.get(key)
     ]
-    for change in changes:
+    # First what no override helps: whoever has allowed all the rest should not be told only then.
+    for change in sorted(changes, key=lambda change: _structure(change, then, now) is None):
         _judge(change, then, now, where, accepted)
     return changes
 
@@ -104,7 +105,8 @@ def _judge(
     if plain != change.key:
         text = f"{plain}: the {change.key[len(plain) + 2 : -1]} changed since {where}"
     else:
-        text = f"{plain}: {show(change, now)}, but {where} was trained with {show(change, then)}"
+        past = f"with {show(change, then)}" if change.key in then else "without it"
+        text = f"{plain}: {show(change, now)}, but {where} was trained {past}"
     if (structure := _structure(change, then, now)) is not None:
         raise UserError(f"{text}; {structure}: start a new run (run_dir=...)")
     if not _within(plain, accepted):

@@ -29,3 +29,13 @@ def test_the_readme_s_figures_are_those_of_the_shipped_model() -> None:
         assert row[1:-2] == [f"{value:.2f}" for value in expected]
         assert row[-2] == f"{found['artefact']:.3f}"
         assert row[-1] == (f"{found['variety']:.2f}" if "variety" in found else "")
+
+
+def test_the_page_on_resuming_lists_what_may_change() -> None:
+    from diffrl.records.identity import FREE, FREE_OF_REWARDS, NOT_FREE
+
+    page = (ROOT / "docs" / "resume.md").read_text()
+    table = page.split("## What may change on its own")[1].split("## ")[0]
+    listed = set(re.findall(r"`([\w.]+)`", table))
+    own = {name for name in FREE_OF_REWARDS if not name.startswith("params.")}
+    assert listed == {*FREE, *own, *(key.rpartition(".")[2] for key in NOT_FREE)}

@@ -20,7 +20,7 @@ VALUES = {
     "rewards": {"clip": {"weight": 1.0, "timeout": 5.0, "device": "cpu", "model": "B"}},
     "watch": {"ocr": {"weight": 1.0}, "jpeg": {"weight": 1.0}},
     "gardo": {"auxiliary": ["jpeg"]},
-    "optimise": {"learning_rate": 1e-3, "accumulation": 2, "ema": 0.9},
+    "optimise": {"learning_rate": 1e-3, "accumulation": 2, "micro_batch": 64, "ema": 0.9},
     "evaluate": {"every": 2, "features": "clip"},
     "engine": {"compile": False, "optimiser": "adamw"},
 }
@@ -56,6 +56,7 @@ def test_what_shapes_a_run_is_in_and_what_does_not_is_out() -> None:
         ("epochs", 9),
         ("prompts.test", "c.txt"),
         ("optimise.accumulation", 4),
+        ("optimise.micro_batch", "auto"),  # the run wrote down what it found
         ("evaluate.every", 1),
         ("engine.compile", True),
         ("rewards.clip.timeout", None),
@@ -132,3 +133,11 @@ def test_an_override_of_nothing_is_a_slip() -> None:
     with pytest.raises(UserError, match=r'--override: "optimise.learning_rat" is nothing .*"optimise.learning_rate"'):
         compare(SAME, SAME, "step-1", ["optimise.learning_rat"])
     assert compare(SAME, SAME, "step-1", ["optimise.learning_rate"]) == []
+
+
+def test_what_no_override_helps_is_said_first() -> None:
+    now = changed("seed", 1) | {"objective": "grpo"}
+    with pytest.raises(UserError, match=r'^objective: "grpo", but .* start a new run'):
+        compare(SAME, now, "step-1")
+    with pytest.raises(UserError, match=r"^rewards.ocr.weight: 1.0, but step-1 was trained without it;"):
+        compare(SAME, {**SAME, "rewards.ocr.weight": 1.0}, "step-1")
