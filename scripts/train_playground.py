@@ -8,9 +8,9 @@ schedule over its own minutes of one CPU core, with a learning rate that falls t
     python scripts/train_playground.py --minutes generator=240      # with another schedule
     python scripts/train_playground.py --export                     # export what the states hold now, train nothing
 
-To train the shipped generator further, no state is needed: its weights and a new schedule are enough.
+To train the shipped generator, or the decoder, further, no state is needed: the weights and a new schedule are enough.
 
-    python scripts/train_playground.py --from-shipped --minutes generator=240
+    python scripts/train_playground.py --from-shipped --minutes generator=240 decoder=20
 
 A longer schedule under the same --work goes on from the state (weights, optimiser, average) with a new fall.
 
@@ -26,6 +26,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class Work:
         generator.transformer.load_state_dict(transformer.state_dict())
         for target, source in zip((generator.text_encoder, generator.text_encoder_2), texts.encoders, strict=True):
             target.load_state_dict(source.state_dict())
-        models.save_pipeline(generator.float(), vae.float(), self.tokenizer, self.out / "pipeline")
+        vae = vae.float().to(memory_format=torch.contiguous_format)
+        models.save_pipeline(generator.float(), vae, self.tokenizer, self.out / "pipeline")
 
     def export_clip(self, model: Any, name: str) -> None:
         """Write an open_clip folder, and load it again."""
@@ -126,25 +128,37 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
         target.load_state_dict(source.state_dict())
     scale = [pipeline.vae.config.shift_factor, 1.0 / pipeline.vae.config.scaling_factor]
     (work.folder / "scale.json").write_text(json.dumps(scale))
-    return pipeline.vae, texts, pipeline.transformer.state_dict()
+    return pipeline.vae, texts, pipeline.transformer
 
 
-def train(work: Work, last: int, from_shipped: bool, compiled: bool = False) -> None:
+def go_on(work: Work, stages: Sequence[str], compiled: bool = False) -> None:
+    """Train the generator, the decoder or both further, from the weights in --out."""
+    pool = work.pool()
+    vae, texts, drawn = shipped(work)
+    if "generator" in stages:
+        prompts, minutes = Prompts(pool, texts, work.tokenizer), work.minutes["generator"]
+        start = drawn.state_dict()
+        drawn = train_drawing(work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled)
+        work.export_pipeline(vae, texts, drawn)
+    if "decoder" in stages:
+        work.export_pipeline(train_decoder(work.folder, pool, vae, work.minutes["decoder"]), texts, drawn)
+
+
+def train(work: Work, last: int, compiled: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
-    vae, texts, start = shipped(work) if from_shipped else (None, None, None)
     for stage in STAGES[1 : last + 1]:
-        if stage == "autoencoder" and not from_shipped:
+        if stage == "autoencoder":
             vae = train_autoencoder(work.folder, pool, minutes[stage])
-        elif stage == "texts" and not from_shipped:
+        elif stage == "texts":
             texts = train_texts(work.folder, pool, work.tokenizer, minutes[stage])
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
             latents = work.latents(vae)
-            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], start=start, compiled=compiled)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled)
             work.export_pipeline(vae, texts, drawn)
-        elif stage == "decoder" and not from_shipped:
-            train_decoder(work.folder, pool, vae, minutes[stage])
+        elif stage == "decoder":
+            vae = train_decoder(work.folder, pool, vae, minutes[stage])
             work.export_pipeline(vae, texts, drawn)
         elif stage == "clip":
             clip = train_clip(work.folder, pool, len(work.tokenizer), minutes[stage])
@@ -216,15 +230,19 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--export", action="store_true", help="only export what the states hold now")
-    parser.add_argument("--from-shipped", action="store_true", help="train the generator in --out further")
+    parser.add_argument("--from-shipped", action="store_true", help="train what is in --out further")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
     if args.export:
         export(work)
+    elif args.from_shipped:
+        stages = [word.partition("=")[0] for word in args.minutes]
+        if not stages or not set(stages) <= {"generator", "decoder"}:
+            raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M, or both")
+        go_on(work, stages, args.compile)
     else:
-        last = STAGES.index("generator" if args.from_shipped else args.stage)
-        train(work, last, args.from_shipped, args.compile)
+        train(work, STAGES.index(args.stage), args.compile)
     record(work)
 
 

@@ -64,13 +64,13 @@ def train_autoencoder(work: Path, pool: Pool, minutes: float) -> Any:
 def train_decoder(work: Path, pool: Pool, vae: Any, minutes: float) -> Any:
     """The decoder once more on latents that stay: the generator has learnt those. As `train_autoencoder`, no heads."""
     torch.manual_seed(0)
-    vae = vae.train()
+    vae = vae.train().to(memory_format=torch.channels_last)  # a third faster on a CPU
     vae.encoder.eval().requires_grad_(False)
     stage = Stage("decoder", work, vae, vae, minutes, optimisers_of(vae, RATE, MUON_RATE), fall=0.8, decay=0.99)
 
     def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
         index = torch.randint(len(pool), (BATCH,), generator=generator)
-        x = pixels(pool, index)
+        x = pixels(pool, index).contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
             z = vae.encode(x).latent_dist.mean
         z = z + NOISE * z.std() * torch.randn(z.shape, generator=generator)
