@@ -109,10 +109,10 @@ def empty_trajectory(job: Job, latents: Tensor, starts: Sequence[int]) -> Trajec
     apart = isinstance(plan, Branches)
     return Trajectory(
         states=latents.new_empty(n, width if apart else width + 1, *latents.shape[1:]),
-        t=schedule[number].to(latents.device),
-        t_next=schedule[number + 1].to(latents.device),
+        t=schedule[number].to(latents.device, non_blocking=True),
+        t_next=schedule[number + 1].to(latents.device, non_blocking=True),
         log_prob=latents.new_empty(n, width),
-        level=None if levels is None else torch.tensor(levels)[number].to(latents.device),
+        level=None if levels is None else torch.tensor(levels)[number].to(latents.device, non_blocking=True),
         ends=latents.new_empty(n, width, *latents.shape[1:]) if apart else None,
     )
 
@@ -137,7 +137,7 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, starts: Sequen
     spec, process = job.spec, job.policy.process
     first, last = min(starts), max(starts)
     row = torch.arange(len(x), device=x.device)
-    start = torch.tensor(starts).to(x.device)
+    start = torch.tensor(starts).to(x.device, non_blocking=True)
     state: DpmState | None = None
     states = x.new_empty(len(x), spec.width + 1, *x.shape[1:]) if job.keep else None
     log_prob, views = x.new_empty(len(x), spec.width), []
@@ -187,7 +187,7 @@ def branches(job: Job, plan: Branches, x: Tensor, cond: Conditioning, noise: Ten
     """
     spec, process = job.spec, job.policy.process
     own = torch.tensor(owner)
-    on, mine = own.to(x.device), cond.select(own)
+    on, mine = own.to(x.device, non_blocking=True), cond.select(own)
     states, ends, log_probs, views = [], [], [], []
     for i in range(plan.steps[-1] + 1):
         t, t_next = _ends(job, x, i)

@@ -300,11 +300,13 @@ def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence
 
     def step_noise(names: Sequence[tuple[str, int]], width: int) -> Tensor:
         # all of an image's step noises in one draw: one generator per image, not one per step
-        return seeds.noise((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(device)
+        return seeds.noise((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(
+            device, non_blocking=True
+        )
 
     def begin(texts: Sequence[str], members: Sequence[int], same: bool) -> Tensor:
         x = initial_noise(shape, texts, members, seed=job.seed, epoch=job.epoch, same_noise=same)
-        return x.to(device)
+        return x.to(device, non_blocking=True)
 
     names = list(zip(texts, members, strict=True))
     if isinstance(plan, Branches):

@@ -54,7 +54,7 @@ class Conditioning:
         """The rows `index` (n,) int64, gathered where the embeddings are, cut down to the longest of them."""
         lengths = None if self.lengths is None else self.lengths[index.to("cpu")]
         longest = self.embeds.shape[1] if lengths is None else int(lengths.max()) if len(lengths) else 0
-        index = index.to(self.embeds.device)
+        index = index.to(self.embeds.device, non_blocking=True)
         extra = tuple(tensor.index_select(0, index) for tensor in self.extra)
         return Conditioning(
             self.embeds[:, :longest].index_select(0, index), self.pooled.index_select(0, index), lengths, extra

@@ -75,14 +75,14 @@ class Targets:
         q = table.view(prompts, group, rewards).double()
         weights = centring_weights(q, tau, known.view_as(q))
         qc = (q[..., None] - group_averages(q, weights)).float()
-        weights = weights.float().to(device)
+        weights = weights.float().to(device, non_blocking=True)
         return cls(
             advantages=step.advantages,
             weights=weights,
             local_weights=weights.flatten(0, 1)[here],
-            qc=qc.flatten(0, 1)[here].to(device),
-            qc_groups=qc[..., 0].to(device),
-            known=known[here].float().to(device),
+            qc=qc.flatten(0, 1)[here].to(device, non_blocking=True),
+            qc_groups=qc[..., 0].to(device, non_blocking=True),
+            known=known[here].float().to(device, non_blocking=True),
             split=split,
             group=group,
         )
@@ -99,7 +99,7 @@ class Targets:
         r = r.view(prompts, self.group, per_sample)  # (P, G, T)
         found = group_averages(r.flatten(2)[..., None], self.weights[:, :, None])[:, 0]
         touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique()
-        groups = (torch.arange(prompts) if self.split else touched).to(r.device)
+        groups = (torch.arange(prompts) if self.split else touched).to(r.device, non_blocking=True)
         r, qc = r[groups].transpose(1, 2), self.qc_groups[groups]
         diagnose(r.flatten(0, 1), qc.repeat_interleave(per_sample, 0), means)
         return found

@@ -130,7 +130,7 @@ class CRD(Objective):
             if self.adaptive and self.penalty.beta:
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]
-                self.strength = anchor_strength(q, self.penalty.beta).to(policy.device)
+                self.strength = anchor_strength(q, self.penalty.beta).to(policy.device, non_blocking=True)
         self._r_mean = self._old_error = None
         if not self.on_policy and not self._targets.whole(step):
             self._measure(policy, step, self._targets)
@@ -175,7 +175,7 @@ class CRD(Objective):
         if rows.on_policy:
             r_mean = torch.zeros_like(qc)  # r_theta is 0
         elif self._r_mean is not None:
-            r_mean = self._r_mean[rows.groups.to(number.device), number]
+            r_mean = self._r_mean[rows.groups.to(number.device, non_blocking=True), number]
         else:
             r_mean = targets.means_of_batch(r, sample, self.means)
         losses = crd_loss(r, r_mean, qc, self.adv_clip, self.b, self.kind)

@@ -95,7 +95,9 @@ class Gated(Penalty):
         assert self._anchors is not None
         kl = self.own.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
         self._observe(kl.detach())
-        return kl.new_zeros(len(rows.slot)).index_add(0, here.to(kl.device), self._weight * shaped(kl, self.own.form))
+        return kl.new_zeros(len(rows.slot)).index_add(
+            0, here.to(kl.device, non_blocking=True), self._weight * shaped(kl, self.own.form)
+        )
 
     def _observe(self, kl: Tensor) -> None:
         self.means.add("gardo/kl_gated", kl)
@@ -123,5 +125,5 @@ def _joined(parts: Sequence[Prediction]) -> Prediction | None:
 
 
 def _selected(prediction: Prediction, index: Tensor) -> Prediction:
-    index = index.to(prediction.v.device)
+    index = index.to(prediction.v.device, non_blocking=True)
     return Prediction(prediction.x0[index], prediction.eps[index], prediction.v[index])

@@ -108,13 +108,13 @@ class GRPO(Objective):
         if self.order == "random" and self.rows_per_sample(rollout) < stored:
             names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
             number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
-        i, j = sample.to(device), number.to(device)
+        i, j = pairs.to(device, non_blocking=True).unbind(1)
         return Rows(
             x0=rollout.latents[i],
             x_t=trajectory.x[i, j],
             t=trajectory.t[i, j],
             cond=rollout.cond.select(rollout.prompt_index[sample]),
-            advantages=row_advantages(advantages, sample, number).to(device),
+            advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
             groups=rollout.prompt_index[sample],
             on_policy=self.on_policy,
             guidance=self.spec.guidance,

@@ -79,7 +79,7 @@ class NFT(Objective):
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = super().rows(rollout, advantages, pairs, key)
         if self._known is not None:
-            rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device)
+            rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
         return rows
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:

@@ -65,7 +65,7 @@ class PRDP(Objective):
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = self.steps.rows(rollout, advantages, pairs, key)
-        rows.pairs, rows.on_policy = pairs.to(rows.t.device), self.on_policy
+        rows.pairs, rows.on_policy = pairs.to(rows.t.device, non_blocking=True), self.on_policy
         return rows
 
     def before_step(self, policy: Policy, step: Step) -> None:

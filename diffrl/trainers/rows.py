@@ -54,11 +54,11 @@ class Rows:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, value in values.items():
             if isinstance(value, Tensor):
-                values[name] = value[index.to(value.device)]
+                values[name] = value[index.to(value.device, non_blocking=True)]
             elif isinstance(value, Conditioning):
                 values[name] = value.select(index)
             elif isinstance(value, Prediction):
-                on = index.to(value.v.device)
+                on = index.to(value.v.device, non_blocking=True)
                 values[name] = Prediction(value.x0[on], value.eps[on], value.v[on])
         return Rows(**values)
 
@@ -136,19 +136,21 @@ def noise_levels(
 def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, names: Names, on_policy: bool) -> Rows:
     """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number."""
     sample, number = pairs[:, 0], pairs[:, 1]
-    x0 = rollout.latents[sample.to(rollout.latents.device)]
-    t = t.to(x0.device)
+    device = rollout.latents.device
+    # Nothing here waits for the device: what is copied there is staged at once, and the host goes on.
+    there = pairs.to(device, non_blocking=True)
+    x0, t = rollout.latents[there[:, 0]], t.to(device, non_blocking=True)
     eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
-    eps = eps.to(x0.device)
+    eps = eps.to(device, non_blocking=True)
     return Rows(
         x0=x0,
         x_t=rollout.process.add_noise(x0, eps, t),
         t=t,
         cond=rollout.cond.select(rollout.prompt_index[sample]),
-        advantages=row_advantages(advantages, sample, number).to(x0.device),
+        advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
         groups=rollout.prompt_index[sample],
         on_policy=on_policy,
         guidance=rollout.guidance,
-        pairs=pairs.to(x0.device),
+        pairs=there,
         eps=eps,
     )
