@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-AUTO_ROWS = 64  # at most so many where memory decides: more gains nothing measurable, and leaves a CPU's caches
+# At most so many where memory decides: a guess, since nothing above it was measured. `optimise.micro_batch` may be any
+# number.
+AUTO_ROWS = 64
 
 
 def part_sizes(rows: int, accumulation: int, micro_batch: int | None = None, group: int = 1) -> list[int]:
