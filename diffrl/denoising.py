@@ -63,6 +63,7 @@ class Job:
     keep: bool = False
     plan: Plan | None = None
     group: int = 1  # G, for the plans that need it
+    cached: bool = False  # may parts of the forwards be left out (`Policy.cached`)?
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
 
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,6 +112,7 @@ def collect(
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
+    job = replace(job, cached=not keep_trajectory and plan is None)
     final = 0 if plan is None else plan.final(spec)
     texts = [p.text for p in prompts]
     prompt_index, member, local = _share(texts, group_size, rank, world)
@@ -280,7 +282,8 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 @torch.no_grad()
 def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
-    with job.policy.using(job.snapshot):
+    caching = job.policy.cached(job.levels) if job.cached else nullcontext()
+    with job.policy.using(job.snapshot), caching:
         drawn = _drawn(job, cond, texts, members)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()

@@ -28,6 +28,7 @@ from diffrl.config.base import (
     key,
     section,
 )
+from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
 from diffrl.config.estimates import Advantages
 from diffrl.config.explain import explain
@@ -47,18 +48,14 @@ class Prompts(Section):
         "hub:OWNER/NAME[:split[:column]]; or several as {SOURCE: share, ...}, which divide the prompts of every epoch "
         "by their shares",
     )
-    test: PromptSource = key(
-        "playground/compositional/test", "held-out prompts to evaluate on; needed where train is given"
-    )
+    test: PromptSource = key("playground/compositional/test", "held-out prompts; needed where train is given")
     overlap: bool = key(False, "allow test prompts that are also trained on; the report says so")
 
 
 class Lora(Section):
     rank: int = key(32, "rank of the update, at most the width of a large network", ge=1, le=8192)
     alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0, le=10**5)
-    targets: list[str] | None = key(
-        None, "names of the adapted modules; null: the model family's attention projections"
-    )
+    targets: list[str] | None = key(None, "names of the adapted modules; null: the family's attention projections")
 
 
 class Rollout(Section):
@@ -106,6 +103,7 @@ class Rollout(Section):
     resolution: Resolution | None = key(
         None, "side of square images, or [width, height]; null: the model's own", "pixels"
     )
+    cache: CacheSection | None = key(None, "leave out parts of a rollout's forwards; nft, crd ..., present = on")
 
     @property
     def images(self) -> int:
@@ -131,14 +129,15 @@ class Rollout(Section):
         if self.window_range is not None:
             first, end = self.window_range
             if not 0 <= first < end <= self.noisy_steps:
-                raise Problem(
-                    "rollout.window_range", f"[{first}, {end}] is not within [0, {self.noisy_steps}]: {limit}"
-                )
+                text = f"[{first}, {end}] is not within [0, {self.noisy_steps}]: {limit}"
+                raise Problem("rollout.window_range", text)
             if end - first < self.stochastic_steps:
                 text = f"[{first}, {end}] is too short for a window of {self.stochastic_steps} steps (rollout.window)"
                 raise Problem("rollout.window_range", text)
         self._check_levels()
         self._check_window_moves()
+        if self.cache is not None:
+            self.cache.check_with(config)
         if self.same_noise and not self.stochastic_steps:
             text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
             raise Problem("rollout.same_noise", text)

@@ -13,7 +13,9 @@ from diffrl.config import Config
 from diffrl.config.estimates import Advantages
 from diffrl.config.reward import read_by_steps
 from diffrl.divgen.diversity import default_features
+from diffrl.errors import UserError
 from diffrl.policy import Policy
+from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
 from diffrl.records.guard import Guard
@@ -230,6 +232,11 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     fused.merging, fused.lossy = merge != "off" and not policy.sharded, merge == "all"
     if policy.sharded and merge == "all":
         log.warning("engine.merge: all is not used: under FSDP2 no process has a whole weight to merge into")
+
+    if config.rollout.cache is not None:
+        if policy.sharded:
+            raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
+        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), config.rollout.steps)
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:

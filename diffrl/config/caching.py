@@ -1,0 +1,41 @@
+"""The config's section of what a rollout's forwards may leave out; present = on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from diffrl.config.base import PAIR, Problem, Section, key
+
+EXACT = ("grpo", "prdp")  # objectives that train on the very steps of the rollout
+
+
+class CacheSection(Section):
+    kind: Literal["first_block", "taylorseer", "mag", "pyramid"] = key(
+        "taylorseer",
+        "diffusers' caches. taylorseer: attention extrapolated from earlier steps; pyramid: attention taken over from "
+        "the last one; mag: all blocks' residual taken over, by measured ratios; first_block: the same where the first "
+        "block says that little has changed, which depends on all images of a forward",
+    )
+    interval: int = key(2, "taylorseer, pyramid: attention is computed in every so many-th step", "steps", ge=1)
+    warmup: int = key(2, "steps that are computed whole before any is left out", "steps", ge=1)
+    threshold: FiniteFloat | None = key(
+        None, "first_block, mag: how large a change may be left out; null: diffusers' own (0.05, 0.06)", gt=0, le=10
+    )
+    ratios: Annotated[tuple[FiniteFloat, ...], PAIR, Field(min_length=2)] | None = key(
+        None, "mag: the model's magnitude ratios (diffusers' MagCacheConfig(calibrate=True)); null: known for FLUX.1"
+    )
+
+    def check_with(self, config: Any) -> None:
+        """Raise Problem where the rest of the config needs what a cache leaves out."""
+        if config.objective in EXACT:
+            text = "trains on the exact log-probabilities of the rollout's steps, which a cache changes; leave it out"
+            raise Problem("rollout.cache", f'objective "{config.objective}" {text}, or use nft or crd')
+        if config.engine.compile:
+            raise Problem("rollout.cache", "engine.compile compiles the blocks that a cache must look into; choose one")
+        if self.warmup >= config.rollout.steps:
+            text = f"{self.warmup} steps are computed whole, and there are {config.rollout.steps} (rollout.steps)"
+            raise Problem("rollout.cache.warmup", text)
+        if self.ratios is not None and self.kind != "mag":
+            raise Problem("rollout.cache.ratios", f'kind "{self.kind}" does not use them; leave them out')
