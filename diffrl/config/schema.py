@@ -213,7 +213,7 @@ class Optimise(Section):
 
 class Engine(Section):
     attention: str = key(
-        "native", "attention kernel, by diffusers' names: native (torch's own), xformers, flash, sage, ..."
+        "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
     )
     compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
     optimiser: Literal["adamw", "adamw8bit"] = key(

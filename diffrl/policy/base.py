@@ -135,6 +135,7 @@ class Policy:
             seed=seed,
             cast_input=self._autocast_to is None,
         )
+        self.attention_times: dict[str, float] = {}  # seconds of a trial by kernel, where they were measured
         self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
         self._cache: dict[str | None, Conditioning] = {}  # one row each, on the CPU, oldest first
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device

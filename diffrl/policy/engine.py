@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
+import statistics
+from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend
 from diffusers.models.attention_dispatch import AttentionBackendName
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
 
 ATTENTION = "engine.attention"
+# What "auto" tries, exact kernels all of them; sage and its like round to 8 bits. Those with "_" are torch's own.
+EXACT = ("native", "_native_cudnn", "_native_flash", "_native_efficient", "flash", "_flash_3", "xformers")
+ALIKE = 0.02  # how far a kernel's predictions may be from native's, by norm: a few roundings of bf16
 
 log = logging.getLogger("diffrl")
 
@@ -30,15 +38,15 @@ def check_launcher(accelerator: Accelerator, precision: str) -> None:
 
 def set_attention(network: Any, kernel: str) -> None:
     """Run attention with this kernel: "native" is torch's scaled dot product; "xformers", "flash", ... as diffusers
-    names them.
+    names them. "auto" is for `choose_attention`, and no kernel.
 
     Raises:
         UserError: if there is no such kernel, it cannot run here, or this network's attention takes no kernels.
     """
-    known = [backend.value for backend in AttentionBackendName if not backend.value.startswith("_")]
+    known = ["auto", *_kernels()]
     if kernel not in known:
         raise UserError(f'{ATTENTION}: "{kernel}" is no kernel of diffusers{nearest(kernel, known)}')
-    modern = any(hasattr(part, "_attention_backend") for part in getattr(network, "attn_processors", {}).values())
+    modern = _modern(network)
     if not modern and kernel not in ("native", "xformers"):
         name = type(network).__name__
         raise UserError(f'{ATTENTION}: "{kernel}", but {name} has older attention: native and xformers only')
@@ -50,6 +58,66 @@ def set_attention(network: Any, kernel: str) -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error
+
+
+def choose_attention(network: Any, trial: Callable[[], Tensor], clock: Callable[[], float]) -> dict[str, float]:
+    """Run attention with the exact kernel that is fastest here; returns the seconds of those that can run, by name.
+
+    Args:
+        network: whose attention it is.
+        trial: a forward and a backward pass as in training, of the same rows each time; returns the predictions.
+        clock: seconds, with the device's work done.
+
+    A kernel whose predictions are not native's up to rounding is left out. All processes choose the same.
+    """
+    modern, before = _modern(network), dict(network.attn_processors)
+
+    def use(kernel: str) -> None:
+        if modern:
+            network.set_attention_backend(kernel)
+        elif kernel == "xformers":
+            network.enable_xformers_memory_efficient_attention()
+        else:
+            network.set_attn_processor(dict(before))
+
+    times: dict[str, float] = {}
+    expected: Tensor | None = None
+    for kernel in EXACT if modern else ("native", "xformers"):
+        taken = math.inf
+        try:
+            use(kernel)
+            made = trial()
+            expected = made if expected is None else expected
+            if float((made - expected).norm() / expected.norm().clamp_min(1e-12)) <= ALIKE:
+                taken = statistics.median(_seconds(trial, clock) for _ in range(3))
+        except Exception as error:  # not installed, not for this device, type or mask: the kernel says so in its way
+            log.debug("%s: %s cannot run here (%s)", ATTENTION, kernel, error)
+        times[kernel] = taken
+    if dist.is_initialized():
+        total = torch.tensor(list(times.values()), device=expected.device if expected is not None else None)
+        dist.all_reduce(total)
+        times = dict(zip(times, total.tolist(), strict=True))
+    best = min(times, key=times.__getitem__)
+    use(best)
+    found = {kernel: taken for kernel, taken in times.items() if math.isfinite(taken)}
+    listed = ", ".join(f"{kernel} {taken * 1000:.1f} ms" for kernel, taken in found.items())
+    log.info("%s: auto chose %s (%s)", ATTENTION, best, listed)
+    return found
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    mark = clock()
+    work()
+    return clock() - mark
+
+
+def _modern(network: Any) -> bool:
+    """Does its attention take diffusers' kernels by name?"""
+    return any(hasattr(part, "_attention_backend") for part in getattr(network, "attn_processors", {}).values())
+
+
+def _kernels() -> list[str]:
+    return [backend.value for backend in AttentionBackendName if not backend.value.startswith("_")]
 
 
 def compile_blocks(network: nn.Module, **options: Any) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +18,7 @@ from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
-from diffrl.policy.engine import compile_blocks, set_attention
+from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
 from diffrl.records.guard import Guard
 from diffrl.rewards.building import Entry, build_rewards
@@ -26,6 +28,7 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
+from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Decay, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
 from diffrl.trainers.branches import Branching
@@ -211,10 +214,30 @@ def loop_settings(config: Config) -> LoopSettings:
     )
 
 
+def _clock(device: torch.device) -> float:
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def trial(policy: Policy) -> torch.Tensor:
+    """A forward and a backward pass of two rows with texts of different length; the predictions."""
+    x = noise(policy.latent_shape, [("attention", i) for i in range(2)]).to(policy.device)
+    cond = policy.encode(["", "a red square to the left of two blue circles"])
+    v = policy.predict(x, x.new_tensor([0.9, 0.4]), cond).v
+    v.square().mean().backward()
+    for _, parameter in policy.trainable:
+        parameter.grad = None
+    return v.detach()
+
+
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
-    if config.engine.attention != "native":
+    if config.engine.attention == "auto":
+        if policy.device.type == "cuda":  # elsewhere there is native alone
+            clock = partial(_clock, policy.device)
+            policy.attention_times = choose_attention(network, partial(trial, policy), clock)
+    elif config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
         policy.vae.enable_tiling()

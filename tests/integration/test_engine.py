@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +22,8 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.engine import compile_blocks, set_attention
+from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
+from diffrl.run.parts import trial
 from diffrl.run.train import Run, train
 
 
@@ -54,6 +58,45 @@ def test_an_attention_kernel_is_the_networks_or_refused_with_the_reason(policies
         if not torch.cuda.is_available():
             with pytest.raises(UserError, match=r'"xformers" cannot run here \(.+\)'):
                 set_attention(network, "xformers")
+
+
+class Kernels:
+    """A network of whose attention kernels some are missing, slow or wrong; time passes only in its forwards."""
+
+    def __init__(self) -> None:
+        self.costs = {"native": 3.0, "_native_cudnn": 1.0, "_native_flash": 2.0, "flash": 0.5, "_flash_3": 0.1}
+        self.now, self.kernel = 0.0, "native"
+        self.attn_processors = {"0": SimpleNamespace(_attention_backend=None)}
+
+    def set_attention_backend(self, kernel: str) -> None:
+        if kernel == "flash":
+            raise ImportError("flash-attn is not installed")
+        self.kernel = kernel
+
+    def trial(self) -> torch.Tensor:
+        if self.kernel not in self.costs:
+            raise RuntimeError("No available kernel")
+        self.now += self.costs[self.kernel]
+        return torch.full((4,), 9.0 if self.kernel == "_flash_3" else 1.0)
+
+
+def test_the_fastest_exact_kernel_is_chosen_by_measurement(policies: dict[str, Policy]) -> None:
+    network = Kernels()
+    found = choose_attention(network, network.trial, lambda: network.now)
+    assert network.kernel == "_native_cudnn"  # flash is not there, and _flash_3 computes something else
+    assert found == {"native": 3.0, "_native_cudnn": 1.0, "_native_flash": 2.0}
+    for policy in policies.values():  # the real trial; here native is the only one, or the fastest of torch's own
+        grads = [parameter.grad for _, parameter in policy.trainable]
+        times = choose_attention(policy.backbone.network, partial(trial, policy), time.perf_counter)
+        assert "native" in times and "flash" not in times
+        assert [parameter.grad for _, parameter in policy.trainable] == grads
+        set_attention(policy.backbone.network, "native")
+
+
+def test_on_a_cpu_auto_is_native(config_file: Any) -> None:
+    run = Run(load_config(config_file("auto"), ["engine.attention=auto"]))
+    assert run.policy.device.type != "cpu" or run.policy.attention_times == {}
+    run.close()
 
 
 def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str, Policy]) -> None:
