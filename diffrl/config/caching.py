@@ -1,4 +1,4 @@
-"""The config's section of what a rollout's forwards may leave out; present = on."""
+"""The config's section of what a rollout's forwards may leave out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ EXACT = ("grpo", "prdp")  # objectives that train on the very steps of the rollo
 
 
 class CacheSection(Section):
-    kind: Literal["first_block", "taylorseer", "mag", "pyramid"] = key(
-        "taylorseer",
-        "diffusers' caches. taylorseer: attention extrapolated from earlier steps; pyramid: attention taken over from "
-        "the last one; mag: all blocks' residual taken over, by measured ratios; first_block: the same where the first "
-        "block says that little has changed, which depends on all images of a forward",
+    kind: Literal["off", "first_block", "taylorseer", "mag", "pyramid"] = key(
+        "off",
+        "diffusers' caches; never with grpo. taylorseer: attention extrapolated from earlier steps; pyramid: attention "
+        "taken over from the last one; mag: all blocks' residual taken over, by measured ratios; first_block: the same "
+        "where the first block says that little has changed, which depends on all images of a forward",
     )
     interval: int = key(2, "taylorseer, pyramid: attention is computed in every so many-th step", "steps", ge=1)
     warmup: int = key(2, "steps that are computed whole before any is left out", "steps", ge=1)
@@ -29,6 +29,8 @@ class CacheSection(Section):
 
     def check_with(self, config: Any) -> None:
         """Raise Problem where the rest of the config needs what a cache leaves out."""
+        if self.kind == "off":
+            return
         if config.objective in EXACT:
             text = "trains on the exact log-probabilities of the rollout's steps, which a cache changes; leave it out"
             raise Problem("rollout.cache", f'objective "{config.objective}" {text}, or use nft or crd')

@@ -103,7 +103,7 @@ class Rollout(Section):
     resolution: Resolution | None = key(
         None, "side of square images, or [width, height]; null: the model's own", "pixels"
     )
-    cache: CacheSection | None = key(None, "leave out parts of a rollout's forwards; nft, crd ..., present = on")
+    cache: CacheSection = section(CacheSection, "parts of its forwards that may be left out")
 
     @property
     def images(self) -> int:
@@ -136,8 +136,7 @@ class Rollout(Section):
                 raise Problem("rollout.window_range", text)
         self._check_levels()
         self._check_window_moves()
-        if self.cache is not None:
-            self.cache.check_with(config)
+        self.cache.check_with(config)
         if self.same_noise and not self.stochastic_steps:
             text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
             raise Problem("rollout.same_noise", text)

@@ -256,7 +256,7 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if policy.sharded and merge == "all":
         log.warning("engine.merge: all is not used: under FSDP2 no process has a whole weight to merge into")
 
-    if config.rollout.cache is not None:
+    if config.rollout.cache.kind != "off":
         if policy.sharded:
             raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
         policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), config.rollout.steps)
