@@ -22,6 +22,7 @@ RATE, MUON_RATE = 1.5e-3, 2e-2
 READ = 0.3  # weight of the throw-away heads' loss
 LAYER = 2  # the block whose output they read, counted from 1
 NOISIER = 0.4  # mean of the logit of the noise level
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of the transformer and the frozen encoders
 EMPTY = 0.1  # share of prompts that are emptied, for classifier-free guidance
 
 
@@ -77,7 +78,7 @@ class Prompts:
 
     def __init__(self, pool: Pool, texts: Any, tokenizer: CLIPTokenizer, told: np.ndarray | None = None) -> None:
         self.tokens = pool.tokens if told is None else told
-        self.encoders = texts.encoders.eval().requires_grad_(False)
+        self.encoders = texts.encoders.eval().requires_grad_(False).to(DEVICE)
         self.empty = models.tokenize(tokenizer, [""])
 
     @torch.no_grad()
@@ -86,6 +87,7 @@ class Prompts:
         which = torch.randint(self.tokens.shape[1], (len(rows),), generator=generator).numpy()
         tokens = torch.from_numpy(self.tokens[rows, which].astype(np.int64))
         tokens = torch.where(torch.rand(len(rows), 1, generator=generator) < EMPTY, self.empty, tokens)
+        tokens = tokens.to(DEVICE, non_blocking=True)
         outputs = [encoder(tokens, output_hidden_states=True) for encoder in self.encoders]
         embeds = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
         return embeds, torch.cat([output.text_embeds for output in outputs], dim=-1)
@@ -100,7 +102,7 @@ def train_drawing(
     `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter.
     """
     torch.manual_seed(0)
-    learner = Learner()
+    learner = Learner().to(DEVICE)
     if start is not None:
         learner.transformer.load_state_dict(start)
     stage = Stage(name, work, learner.transformer, learner, minutes, optimisers_of(learner, RATE, MUON_RATE), fall)
@@ -112,12 +114,13 @@ def train_drawing(
         x0 = torch.from_numpy(latents[rows].astype(np.float32))
         t = torch.sigmoid(torch.randn(BATCH, generator=generator) + NOISIER)
         eps = torch.randn(x0.shape, generator=generator)
+        x0, t, eps = (tensor.to(DEVICE, non_blocking=True) for tensor in (x0, t, eps))
         level = t[:, None, None, None]
         velocity, read = learner((1 - level) * x0 + level * eps, t, *prompts.embed(rows, generator))
-        content, paint = (torch.from_numpy(a[rows].astype(np.int64)) for a in (pool.content, pool.paint))
+        content, paint = (torch.from_numpy(a[rows].astype(np.int64)).to(DEVICE) for a in (pool.content, pool.paint))
         logits = read.split([CONTENTS, PAINTS], dim=1)
         known = F.cross_entropy(logits[0], content) + F.cross_entropy(logits[1], paint)
         error = F.mse_loss(velocity, eps - x0)
         return error + READ * known, {"v": error.item(), "read": known.item()}
 
-    return stage.run(loss_of, BATCH)
+    return stage.run(loss_of, BATCH).cpu()

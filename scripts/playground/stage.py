@@ -35,7 +35,7 @@ class Stage:
         self.step, self.seconds, self.images = 0, 0.0, 0
         self.rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
         if self.path.exists():
-            self._load(torch.load(self.path, weights_only=True))
+            self._load(torch.load(self.path, weights_only=True, map_location="cpu"))
 
     def _load(self, state: dict[str, Any]) -> None:
         self.step, self.seconds, self.images = state["step"], state["seconds"], state["images"]
