@@ -258,13 +258,7 @@ def hollow_backbone(config: Config) -> Any:
     """The family's backbone over modules without weights (on the meta device), from the model's configs."""
     shape = architecture(config.model)
     source, index = find_model(config.model if shape is None else str(shape))
-    dtype = PRECISIONS[config.optimise.precision]
-    parts = {name: _component(source, name, entry, dtype) for name, entry in index.items() if isinstance(entry, list)}
-    pipe = SimpleNamespace(
-        **parts,
-        config=SimpleNamespace(**{name: value for name, value in index.items() if not isinstance(value, list)}),
-        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
-    )
+    pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
     family = find_family(str(index["_class_name"]), config.family)
     length = settings_of(source).get("max_sequence_length")
     backbone = family(pipe, config.rollout.resolution, length)
@@ -273,7 +267,23 @@ def hollow_backbone(config: Config) -> Any:
     return backbone
 
 
-def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype) -> Any:
+def made_pipeline(
+    source: str, index: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "meta", texts: bool = True
+) -> Any:
+    """What stands for a pipeline: modules made from a folder's configs, `index` being its model_index.json.
+
+    On the meta device they have no weights, on another one random ones. `texts`: with the text encoders.
+    """
+    entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+    wanted = {name: entry for name, entry in entries.items() if texts or not name.startswith("text_encoder")}
+    return SimpleNamespace(
+        **{name: _component(source, name, entry, dtype, device) for name, entry in wanted.items()},
+        config=SimpleNamespace(**{name: value for name, value in index.items() if name not in entries}),
+        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
+    )
+
+
+def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype, device: torch.device | str) -> Any:
     """One entry of model_index.json, made from its config; None for what has no weights."""
     library, kind = entry
     if library == "diffusers" and kind is not None:
@@ -282,22 +292,22 @@ def _component(source: str, name: str, entry: list[str | None], dtype: torch.dty
         if name == "scheduler":
             return made.from_config(config)
         upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
-        with _nowhere(torch.float32 if upcast else dtype):
+        with _made_on(device, torch.float32 if upcast else dtype):
             return made.from_config(config)
     if library == "transformers" and kind is not None and name.startswith("text_encoder"):
         made = getattr(transformers, kind)
-        with _nowhere(dtype):
+        with _made_on(device, dtype):
             return made(made.config_class.from_pretrained(source, subfolder=name))
     return None
 
 
 @contextmanager
-def _nowhere(dtype: torch.dtype) -> Iterator[None]:
-    """Modules that are made inside have weights of this type, and none of them exist."""
+def _made_on(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
+    """Modules that are made inside have weights of this type there; on the meta device none of them exist."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             yield
     finally:
         torch.set_default_dtype(before)

@@ -20,21 +20,18 @@ import shlex
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from bare import Recorder
 from published_models import write_model
-from torch import Tensor, nn
 
-import diffrl.run.assembly as assembly
 from diffrl import __version__
-from diffrl.config import Config, load_config
+from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.policy import PRECISIONS, Conditioning, LoraSpec, Policy
-from diffrl.run.fit import estimate, hollow_backbone
+from diffrl.run.fit import estimate
 from diffrl.run.train import Run
 
 REWARD = """
@@ -46,6 +43,7 @@ class Constant:
     def __call__(self, images, prompts, metadata):
         return images.mean((1, 2, 3))
 """
+FAMILIES = Path(__file__).resolve().parent / "random_weights.py"
 RESOLUTION = {"small": 64, "sd35-medium": 512, "flux-dev": 512}
 OPTIONS = {
     "base": [],  # what the others are compared with
@@ -77,6 +75,7 @@ def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
     rows = images * (2 if args.objective == "grpo" else 6)
     config = objective | {
         "model": str(write_model(folder / "model", args.model)),
+        "family": f"{FAMILIES}:{'Flux' if args.model.startswith('flux') else 'SD3'}",
         "prompts": {"train": prompts, "test": prompts},
         "rollout": rollout,
         "rewards": {"constant": {"plugin": f"{folder / 'reward.py'}:Constant"}},
@@ -93,81 +92,16 @@ def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
     return path
 
 
-def random_policy(config: Config, device: torch.device) -> Policy:
-    """The config's policy with random weights, made where it lives."""
-    torch.manual_seed(0)
-    backbone = hollow_backbone(config)
-    for module in (backbone.network, backbone.vae):
-        module.to_empty(device=device)
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                tensor.data.normal_(std=0.02)
-        for part in module.modules():
-            if isinstance(part, nn.GroupNorm | nn.LayerNorm) and part.weight is not None:
-                part.weight.data.fill_(1.0)
-    random = backbone.blank(1, PRECISIONS[config.optimise.precision])
-    for tensor in (random.embeds, random.pooled):
-        tensor.normal_()
-    backbone.encode = lambda prompt, device: random
-    backbone.text_encoders = []
-    lora = LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets)
-    return Policy(backbone, lora=lora, device=device)
-
-
-class Recorder:
-    """The epoch's predictions (rows, conditioning, guidance, with gradient?) and decodings (latents)."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.calls = policy, []  # type: ignore[var-annotated]
-        self._predict, self._decode = policy.predict, policy.decode
-
-    def __enter__(self) -> Recorder:
-        def predict(x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float = 1.0) -> Any:
-            self.calls.append(("predict", (x_t.detach(), t, cond, guidance), torch.is_grad_enabled()))
-            return self._predict(x_t, t, cond, guidance)
-
-        def decode(latents: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
-            self.calls.append(("decode", (latents.detach(), chunk, grad), False))
-            return self._decode(latents, chunk, grad)
-
-        self.policy.predict, self.policy.decode = predict, decode  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        del self.policy.predict, self.policy.decode  # the class's own again
-
-    def replay(self) -> float:
-        """Seconds of nothing but these calls, and of a backward pass for each that has a gradient."""
-        _wait(self.policy.device)
-        mark = time.perf_counter()
-        for name, arguments, grad in self.calls:
-            with torch.set_grad_enabled(grad):
-                made = getattr(self.policy, name)(*arguments)
-                if grad:
-                    made.v.square().mean().backward()
-        _wait(self.policy.device)
-        for _, parameter in self.policy.trainable:
-            parameter.grad = None
-        return time.perf_counter() - mark
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bool) -> dict[str, Any]:
     config = load_config(path, overrides)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policy = random_policy(config, device)
-    assembly.load_policy = lambda *ignored, **also: policy  # type: ignore[assignment]
     run = Run(config)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     epochs = []
     shares = []
     for epoch in range(args.warm + args.repeats):  # old equals the trained LoRA in the first epoch only
-        recorder = Recorder(policy)
+        recorder = Recorder(run.policy)
         if bare and epoch >= args.warm:
             with recorder:
                 found = run.loop.run_epoch(epoch)

@@ -1,0 +1,64 @@
+"""Families whose weights are random and made on the device, from a model's configs alone: true size, no download.
+
+    model: assets/architectures/FLUX.1-dev
+    family: scripts/benchmarks/random_weights.py:Flux
+
+The text encoders are left out, since no vocabulary comes with the configs: a prompt's embedding is random, of the
+largest shape that the family has, and the same for the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor
+
+from diffrl import seeds
+from diffrl.policy import Conditioning, flux, qwen_image, sd3
+from diffrl.policy.pipelines import Resolution, settings_of
+from diffrl.run.fit import made_pipeline
+
+
+class Random:
+    """Stands before a family."""
+
+    pipe: Any
+    network: Any
+    blank: Any
+    denoiser: str
+
+    @classmethod
+    def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
+        cuda = torch.cuda.is_available()
+        device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        with torch.random.fork_rng(devices=[device] if cuda else []):
+            torch.manual_seed(0)
+            pipe = made_pipeline(source, index, dtype, device, texts=False)
+        return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))  # type: ignore[call-arg]
+
+    def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
+        cond: Conditioning = self.blank(1, next(self.network.parameters()).dtype)
+        generator = seeds.generator("text", prompt or "")
+        for tensor in (cond.embeds, cond.pooled, *cond.extra):
+            tensor.normal_(generator=generator)
+        return cond.to(device)
+
+    def save_lora(self, directory: Path, file: str, state: dict[str, Tensor], metadata: dict[str, object]) -> None:
+        words = {f"{self.denoiser}_lora_layers": state, f"{self.denoiser}_lora_adapter_metadata": metadata}
+        getattr(diffusers, self.pipe.config._class_name).save_lora_weights(directory, weight_name=file, **words)
+
+
+class SD3(Random, sd3.SD3):
+    """Stable Diffusion 3 and 3.5."""
+
+
+class Flux(Random, flux.Flux):
+    """FLUX.1."""
+
+
+class QwenImage(Random, qwen_image.QwenImage):
+    """Qwen-Image."""
