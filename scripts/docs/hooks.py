@@ -276,6 +276,29 @@ def memory() -> str:
 
 
 @page_function
+def gpu_proof(file: str = "gpu_proof.json") -> str:
+    """What `scripts/gpu_proof.py` found on a GPU; that nothing was measured yet where its file is not there."""
+    found = read(file) if (RESULTS / file).exists() else {"tiny": True}
+    parts = {name: part for name, part in found.get("parts", {}).items() if part["status"] == "done"}
+    if found["tiny"] or not parts:
+        return "**Not measured**: nobody has run `scripts/gpu_proof.py` on a GPU and committed its figures yet.\n"
+    keys = ("images_per_second_rollout", "rows_per_second_optimise", "share_of_bare_loop", "peak_gib", "counted_gib")
+    lines = [f"| part | {' | '.join(key.replace('_', ' ') for key in keys)} |", "| --- " * (len(keys) + 1) + "|"]
+    for name, part in parts.items():
+        cells = [f"{part[key]:g}" if key in part else "" for key in keys]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    gains = [
+        f"| {name.split('/')[1]} | {', '.join(f'{key} {value:g}' for key, value in part['relative'].items())} |"
+        for name, part in parts.items()
+        if "relative" in part
+    ]
+    options = ["", "| option | beside the plain run |", "| --- | --- |", *gains] if gains else []
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("diffrl", "torch", "diffusers"))
+    return "\n".join([*lines, *options]) + f"\n\nDevice: {found['machine']['gpu']}; {versions}.\n"
+
+
+@page_function
 def recipe(name: str) -> str:
     """A shipped config, with its header that says where each value is from."""
     return f'```yaml title="configs/{name}.yaml"\n{(ROOT / "configs" / f"{name}.yaml").read_text().rstrip()}\n```\n'

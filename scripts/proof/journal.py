@@ -1,0 +1,144 @@
+"""What a proof has found so far: one JSON file, written whole after every part, that the next call goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from diffrl.errors import UserError
+
+LONGEST = 600.0  # seconds that a part may take, whatever the time that is left
+GRACE = 5.0  # seconds that stay for writing the JSON and the table
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of the proof. `run` gets the seconds that it may take and returns what goes into the JSON; a UserError
+    is a refusal, which is a result, too."""
+
+    name: str
+    run: Callable[[float], dict[str, Any]]
+    seconds: float  # that it takes about, on one H100; known better once it has run
+    open_end: bool = False  # it uses whatever time is left, and goes on in every call
+
+
+class TimeUp(BaseException):
+    """A part has used its time. Not an Exception: a reward or a trainer must not catch it as a failure of its own."""
+
+
+class Journal:
+    """The JSON file: `head` of this call, and the parts of all calls.
+
+    A part that is "running" in a file that is read was broken off with its process: it is tried again, at the end.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any], digest: str) -> None:
+        self.path, self.digest = path, digest
+        self.parts: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            try:
+                self.parts = json.loads(path.read_text())["parts"]
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise UserError(f"--out {path}: not a file that this command wrote; name another one") from error
+        self.head = head
+
+    def done(self, name: str) -> bool:
+        """Is the part finished under this code, on this kind of machine?"""
+        part = self.parts.get(name, {})
+        return part.get("status") in ("done", "refused") and part.get("digest") == self.digest
+
+    def record(self, name: str, **entry: Any) -> None:
+        self.parts[name] = entry | {"digest": self.digest}
+        self.write()
+
+    def skip(self, name: str, reason: str) -> None:
+        """Left for another call; what an earlier one found, under other code, stays as it is."""
+        if self.parts.get(name, {}).get("status") not in ("done", "refused"):
+            self.record(name, status="skipped", reason=reason)
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(self.path.name + ".unfinished")
+        with beside.open("w") as file:
+            json.dump({**self.head, "parts": self.parts}, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+
+
+def digest_of(paths: Sequence[Path], root: Path, facts: Sequence[str]) -> str:
+    """Of the code in `paths` and of what else decides the figures."""
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for fact in facts:
+        found.update(fact.encode() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def run_parts(parts: Sequence[Part], journal: Journal, seconds: float, say: Callable[[str], None]) -> None:
+    """Run what is not done, each part within its time; those that were broken off or failed before come last."""
+    end = time.monotonic() + seconds
+
+    def rank(part: Part) -> int:
+        before = journal.parts.get(part.name, {})
+        troubled = before.get("digest") == journal.digest and before.get("status") in ("running", "failed")
+        return 2 if part.open_end else 1 if troubled else 0
+
+    for part in sorted(parts, key=rank):
+        if journal.done(part.name) and not part.open_end:
+            continue
+        left = end - time.monotonic() - GRACE
+        needed = journal.parts.get(part.name, {}).get("needs", part.seconds)
+        if left <= needed:
+            journal.skip(part.name, f"{max(left, 0):.0f} s were left, it takes about {needed:.0f} s: call again")
+            continue
+        say(f"{part.name} ...")
+        _run(part, journal, min(left, LONGEST - GRACE))
+        entry = journal.parts[part.name]
+        say(f"  {entry['status']} in {entry['seconds']} s {entry.get('reason', '')}".rstrip())
+
+
+def _run(part: Part, journal: Journal, limit: float) -> None:
+    started = time.monotonic()
+    journal.record(part.name, status="running")
+    entry: dict[str, Any]
+    try:
+        with within(limit):
+            entry = {"status": "done", **part.run(limit)}
+    except UserError as error:
+        entry = {"status": "refused", "reason": str(error)}
+    except TimeUp:
+        entry = {"status": "skipped", "reason": f"broken off after {limit:.0f} s", "needs": LONGEST / 2}
+    except Exception as error:  # a part that fails must not take the others' figures with it
+        entry = {"status": "failed", "reason": f"{type(error).__name__}: {str(error).strip()[:600]}"}
+    taken = time.monotonic() - started
+    if entry["status"] in ("done", "refused"):
+        entry["needs"] = round(taken, 1)
+    journal.record(part.name, **entry, seconds=round(taken, 1))
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """TimeUp is raised inside after so many seconds."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

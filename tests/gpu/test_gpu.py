@@ -1,0 +1,91 @@
+"""What only a GPU can show, on tiny models: `pytest -m gpu`, a part of `scripts/gpu_proof.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffrl.config import load_config
+from diffrl.policy import load_policy
+from diffrl.run.train import Run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde"}, "grpo": {"beta": 0.04}}
+METHODS: dict[str, dict[str, Any]] = {"nft": {}, "grpo": GRPO, "crd": {"objective": "crd"}}
+
+
+def make(config_file: Callable[..., Path], method: str, *overrides: str) -> Run:
+    return Run(load_config(config_file(method, **METHODS[method]), list(overrides)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_optimiser_step_waits_for_the_device(config_file, method: str) -> None:
+    """CUDA itself raises where the host waits; one wait a step is allowed: for the gradient's norm."""
+    run = make(config_file, method)
+    run.loop.run_epoch(0)
+    rollout, scores, _ = run.loop._rollout(1)
+    advantages = torch.randn(scores.shape[0], 1)
+    step, waits = run.loop._step, []
+
+    def counted() -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        waits.append(1)
+        try:
+            return step()
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    run.loop._step = counted  # type: ignore[method-assign]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.loop._optimise(rollout, advantages, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        run.close()
+    assert len(waits) == 2  # optimiser steps
+
+
+def test_an_image_is_the_cpu_s(tiny_model: Path) -> None:
+    """The same noise, the same LoRA: latents to float rounding."""
+    from tiny import inputs
+
+    found = []
+    for device in ("cpu", "cuda"):
+        policy = load_policy(str(tiny_model), device=device)
+        x, t, cond = inputs(policy)
+        with torch.no_grad():
+            v = policy.predict(x.to(device), t.to(device), cond.to(device)).v
+            found.append((v.cpu(), policy.decode(x.to(device)).cpu()))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_an_epoch_in_half_precision_moves_the_lora(config_file, precision: str) -> None:
+    run = make(config_file, "nft", f"optimise.precision={precision}")
+    before = run.policy.state("default")
+    metrics = [run.loop.run_epoch(epoch) for epoch in range(2)]
+    after = run.policy.state("default")
+    run.close()
+    assert all(line["loss"] is not None for line in metrics)
+    assert all(value.isfinite().all() for value in after.values())
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_what_is_counted_bounds_what_is_taken(config_file) -> None:
+    """`doctor`'s sum, with its slack and context, against the allocator's peak."""
+    from diffrl.run.fit import estimate
+
+    run = make(config_file, "nft")
+    torch.cuda.reset_peak_memory_stats()
+    run.loop.run_epoch(0)
+    peak = torch.cuda.max_memory_allocated()
+    assert 0 < peak <= estimate(run.config).total
+    run.close()
