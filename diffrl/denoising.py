@@ -7,9 +7,10 @@ a batch, and every image's noise is keyed by itself: so nothing depends on how i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class Job:
     keep: bool = False
     plan: Plan | None = None
     group: int = 1  # G, for the plans that need it
-    cached: bool = False  # may parts of the forwards be left out (`Policy.cached`)?
+    caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext  # around a batch (`Policy.cached`)
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
 
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,7 @@ def collect(
     keep_images: bool = True,
     plan: Plan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
+    caching: Callable[[Sequence[float]], AbstractContextManager[None]] = nullcontext,
 ) -> Rollout:
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
 
@@ -110,9 +111,10 @@ def collect(
         keep_trajectory, keep_images: store the stochastic steps (GRPO alone needs them), the images on the CPU.
         plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
+        caching: entered with the noise levels for each batch (`Policy.cached`); never with a trajectory or a plan.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
-    job = replace(job, cached=not keep_trajectory and plan is None)
+    job = replace(job, caching=caching)
     final = 0 if plan is None else plan.final(spec)
     texts = [p.text for p in prompts]
     prompt_index, member, local = _share(texts, group_size, rank, world)
@@ -282,8 +284,7 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 @torch.no_grad()
 def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
-    caching = job.policy.cached(job.levels) if job.cached else nullcontext()
-    with job.policy.using(job.snapshot), caching:
+    with job.policy.using(job.snapshot), job.caching(job.levels):
         drawn = _drawn(job, cond, texts, members)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()

@@ -199,6 +199,7 @@ class Loop:
                 keep_images=False,
                 plan=plan,
                 on_view=on_view,
+                caching=self.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             )
         mark = time.perf_counter()
         columns = [torch.cat([future.result() for future in view]) for view in pending]

@@ -78,7 +78,8 @@ def main() -> None:
             mark = clock()
 
         settings: dict[str, Any] = {"seed": 0, "epoch": 0, "group_size": args.group, "batch_size": 64}
-        made = collect(policy, prompts, spec, **settings, keep_images=False, on_batch=on_batch)
+        settings |= {"keep_images": False, "on_batch": on_batch, "caching": policy.cached}
+        made = collect(policy, prompts, spec, **settings)
         return seconds, made.latents.cpu(), torch.cat(scores).view(len(prompts), args.group, -1)
 
     found: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}

@@ -117,6 +117,9 @@ class PlanePolicy:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def cached(self, levels: Sequence[float]) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
     def using(self, name: str | None) -> Iterator[None]:
         before, self.active = self.active, name

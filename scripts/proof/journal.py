@@ -125,7 +125,7 @@ def _run(part: Part, journal: Journal, limit: float) -> None:
     taken = time.monotonic() - started
     if entry["status"] in ("done", "refused"):
         entry["needs"] = round(taken, 1)
-    journal.record(part.name, **entry, seconds=round(taken, 1))
+    journal.record(part.name, **{**entry, "seconds": round(taken, 1)})
 
 
 @contextmanager

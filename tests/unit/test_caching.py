@@ -35,7 +35,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 
 
 def latents(policy: Policy) -> torch.Tensor:
-    return collect(policy, PROMPTS, SPEC, seed=0, epoch=0, group_size=2, batch_size=2, keep_images=False).latents
+    size: dict[str, Any] = {"seed": 0, "epoch": 0, "group_size": 2, "batch_size": 2, "keep_images": False}
+    return collect(policy, PROMPTS, SPEC, **size, caching=policy.cached).latents
 
 
 @pytest.mark.parametrize(
