@@ -173,15 +173,40 @@ def _open_clip_name(model: str, pretrained: str | None) -> str:
     return model
 
 
-class Clip:
+class ClipScorer:
+    """What rewards on one `ClipModel` share: the score is `factor` times the cosine of image and prompt."""
+
+    differentiable = True
+    embeds = True
+
+    def __init__(self, clip: ClipModel, factor: float, batch_size: int) -> None:
+        self.clip, self.factor, self.batch_size = clip, factor, batch_size
+        self.device = clip.device
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
+        return self.clip.embed_image(images)
+
+    def embed_text(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to unit vectors (B, D)."""
+        return self.clip.embed_text(prompts)
+
+    def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
+        """Scores (B,) of unit vectors (B, D): `factor` times their cosine."""
+        return self.factor * (image_embeddings * text_embeddings).sum(dim=-1)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        return self.score(self.embed_image(images), self.embed_text(prompts))
+
+
+class Clip(ClipScorer):
     """Cosine between the embeddings of image and prompt, in [-1, 1]; times 100 with `scale`.
 
     Parameters as in `ClipModel`; `device` None means an accelerator if there is one; `batch_size`: images per forward.
     """
 
     name = "clip"
-    differentiable = True
-    embeds = True
     card = Card(
         measures="cosine of image and prompt in CLIP's space; with scale: true times 100 (as papers report it)",
         range=(-1.0, 1.0),
@@ -202,24 +227,6 @@ class Clip:
         scale: bool = False,
         resize_mode: str | None = None,
     ) -> None:
-        self.clip = shared_clip(model, pretrained, device, precision, resize_mode)
-        self.device = self.clip.device
-        self.batch_size = batch_size
-        self.factor = 100.0 if scale else 1.0
+        clip = shared_clip(model, pretrained, device, precision, resize_mode)
+        super().__init__(clip, 100.0 if scale else 1.0, batch_size)
         self.card = replace(type(self).card, range=(-self.factor, self.factor))
-
-    def embed_image(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
-        return self.clip.embed_image(images)
-
-    def embed_text(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to unit vectors (B, D)."""
-        return self.clip.embed_text(prompts)
-
-    def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
-        """Cosines (B,) of unit vectors (B, D), times 100 with `scale`."""
-        return self.factor * (image_embeddings * text_embeddings).sum(dim=-1)
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        return self.score(self.embed_image(images), self.embed_text(prompts))

@@ -6,22 +6,18 @@ whether a correction finds it, can be measured instead of guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.playground.taste import BIAS, RIGHT
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import shared_clip
+from diffrl_zoo.clip import ClipScorer, shared_clip
 
 _PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())
 
 
-class Preference:
+class Preference(ClipScorer):
     """The raters' points for the image given the prompt, up to a constant: logit scale times cosine.
 
     The raters give RIGHT points for each stated fact that is right, and BIAS, whatever the prompt says; of two images
@@ -30,8 +26,6 @@ class Preference:
     """
 
     name = "preference"
-    differentiable = True
-    embeds = True
     card = Card(
         measures="what biased raters prefer in the playground: the Bradley-Terry score of the image given the prompt",
         range=(-100.0, 100.0),
@@ -46,22 +40,5 @@ class Preference:
         folder = Path(model) if model else shipped("assets", "playground", "preference")
         if not folder.is_dir():
             raise UserError(f'preference: no folder "{folder}" with a model in open_clip\'s format')
-        self.clip = shared_clip(str(folder), None, device, "fp32")
-        self.device, self.batch_size = self.clip.device, batch_size
-        self.factor = float(self.clip.model.logit_scale.exp().clamp(max=100.0))
-
-    def embed_image(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
-        return self.clip.embed_image(images)
-
-    def embed_text(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to unit vectors (B, D)."""
-        return self.clip.embed_text(prompts)
-
-    def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
-        """Points (B,) of unit vectors (B, D)."""
-        return self.factor * (image_embeddings * text_embeddings).sum(dim=-1)
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        return self.score(self.embed_image(images), self.embed_text(prompts))
+        clip = shared_clip(str(folder), None, device, "fp32")
+        super().__init__(clip, float(clip.model.logit_scale.exp().clamp(max=100.0)), batch_size)

@@ -26,7 +26,19 @@ def check_ranks(name: str, config: Whole) -> None:
         raise Problem("marble.mode", f'"advantages" sums advantages, but objective "{name}" has none')
 
 
-class DPO(ForwardProcess):
+class Ranked(ForwardProcess):
+    """What the objectives on the forward process share that rank or weigh a group by themselves."""
+
+    beta: FiniteFloat = key(0.0, KL, ge=0)
+    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
+
+    def check(self, config: Whole) -> None:
+        name = type(self).__name__.lower()
+        check_timesteps(name, self, config.rollout)
+        check_ranks(name, config)
+
+
+class DPO(Ranked):
     whole_groups: ClassVar[bool] = True
     b: FiniteFloat = key(
         100.0, "how sharply a pair's difference of errors is judged; constant over the timesteps", gt=0
@@ -38,37 +50,20 @@ class DPO(ForwardProcess):
         "optimiser steps",
         ge=1,
     )
-    beta: FiniteFloat = key(0.0, KL, ge=0)
-    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
-
-    def check(self, config: Whole) -> None:
-        check_timesteps("dpo", self, config.rollout)
-        check_ranks("dpo", config)
 
 
-class RWR(ForwardProcess):
+class RWR(Ranked):
     weights: Literal["softmax", "exp"] = key(
         "softmax", "softmax(r / tau) over the group times its size, or exp(A / tau) of the group's advantage"
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
-    beta: FiniteFloat = key(0.0, KL, ge=0)
-    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
-
-    def check(self, config: Whole) -> None:
-        check_timesteps("rwr", self, config.rollout)
-        check_ranks("rwr", config)
 
 
-class SFT(ForwardProcess):
-    beta: FiniteFloat = key(0.0, KL, ge=0)
-    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
-
-    def check(self, config: Whole) -> None:
-        check_timesteps("sft", self, config.rollout)
-        check_ranks("sft", config)
+class SFT(Ranked):
+    """Nothing of its own."""
 
 
-class GDRO(ForwardProcess):
+class GDRO(Ranked):
     whole_groups: ClassVar[bool] = True
     b: FiniteFloat = key(
         12.0, "scale of the implicit reward; calibrate gdro/implicit_std to about gdro/reward_std", gt=0
@@ -76,12 +71,6 @@ class GDRO(ForwardProcess):
     tau: FiniteFloat = key(0.05, "temperature of the soft targets, in units of the weighted sum of rewards", gt=0)
     best: FiniteFloat = key(0.5, "g: weight of the best image's own error, which keeps its likelihood", ge=0)
     top: bool = key(False, "only who is best counts, not the order of the others")
-    beta: FiniteFloat = key(0.0, KL, ge=0)
-    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
-
-    def check(self, config: Whole) -> None:
-        check_timesteps("gdro", self, config.rollout)
-        check_ranks("gdro", config)
 
 
 class PRDP(Section):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.rows import Rows
+from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 
 @torch.no_grad()
@@ -35,6 +36,22 @@ def measured(
         for place, value in enumerate(found):
             table[place, rollout.first + sample, number] = value
     return step.reduce(table) if len(rollout.member) < rollout.total else table
+
+
+def of_groups(timesteps: int | None, sampling: TimestepSampling, levels: int | None) -> Noising:
+    """Rows that a group's members can be compared in: they share each row's level, and its noise."""
+    return Noising(timesteps, sampling, levels, group_level=True, group_noise=True)
+
+
+@torch.no_grad()
+def excess_error(policy: Policy, rows: Rows, anchor: str | None) -> Tensor:
+    """e_theta - e_ref (b,), means over dims of (v_. - v)^2, the reference being the snapshot `anchor`."""
+    errors = []
+    for name in ("default", anchor):
+        with policy.using(name):
+            v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+        errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
+    return errors[0] - errors[1]
 
 
 def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:

@@ -21,9 +21,18 @@ from torch.nn.functional import logsigmoid
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.coupled import best_and_worst, chosen_pairs, everywhere, local, measured, of_row
+from diffrl.trainers.coupled import (
+    best_and_worst,
+    chosen_pairs,
+    everywhere,
+    excess_error,
+    local,
+    measured,
+    of_groups,
+    of_row,
+)
 from diffrl.trainers.crd import velocity_error
-from diffrl.trainers.rows import Noising, Rows, TimestepSampling
+from diffrl.trainers.rows import Rows, TimestepSampling
 
 
 def pair_slopes(d: Tensor, advantages: Tensor, groups: int, b: float) -> tuple[Tensor, Tensor]:
@@ -54,7 +63,7 @@ class DPO(Objective):
         timestep_sampling: TimestepSampling = "schedule",
         levels: int | None = None,
     ) -> None:
-        noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=True)
+        noising = of_groups(timesteps, timestep_sampling, levels)
         super().__init__(beta=beta, advantage_std="none", noising=noising)
         self.rule.estimate = best_and_worst
         self.b, self.follow = b, follow
@@ -67,22 +76,13 @@ class DPO(Objective):
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        (d,) = measured(self, policy, step, lambda rows: (self._errors(policy, rows),))
+        (d,) = measured(self, policy, step, lambda rows: (excess_error(policy, rows, self.anchor),))
         advantages = everywhere(step, step.advantages, policy.device)
         slopes, margin = pair_slopes(d, advantages, len(step.rollout.prompts), self.b)
         self._slopes = local(step, slopes)
         paired = (advantages.view(len(margin), -1, 1, margin.shape[2]) > 0).any(1).expand_as(margin)
         self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin[paired]))
         self.means.add("dpo/accuracy", (margin[paired] > 0).float())
-
-    def _errors(self, policy: Policy, rows: Rows) -> Tensor:
-        """d (b,), without gradient."""
-        errors = []
-        for name in ("default", self.anchor):
-            with policy.using(name):
-                v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
-            errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
-        return errors[0] - errors[1]
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): e_theta. The reference's part of d is a constant, and its value is in the slopes already."""

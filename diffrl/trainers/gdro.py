@@ -23,9 +23,9 @@ from torch import Tensor
 from diffrl.advantages import group_advantages
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.coupled import everywhere, local, measured, of_row
+from diffrl.trainers.coupled import everywhere, excess_error, local, measured, of_groups, of_row
 from diffrl.trainers.crd import velocity_error
-from diffrl.trainers.rows import Noising, Rows, TimestepSampling
+from diffrl.trainers.rows import Rows, TimestepSampling
 
 
 def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float, top: bool = False) -> Tensor:
@@ -66,14 +66,14 @@ class GDRO(Objective):
         timestep_sampling: TimestepSampling = "schedule",
         levels: int | None = None,
     ) -> None:
-        noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=True)
+        noising = of_groups(timesteps, timestep_sampling, levels)
         super().__init__(beta=beta, advantage_std="none", noising=noising)
         self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
         self.b, self.tau, self.best, self.top = b, tau, best, top
         self._slopes: Tensor | None = None  # (n, T, K) of the step
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        (s,) = measured(self, policy, step, lambda rows: (self._implicit(policy, rows),))
+        (s,) = measured(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
         prompts = len(step.rollout.prompts)
         touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
         r = everywhere(step, step.advantages, policy.device).view(prompts, -1, 1, step.advantages.shape[1])
@@ -87,14 +87,6 @@ class GDRO(Objective):
         self._slopes = local(step, slopes.flatten(0, 1))
         self.means.add("gdro/implicit_std", s[touched].std(dim=1, correction=0).flatten())
         self.means.add("gdro/reward_std", (r[touched] / self.tau).std(dim=1, correction=0).flatten())
-
-    def _implicit(self, policy: Policy, rows: Rows) -> Tensor:
-        errors = []
-        for name in ("default", None):
-            with policy.using(name):
-                v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
-            errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
-        return -self.b * (errors[0] - errors[1])
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): s without the reference's part, which is a constant."""
