@@ -35,6 +35,7 @@ from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
+from diffrl.config.rehearsal import RehearsalSection
 from diffrl.config.reward import Reward
 from diffrl.errors import UserError
 
@@ -309,6 +310,9 @@ class Config(Section, metaclass=_OneLine):
         "kl",
         "form of the penalty that beta weighs: kl; chi2 = exp(2 kl) - 1, which holds back what has gone far; js, which "
         "is at most ln 2 and lets it go",
+    )
+    rehearsal: RehearsalSection | None = key(
+        None, "the pretrained model's own images are trained on, too, so that what it knew stays; present = on"
     )
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
