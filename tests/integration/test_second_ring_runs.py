@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from tiny import count_forwards
 
 from diffrl.config import load_config
@@ -73,6 +76,40 @@ def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: st
         run.loop.run_epoch(0)
         found.append(torch.cat([p.flatten() for p in weights(run)]))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=3e-5)
+
+
+def _train(paths: dict[str, Path], folder: Path, world: int) -> None:
+    """An epoch of each kind: pairs that are measured first, gains of views, edges of trees, base images rehearsed."""
+    for name, path in paths.items():
+        run = Run(load_config(path, ["optimise.inner_epochs=2"], world=world))
+        run.begin_epoch()
+        metrics = run.loop.run_epoch(0)
+        if run.main:
+            torch.save((run.policy.state("default"), metrics), folder / f"{name}{world}.pt")
+
+
+def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
+    """One of two processes."""
+    torch.set_num_threads(1)
+    names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    os.environ |= {**names, "ACCELERATE_USE_CPU": "true"}  # the processes meet in a file: no port to collide with
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    _train(paths, folder, world=2)
+    dist.destroy_process_group()
+
+
+def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    rehearsal = {"rehearsal": {"pool": 5, "every": 2}}
+    kinds = {"dpo": {**ALL["dpo"], **rehearsal}, "dense": ALL["dense"], "tree": ALL["tree"]}
+    paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
+    _train(paths, tmp_path, world=1)
+    mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
+    for name in kinds:
+        (one, line), (two, other) = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))
+        difference = sum(float((one[k] - two[k]).square().sum()) for k in one)
+        assert (difference / sum(float(v.square().sum()) for v in one.values())) ** 0.5 < 1e-4, name
+        for key in ("loss", "rollout/forwards", "reward/redness", *(["rehearsal/error"] if name == "dpo" else [])):
+            assert line[key] == pytest.approx(other[key], rel=2e-3, abs=1e-6), (name, key)
 
 
 def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..., Run]) -> None:
