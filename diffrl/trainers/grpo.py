@@ -32,11 +32,16 @@ from diffrl.trainers.rows import Rows, row_advantages
 TIMED = ("flow_sde", "dance")  # samplers whose standard deviation has sqrt(-dt) in it
 
 
-def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
-    """(B, K) losses `-min(ratio A, clip(ratio, 1 - e, 1 + e) A)`; log_prob and sampled (B,), advantages (B, K)."""
+def grpo_loss(
+    log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float, low: float | None = None
+) -> Tensor:
+    """(B, K) losses `-min(ratio A, clip(ratio, 1 - low, 1 + e) A)`; log_prob and sampled (B,), advantages (B, K).
+
+    `low`, by default e, is how far what has A < 0 is pushed away before the clip holds it (NGRPO, arXiv 2509.18851).
+    """
     ratio = (log_prob - sampled).exp()[:, None]
     a = advantages.clamp(-adv_clip, adv_clip)
-    return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+    return -torch.minimum(ratio * a, ratio.clamp(1 - (clip if low is None else low), 1 + clip) * a)
 
 
 def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
@@ -69,6 +74,7 @@ class GRPO(Objective):
         spec: SamplerSpec,
         *,
         clip: float = 1e-4,
+        clip_low: float | None = None,
         adv_clip: float = 5.0,
         beta: float = 0.0,
         kl: Literal["exact", "published"] = "exact",
@@ -80,7 +86,7 @@ class GRPO(Objective):
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
-        self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
+        self.spec, self.clip, self.clip_low, self.adv_clip = spec, clip, clip_low, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
         self.weighting, self.credit = weighting, credit
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
@@ -146,9 +152,10 @@ class GRPO(Objective):
         # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
         sampled = log_prob.detach() if rows.on_policy else rows.log_prob
         ratio = (log_prob.detach() - sampled).exp()
-        self.means.add("grpo/clip_fraction", ((ratio - 1).abs() > self.clip).float())
+        low = self.clip if self.clip_low is None else self.clip_low
+        self.means.add("grpo/clip_fraction", ((ratio - 1 > self.clip) | (1 - ratio > low)).float())
         self.means.add("grpo/ratio", ratio)
-        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
+        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip, low)
         return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
 
 
