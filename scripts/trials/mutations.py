@@ -9,9 +9,9 @@ loop that is left at once). Changes of annotations and docstrings are not counte
 libraries is imported once; every change then runs in a forked process of its own, which gets the changed source for the
 module, and the file on disk stays as it is. A mutant is killed if its tests fail or take longer than `--limit` seconds.
 
-The result has, for each module, how many there are, how many were tried and killed, and every survivor as a diff. Why a
-survivor is harmless is kept in `mutations_harmless.yaml` beside this script: {module: {"- line | + line": reason}}.
-Not part of `make test`.
+The result has, for each module, how many places could be changed, how many were tried and killed, and every survivor as
+a diff. Why a survivor is harmless is kept in `mutations_harmless.yaml` beside this script: {module: {"- line | + line":
+reason}}. Not part of `make test`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import difflib
 import importlib
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -94,24 +95,33 @@ def meaning(code: str) -> str | None:
         return None
 
 
-def mutants(code: str) -> Iterator[tuple[str, str]]:
-    """(operator, changed source) of every change that runs, each once."""
+def places(code: str) -> list[tuple[str, int]]:
+    """(operator, occurrence) of every place that an operator would change."""
     from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
-    seen = {meaning(code), None}
+    found, nodes = [], list(ast_nodes(get_ast(code)))
     for name in operator_names():
         try:
             operator = get_operator(name)()
         except TypeError:  # one that needs to be told what to replace
             continue
-        count = sum(len(list(operator.mutation_positions(node))) for node in ast_nodes(get_ast(code)))
-        for occurrence in range(count):
-            changed = mutate_code(code, operator, occurrence)
-            if changed is not None and (form := meaning(changed)) not in seen:
-                seen.add(form)
-                yield name.rpartition("/")[2], changed
+        count = sum(len(list(operator.mutation_positions(node))) for node in nodes)
+        found += [(name, occurrence) for occurrence in range(count)]
+    return found
+
+
+def mutants(code: str, order: list[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """(operator, changed source) of the places in this order, each change that runs once."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    seen = {meaning(code), None}
+    for name, occurrence in order:
+        changed = mutate_code(code, get_operator(name)(), occurrence)
+        if changed is not None and (form := meaning(changed)) not in seen:
+            seen.add(form)
+            yield name.rpartition("/")[2], changed
 
 
 def change(before: str, after: str) -> str:
@@ -163,12 +173,14 @@ def trial(module: str, sample: int | None, seed: int, limit: float, reasons: dic
     code = (ROOT / "diffrl" / f"{module}.py").read_text(encoding="utf-8")
     if not survives(module, code, 10 * limit):
         raise SystemExit(f"{module}: its tests fail without any change")
-    found = list(mutants(code))
-    chosen = found if sample is None else random.Random(seed).sample(found, min(sample, len(found)))
+    order = places(code)
+    if sample is not None:
+        random.Random(seed).shuffle(order)
+    chosen = list(itertools.islice(mutants(code, order), sample))
     left = [(name, change(code, changed)) for name, changed in chosen if survives(module, changed, limit)]
     survivors = [{"operator": name, "change": text, "harmless": reasons.get(text)} for name, text in left]
     harmless = sum(bool(entry["harmless"]) for entry in survivors)
-    result = {"mutants": len(found), "tried": len(chosen), "killed": len(chosen) - len(left), "harmless": harmless}
+    result = {"places": len(order), "tried": len(chosen), "killed": len(chosen) - len(left), "harmless": harmless}
     print(f"{module:<22}{result}", flush=True)
     return result | {"survivors": survivors}
 
@@ -203,7 +215,7 @@ def main() -> None:
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What goes into the file; `share` is that of the killed among those that are not harmless."""
-    counts = {key: sum(found[key] for found in results.values()) for key in ("mutants", "tried", "killed", "harmless")}
+    counts = {key: sum(found[key] for found in results.values()) for key in ("places", "tried", "killed", "harmless")}
     share = counts["killed"] / max(counts["tried"] - counts["harmless"], 1)
     machine = {"cores": os.cpu_count(), "torch": importlib.import_module("torch").__version__}
     command = " ".join(["python", "scripts/trials/mutations.py", *sys.argv[1:]])
