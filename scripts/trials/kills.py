@@ -209,7 +209,9 @@ def trial(
         paths[name] = folder / f"{name}.yaml"
         paths[name].write_text(yaml.safe_dump({**CONFIG, "epochs": epochs, "run_dir": str(folder / name)}))
     started = time.perf_counter()
-    assert launch(paths["whole"], log, processes, warm).wait() == 0, f"the undisturbed run failed: {log}"
+    assert launch(paths["whole"], log, processes, warm).wait() == 0, (
+        f"the undisturbed run failed:\n{log.read_text()[-4000:]}"
+    )
     undisturbed = time.perf_counter() - started
     while True:
         process = launch(paths["broken"], log, processes, warm)
@@ -229,7 +231,7 @@ def trial(
                 ended.append({"way": way, "after_epoch": epoch, "seconds_to_the_end": round(seconds, 2)})
                 print(f"kill {len(ended)}: {ended[-1]}, {second_writers_seen[-1:] if rival else ''}", flush=True)
                 continue
-        assert process.wait() == 0, f"the last part failed: {log}"
+        assert process.wait() == 0, f"the last part failed:\n{log.read_text()[-4000:]}"
         break
     whole, broken = final(folder / "whole"), final(folder / "broken")
     lines = [m["epoch"] for m in read_metrics(folder / "broken")]
@@ -281,11 +283,22 @@ def one_round(args: argparse.Namespace, seed: int) -> bool:
         "epochs": args.epochs,
     }
     rounds = json.loads(args.out.read_text())["rounds"] if args.out.exists() else []
-    args.out.write_text(json.dumps({"rounds": [*rounds, one | found]}, indent=1) + "\n")
+    args.out.write_text(json.dumps(summed([*rounds, one | found]), indent=1) + "\n")
     apart = all(one["refused"] and one["code"] == 2 for one in found["second_writers"])
     good = apart and found["weights_equal_to_the_bit"] and found["epochs_once_each"] and not found["files_that_differ"]
     print(f"{len(found['kills'])} kills, equal" if good else f"DIFFERENT: {found}", flush=True)
     return bool(good)
+
+
+def summed(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rounds, and over all of them: kills, second writers that were refused, and whether all weights were equal."""
+    return {
+        "kills": sum(len(one["kills"]) for one in rounds),
+        "second_writers_refused": sum(each["refused"] for one in rounds for each in one["second_writers"]),
+        "weights_equal_to_the_bit": all(one["weights_equal_to_the_bit"] for one in rounds),
+        "epochs_once_each": all(one["epochs_once_each"] for one in rounds),
+        "rounds": rounds,
+    }
 
 
 if __name__ == "__main__":
