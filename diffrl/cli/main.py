@@ -28,6 +28,7 @@ from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
 from diffrl.errors import UserError, nearest
+from diffrl.records.disk import check_writable
 from diffrl.resources import file_of_run
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -274,6 +275,7 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = _common(arguments)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    check_writable(arguments.out, "--out")
     from diffrl.evaluation import sample
 
     sample(**common)
@@ -287,6 +289,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = _common(arguments)
     if arguments.out.is_dir():
         raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "scores.json"}')
+    check_writable(arguments.out.parent, "--out")
     names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
     if not names:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")

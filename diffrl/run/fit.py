@@ -7,6 +7,7 @@ the device's own context, and the rewards. The arithmetic of an epoch is counted
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -322,7 +323,8 @@ def _counting(backbone: Any) -> Iterator[None]:
     if not backbone.counted:
         name = type(backbone.network).__name__
         raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
-    with FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
+        warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
         for module in (backbone.network, backbone.vae):
             pretend(module)
         yield

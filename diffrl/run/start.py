@@ -68,7 +68,20 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
         # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
         own = {key: value for key, value in then.items() if " (" not in key}
         compare(own, config_identity(config), str(path or folder), override)
+    if path is not None:
+        _look_back(config, folder, path)
     return start
+
+
+def _look_back(config: Config, folder: Path, path: Path) -> None:
+    """UserError for a config that ends before the checkpoint; a warning for epochs that `metrics.jsonl` has lost."""
+    done = int(checkpoint.state_of(path)["epoch"])
+    if config.epochs < done:
+        raise UserError(f"epochs: {config.epochs}, but {path} has trained {done}; a resume can only add epochs")
+    lines = {line["epoch"] for line in read_metrics(folder)}
+    if lost := [str(epoch) for epoch in range(1, done + 1) if epoch not in lines]:
+        text = f"{folder / 'metrics.jsonl'} has no line of epoch {', '.join(lost[:5])}{' ...' * (len(lost) > 5)}"
+        warnings.warn(f"{text}: the curves have a gap there, the weights do not", stacklevel=3)
 
 
 def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:

@@ -18,10 +18,12 @@ from test_resume import final_tensors
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.errors import UserError
 from diffrl.records import checkpoint
 from diffrl.records.history import read_history
 from diffrl.records.ownership import Ownership
 from diffrl.records.tracking import read_metrics
+from diffrl.run.start import find_start
 from diffrl.run.train import train
 
 
@@ -126,6 +128,21 @@ def test_an_owner_that_was_thought_dead_stops(tmp_path: Path) -> None:
         with pytest.raises(OwnershipError, match="taken by process 1 on node7"):
             owner.check()
     assert json.loads(owner.path.read_text())["token"] == "x"  # it is not ours to delete
+
+
+def test_a_resume_cannot_end_before_its_checkpoint_and_tells_of_lost_epochs(finished, capsys) -> None:
+    _, folder = finished
+    config = load_config(folder / "config.yaml", ["epochs=5"])
+    path = checkpoint.latest(folder)
+    state = json.loads((path / "state.json").read_text())
+    assert find_start(config, folder, resume=True).path == path
+    metrics = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(metrics[:-1]) + metrics[-1][:-40])
+    with pytest.warns(UserWarning, match=r"metrics.jsonl has no line of epoch 1: the curves have a gap there"):
+        find_start(config, folder, resume=True)
+    later = config.model_copy(update={"epochs": state["epoch"] - 1})
+    with pytest.raises(UserError, match=r"epochs: 0, but .*step-000002 has trained 1; a resume can only add epochs"):
+        find_start(later, folder, resume=True)
 
 
 def edit(folder: Path, old: str, new: str) -> None:

@@ -135,6 +135,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
             "sample playground --prompts p.txt --out o --steps 0",
             '--steps: expected a whole number of at least 1, got "0"',
         ),
+        ("sample playground --prompts p.txt --out p.txt/o", 'p.txt" is a file; name a folder'),
         (
             "sample playground --prompts p.txt --out o --steps 1000000000",
             '--steps: expected a whole number of at most 10000, got "1000000000"',
