@@ -59,7 +59,7 @@ def main() -> None:
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     policy = load_policy("playground", device=device)
     prompts = load_prompts("playground/compositional/test")[: args.prompts]
-    scorer = Scorer(build_rewards({name: Entry(name, {}, False, False) for name in REWARDS}, device))
+    scorer = Scorer(build_rewards({name: Entry(name, {}) for name in REWARDS}, device))
     owners = [prompt for prompt in prompts for _ in range(args.group)]
     spec = SamplerSpec("dpm2", args.steps)
 

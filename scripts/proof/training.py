@@ -23,7 +23,7 @@ from diffrl.conformance.tinies import make
 from diffrl.conformance.tiny import tiny_flux, tiny_sd3
 from diffrl.errors import UserError
 from diffrl.run.direction import prepare_direction
-from diffrl.run.fit import GIB, advise, estimate
+from diffrl.run.fit import GIB, Fit, advise, estimate
 from diffrl.run.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +108,7 @@ class Workshop:
     def __init__(self, folder: Path, tiny: bool) -> None:
         self.folder, self.tiny = folder, tiny
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._fits: dict[str, Fit] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def model(self, name: str) -> Path:
@@ -145,10 +146,18 @@ class Workshop:
         """
         if self.device.type != "cuda":
             return config
-        found = advise(config, torch.cuda.mem_get_info()[0])
+        found = advise(config, torch.cuda.mem_get_info()[0], fit=self.fit(config))
         if found is None:
             raise UserError("doctor: it does not fit into this device's memory, whatever is saved")
         return load_config(Path(config.run_dir).with_suffix(".yaml"), found[1]) if found[1] else config
+
+    def fit(self, config: Config) -> Fit:
+        """What doctor counts; once a call, since a network of true size takes a processor some time."""
+        values = {name: value for name, value in config.resolved().items() if name != "run_dir"}
+        key = yaml.safe_dump(values)
+        if key not in self._fits:
+            self._fits[key] = estimate(config)
+        return self._fits[key]
 
 
 def clean() -> None:
@@ -181,7 +190,7 @@ def speeds(config: Config, epoch: Mapping[str, float]) -> dict[str, float]:
 def measure(shop: Workshop, config: Config, bare: bool = True, epochs: int = 1) -> dict[str, Any]:
     """Speed, peak memory against what doctor counts, and the share of the bare loop."""
     clean()
-    fit = estimate(config)
+    fit = shop.fit(config)
     run = built(config)
     try:
         run.loop.run_epoch(0)  # the first forwards choose kernels and compile, and old is still the trained LoRA
