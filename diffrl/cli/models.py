@@ -14,7 +14,8 @@ from diffrl.errors import UserError, nearest
 
 ACTIONS = {
     "list": "diffrl models list [--markdown]",
-    "check": "diffrl models check NAME|FOLDER [--family FILE.py:CLASS] [--resolution PIXELS] [--only CHECK,...]",
+    "check": "diffrl models check NAME|FOLDER|FILE.py:CLASS "
+    "[--family FILE.py:CLASS] [--resolution PIXELS] [--only CHECK,...]",
 }
 OWNERS = {"markdown": "list", "family": "check", "resolution": "check", "only": "check"}
 
@@ -28,12 +29,16 @@ def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> Non
         "diffrl models list",
         "diffrl models check qwen-image",
         "diffrl models check path/to/tiny-model --family my_family.py:MyFamily --resolution 64",
+        "diffrl models check examples/families/auraflow.py:AuraFlow",
         words_anywhere=True,
     )
     command.usage = "\n       ".join(ACTIONS.values())
     command.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
-    text = "check: a family's tiny random pipeline by name, made on the spot, or a model's folder or hub id"
-    command.add_argument("words", nargs="*", metavar="NAME|FOLDER", help=text)
+    text = (
+        "check: a family's tiny random pipeline by name, or by its file, whose function tiny(folder) makes it on the "
+    )
+    text += "spot; or a model's folder or hub id"
+    command.add_argument("words", nargs="*", metavar="NAME|FOLDER|FILE.py:CLASS", help=text)
     command.add_argument("--markdown", action="store_true", default=None, help="list: as a Markdown table")
     command.add_argument("--family", metavar="FILE.py:CLASS", help="check: a family of your own")
     text = "check: side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
@@ -70,6 +75,8 @@ def _check(arguments: argparse.Namespace, model: str) -> int:
     for name in only:
         if name not in CHECKS:
             raise UserError(f'--only: no check "{name}"{nearest(name, CHECKS)}')
+    if ".py:" in model and not Path(model).is_dir():
+        return _check_file(arguments, model, only)
     if model not in TINY or Path(model).is_dir():
         try:
             return _report(Subject(model, arguments.resolution, family=arguments.family), only)
@@ -80,6 +87,23 @@ def _check(arguments: argparse.Namespace, model: str) -> int:
         made = make(model, Path(folder) / model)
         resolution = arguments.resolution or TINY[model].resolution
         return _report(Subject(str(made), resolution, family=arguments.family), only)
+
+
+def _check_file(arguments: argparse.Namespace, family: str, only: list[str]) -> int:
+    """A family that brings its tiny pipeline along: `tiny(folder)` beside the class; it returns a picture's side."""
+    from diffrl.conformance.check import Subject
+    from diffrl.policy.registry import find_family
+    from diffrl.resources import import_file
+
+    if arguments.family is not None:
+        raise UserError(f"--family: {family} names the family already; give it with a model's folder")
+    find_family("", family)
+    make = getattr(import_file(Path(family.rpartition(":")[0]), "family"), "tiny", None)
+    if make is None:
+        raise UserError(f'{family}: the file has no function "tiny(folder)"; name a folder, and this as --family')
+    with tempfile.TemporaryDirectory() as folder:
+        side = make(Path(folder) / "model")
+        return _report(Subject(f"{folder}/model", arguments.resolution or side, family=family), only)
 
 
 def _report(subject: Any, only: list[str]) -> int:

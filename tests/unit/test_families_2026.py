@@ -24,6 +24,7 @@ from diffrl.resources import import_file
 
 MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
 CHEAP = ("levels", "company", "lora")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "families" / "auraflow.py"
 COVERING = [("z-image", "bf16"), ("krea2", "ratio"), ("hidream", "checkpointing"), ("flux2-klein", "memory")]
 
 
@@ -204,7 +205,18 @@ def test_the_example_passes_every_check(stranger: Subject, check: str) -> None:
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    file = Path(__file__).parents[2] / "examples" / "families" / "auraflow.py"
     folder = tmp_path_factory.mktemp("families") / "auraflow"
-    import_file(file, "family").tiny(folder)
-    return Subject(str(folder), 16, family=f"{file}:AuraFlow")
+    return Subject(str(folder), import_file(EXAMPLE, "family").tiny(folder), family=f"{EXAMPLE}:AuraFlow")
+
+
+def test_a_file_that_brings_its_tiny_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "check", f"{EXAMPLE}:AuraFlow", "--only", "levels"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 checks passed"
+    (tmp_path / "mine.py").write_text(FAMILY)
+    for words, message in (
+        ([f"{tmp_path}/mine.py:Mine"], 'the file has no function "tiny(folder)"; name a folder'),
+        ([f"{EXAMPLE}:AuraFlo"], 'nearest: "AuraFlow"'),
+        ([f"{EXAMPLE}:AuraFlow", "--family", "mine.py:Mine"], "names the family already"),
+    ):
+        assert main(["models", "check", *words]) == 2
+        assert message in capsys.readouterr().err
