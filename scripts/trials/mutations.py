@@ -55,7 +55,10 @@ TESTS = {
     "trainers/gated": [f"{U}gardo.py"],
     "trainers/marble": [f"{N}marble.py", f"{U}marble_method.py"],
     "trainers/bank": [f"{N}marble.py", f"{U}marble_method.py"],
-    **{f"trainers/{name}": [f"{N}second_ring.py"] for name in ("coupled", "dpo", "rwr", "gdro", "prdp")},
+    **{
+        f"trainers/{name}": [f"{N}second_ring.py", f"{N}mean_over_rows.py"]
+        for name in ("coupled", "dpo", "rwr", "gdro", "prdp")
+    },
     **{f"trainers/{name}": [f"{N}second_ring.py"] for name in ("dense", "branches", "tree")},
     "trainers/direct": [f"{N}guided_reward.py", f"{N}mathematics.py", f"{U}d2align.py"],
     "trainers/d2align": [f"{N}guided_reward.py", f"{U}d2align.py"],

@@ -1,14 +1,87 @@
-"""Checks of the second ring on toys whose answer is known: the calibration's fixed point, noise on a linear flow."""
+"""The second ring on toys whose answer is known: a 2-D mixture, the calibration's fixed point, a linear flow."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from diffrl.samplers import SamplerSpec, euler_step
 from diffrl.trainers.dense import calibrated
+from diffrl.trainers.dpo import pair_slopes
+from diffrl.trainers.gdro import plackett_luce_slopes
+
+MODES = torch.tensor([[2.0, 2], [2, -2], [-2, 2], [-2, -2]], dtype=torch.float64)
+WIDTH = 0.4
+REFERENCE = torch.tensor([0.4, 0.3, 0.3, 1e-6], dtype=torch.float64)  # the last mode is never drawn
+REWARD = torch.tensor([0.0, 0.5, 1.0, 3.0], dtype=torch.float64)  # and would be worth the most
+
+
+def velocity(x: Tensor, t: Tensor, weights: Tensor) -> Tensor:
+    """(B, 2) E[eps - x0 | x_t] of the mixture: what a network that knows it perfectly says."""
+    t = t[:, None]
+    variance = (1 - t) ** 2 * WIDTH**2 + t**2
+    gap = x[:, None] - (1 - t)[..., None] * MODES
+    share = (weights.log() - gap.square().sum(-1) / (2 * variance)).softmax(1)
+    x0 = MODES + ((1 - t) * WIDTH**2 / variance)[..., None] * gap
+    return (x - (share[..., None] * x0).sum(1)) / t
+
+
+def trained(slopes: Callable[[Tensor, Tensor], Tensor], group: int) -> Tensor:
+    """The mixture's weights after 150 steps of `slopes` (dL/dd of d = e_theta - e_ref (P, G) and rewards (P, G))."""
+    source = torch.Generator().manual_seed(0)
+    logits = REFERENCE.log().clone().requires_grad_()
+    optimiser = torch.optim.Adam([logits], lr=0.05)
+    for _ in range(150):
+        mode = torch.multinomial(REFERENCE, 512 * group, replacement=True, generator=source)
+        noise = torch.randn(2, len(mode), 2, generator=source, dtype=torch.float64)
+        x0 = MODES[mode] + WIDTH * noise[0]
+        t = 0.5 + 0.5 * torch.rand(512, generator=source, dtype=torch.float64).repeat_interleave(group)
+        eps = noise[1].view(512, group, 2)[:, :1].expand(-1, group, 2).reshape(-1, 2)  # a group shares level and noise
+        x = (1 - t[:, None]) * x0 + t[:, None] * eps
+        errors = [(velocity(x, t, w) - (eps - x0)).square().mean(1) for w in (logits.softmax(0), REFERENCE)]
+        d = (errors[0] - errors[1]).view(512, group)
+        optimiser.zero_grad()
+        (slopes(d.detach(), REWARD[mode].view(512, group)) * d).sum().backward()
+        optimiser.step()
+    return logits.detach().softmax(0)
+
+
+def tilt(weights: Tensor) -> float:
+    """How far log p / p_ref rises per unit of reward; it is to look like p_ref exp(r / b) where the reference draws."""
+    ratio = (weights / REFERENCE).log()[:3]
+    assert ratio[0] < ratio[1] < ratio[2] and ratio[0] < 0 < ratio[2]
+    assert 0.3 < float((ratio[1] - ratio[0]) / (ratio[2] - ratio[0])) < 0.75, "log-ratios are even, as rewards are"
+    assert weights[3] < 0.03, "the mode that the reference never draws is not found, whatever it is worth"
+    return float(ratio[2] - ratio[0])
+
+
+def dpo(b: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Pairs as Bradley and Terry would label them: the first wins with the logistic chance of the difference."""
+
+    def slopes(d: Tensor, r: Tensor) -> Tensor:
+        found = torch.zeros_like(d)
+        for winner in (0, 1):
+            a = torch.zeros_like(d)
+            a[:, winner], a[:, 1 - winner] = 1, -1
+            chance = torch.sigmoid(r[:, winner] - r[:, 1 - winner])[:, None]
+            found += chance * pair_slopes(d.reshape(-1, 1), a.reshape(-1, 1), len(d), b)[0].view_as(d)
+        return found
+
+    return slopes
+
+
+def test_dpo_on_a_mixture_tilts_the_reference_by_reward_over_b() -> None:
+    sharp, soft = (tilt(trained(dpo(b), 2)) for b in (0.5, 1.0))
+    assert sharp / soft == pytest.approx(2.0, rel=0.2)
+
+
+def test_gdro_on_a_mixture_tilts_it_too_and_reaches_no_mode_that_is_never_drawn() -> None:
+    slopes = trained(lambda d, r: -0.5 * plackett_luce_slopes(-0.5 * d, r, tau=1.0), 4)  # s = -b d
+    assert tilt(slopes) > 0.2
 
 
 def test_calibrated_levels_stop_where_gains_begin_to_lose() -> None:
