@@ -109,8 +109,10 @@ class Work:
         generator.transformer.load_state_dict(transformer.state_dict())
         for target, source in zip((generator.text_encoder, generator.text_encoder_2), texts.encoders, strict=True):
             target.load_state_dict(source.state_dict())
-        vae = vae.float().to(memory_format=torch.contiguous_format)
-        models.save_pipeline(generator.float(), vae, self.tokenizer, self.out / "pipeline")
+        written = models.build_vae()  # a loaded one would tell in its config where it came from
+        written.load_state_dict(vae.state_dict())
+        written.register_to_config(scaling_factor=vae.config.scaling_factor, shift_factor=vae.config.shift_factor)
+        models.save_pipeline(generator.float(), written, self.tokenizer, self.out / "pipeline")
 
     def export_clip(self, model: Any, name: str) -> None:
         """Write an open_clip folder, and load it again."""
