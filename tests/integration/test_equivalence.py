@@ -52,20 +52,28 @@ def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective
 
 
 @pytest.mark.parametrize("objective", ["nft", "grpo", "crd"])
-def test_one_process_equals_two(config_file, tmp_path: Path, objective: str) -> None:
-    """Same images, and the LoRA after 3 epochs equal to 1e-5 relative, launched as a user would."""
+def test_one_process_equals_two(config_file, tiny_model: Path, objective: str) -> None:
+    """Same images, and the LoRA after 3 epochs equal to 1e-5 relative, launched as a user would.
+
+    With NFT also judged on a sibling, whose pictures the processes share as the model's own.
+    """
     sections: dict = {"objective": objective, "optimise": {"inner_epochs": 2 if objective == "grpo" else 1}}
     if objective == "grpo":
         # A clip of 1e-4 turns rounding between batch sizes into a gradient that is there or not: that is the method's.
         sections |= {"rollout": {"sampler": "flow_sde"}, "grpo": {"beta": 0.04, "clip": 0.2}}
+    if objective == "nft":
+        sections |= {"evaluate": {"also": {"turbo": {"model": str(tiny_model), "steps": 2}}}}
     alone, shared = (config_file(name, **sections) for name in ("alone", "shared"))
     train(load_config(alone))
     done = launch(2, shared)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
     assert same_lora(lora_of(two), lora_of(one))
+    own = ("reward/redness", "reward/redness/std", "diversity", "eval/redness", "eval/diversity", "loss")
+    there = ("eval/turbo/redness", "eval/turbo/diversity")
+    assert set(there) <= set(read_metrics(two)[-1]) or objective != "nft"
     for a, b in zip(read_metrics(one), read_metrics(two), strict=True):
-        for key in ("reward/redness", "reward/redness/std", "diversity", "eval/redness", "eval/diversity", "loss"):
+        for key in (*own, *there):
             assert (key in a) == (key in b)
             if key in a:
                 assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-7), key
