@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ class Work:
         generator.transformer.load_state_dict(transformer.state_dict())
         for target, source in zip((generator.text_encoder, generator.text_encoder_2), texts.encoders, strict=True):
             target.load_state_dict(source.state_dict())
-        written = models.build_vae()  # a loaded one would tell in its config where it came from
+        written: Any = models.build_vae()  # a loaded one would tell in its config where it came from
         written.load_state_dict(vae.state_dict())
         written.register_to_config(scaling_factor=vae.config.scaling_factor, shift_factor=vae.config.shift_factor)
         models.save_pipeline(generator.float(), written, self.tokenizer, self.out / "pipeline")
@@ -193,19 +194,23 @@ def save_head(head: Any, out: Path) -> None:
     save_file(tensors, out / "aesthetic.safetensors", metadata={"activation": "relu"})
 
 
-def record(work: Work) -> None:
-    """Write what was trained, with its cost, into training.json; what a person added there stays."""
+def record(work: Work, further: Sequence[str] = ()) -> None:
+    """Write what was trained, with its cost, into training.json; what a person added there stays.
+
+    The stages in `further` went on from shipped weights: their cost is added to what those had cost.
+    """
     path = work.out / "training.json"
     told = json.loads(path.read_text()) if path.exists() else {}
     stages = {name: stage for name, stage in told.get("stages", {}).items() if name in MINUTES}
     for name in MINUTES:
         state_path = work.folder / f"{name}.pt"
-        if state_path.exists():
+        if state_path.exists() and (not further or name in further):
             state = torch.load(state_path, weights_only=True)
-            stages[name] = {key: round(state[key]) for key in ("seconds", "step", "images")}
+            before = stages.get(name, {}) if further else {}
+            stages[name] = {key: round(state[key]) + before.get(key, 0) for key in ("seconds", "step", "images")}
     machine = f"one CPU core, {platform.machine()}, torch {torch.__version__}"
-    command = "python scripts/train_playground.py"
-    told |= {"command": command, "machine": machine, "seed": work.seed, "scenes": work.scenes, "stages": stages}
+    commands = [*told.get("commands", []), shlex.join(["python", *sys.argv])]
+    told |= {"commands": commands, "machine": machine, "seed": work.seed, "scenes": work.scenes, "stages": stages}
     path.write_text(json.dumps(told, indent=2) + "\n")
 
 
@@ -236,6 +241,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
+    stages: list[str] = []
     if args.export:
         export(work)
     elif args.from_shipped:
@@ -245,7 +251,7 @@ def main() -> None:
         go_on(work, stages, args.compile)
     else:
         train(work, STAGES.index(args.stage), args.compile)
-    record(work)
+    record(work, stages)
 
 
 if __name__ == "__main__":
