@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ def collect(
     keep_images: bool = True,
     plan: Plan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
-    caching: Callable[[Sequence[float]], AbstractContextManager[None]] = nullcontext,
+    caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext,
 ) -> Rollout:
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
 

@@ -58,8 +58,8 @@ def experiments(path: Path = LIST) -> list[Experiment]:
     for name, row in told.items():
         row = defaults | row
         settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}
-        lists = {key: tuple(row.pop(key)) for key in ("overrides", "seeds") if key in row}
-        found.append(Experiment(name=name, settings=settings, **lists, **row))
+        row |= {key: tuple(row[key]) for key in ("overrides", "seeds") if key in row}
+        found.append(Experiment(name=name, settings=settings, **row))
     return found
 
 

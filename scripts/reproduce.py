@@ -129,7 +129,11 @@ def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any], 
         before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
         gain = after - before
         spread = float(gain.std(ddof=1)) if len(runs) > 1 else None
-        row = {"before": float(before.mean()), "after": float(after.mean()), "gain": float(gain.mean())}
+        row: dict[str, float | None] = {
+            "before": float(before.mean()),
+            "after": float(after.mean()),
+            "gain": float(gain.mean()),
+        }
         table[name] = row | {"gain_std": spread}
     return {
         "command": command,

@@ -53,7 +53,7 @@ class RolloutCache:
 
     def __init__(self, network: nn.Module, spec: CacheSpec) -> None:
         self.network, self.spec = network, spec
-        self._blocks = _Blocks(network)
+        self._blocks: Any = _Blocks(network)  # diffusers' mixin has no types
         self._level: Callable[[], float] = lambda: 1.0
 
     @contextmanager

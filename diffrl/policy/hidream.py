@@ -83,7 +83,7 @@ class HiDream(Family):
         """Without values no token chooses its experts: each of them then gets as many."""
         gates = [part.gate for part in self._experts]
         for gate in gates:
-            gate.forward = partial(_evenly, gate)
+            gate.forward = partial(_evenly, gate)  # type: ignore[method-assign]
         try:
             yield
         finally:

@@ -62,7 +62,7 @@ def embed_images(
     `revise` makes of an image's latents those that are embedded.
     """
     rank, world = accelerator.process_index, accelerator.num_processes
-    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size, "revise": revise}
+    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size}
     width = reward.embed_text([prompts[0].text]).shape[-1]
     rows = torch.zeros(len(prompts) * per_prompt, width)
     device, size = getattr(reward, "device", None), getattr(reward, "batch_size", None)

@@ -32,7 +32,7 @@ class Recorder:
             self.calls.append(("decode", (latents.detach(), chunk, grad), active(), grad))
             return self._decode(latents, chunk, grad)
 
-        self.policy.predict, self.policy.decode = predict, decode  # type: ignore[method-assign]
+        self.policy.predict, self.policy.decode = predict, decode  # type: ignore[assignment, method-assign]
         return self
 
     def __exit__(self, *ignored: object) -> None:

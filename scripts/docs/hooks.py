@@ -278,7 +278,7 @@ def memory() -> str:
 @page_function
 def gpu_proof(file: str = "gpu_proof.json") -> str:
     """What `scripts/gpu_proof.py` found on a GPU; that nothing was measured yet where its file is not there."""
-    found = read(file) if (RESULTS / file).exists() else {"tiny": True}
+    found: dict[str, Any] = read(file) if (RESULTS / file).exists() else {"tiny": True}
     parts = {name: part for name, part in found.get("parts", {}).items() if part["status"] == "done"}
     if found["tiny"] or not parts:
         return "**Not measured**: nobody has run `scripts/gpu_proof.py` on a GPU and committed its figures yet.\n"

@@ -110,7 +110,11 @@ def resume(shop: Workshop, seconds: float) -> dict[str, Any]:
     """
     states = {name: _trained(shop, name, stops) for name, stops in (("one", []), ("two", []), ("resumed", [1]))}
     repeats, away = _apart(states["one"], states["two"]), _apart(states["one"], states["resumed"])
-    found = {"repeats_itself": repeats == 0.0, "resumed_equal": away == 0.0, "numbers": _numbers(states["one"])}
+    found: dict[str, Any] = {
+        "repeats_itself": repeats == 0.0,
+        "resumed_equal": away == 0.0,
+        "numbers": _numbers(states["one"]),
+    }
     found |= {"largest_difference": {"undisturbed": repeats, "resumed": away}}
     if repeats == 0.0 and away != 0.0:
         raise RuntimeError(f"the device repeats itself, but a resumed run ends elsewhere: {found}")

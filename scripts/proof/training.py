@@ -124,7 +124,7 @@ class Workshop:
         group, rows = (MODELS[model].group, MODELS[model].rows) if not self.tiny else (4, 4)
         for side in ("train", "test"):
             (self.folder / f"{side}.txt").write_text("".join(f"{side} prompt {i}\n" for i in range(2)))
-        optimise = {"batch_size": 2 * group, "micro_batch": rows, "learning_rate": 1e-4}
+        optimise: dict[str, Any] = {"batch_size": 2 * group, "micro_batch": rows, "learning_rate": 1e-4}
         optimise |= {"precision": "bf16" if self.device.type == "cuda" else "fp32"}
         rollout = {"groups": 2, "group_size": group, "steps": STEPS, "batch_size": group}
         rollout |= {"resolution": 16 if self.tiny else 512}
