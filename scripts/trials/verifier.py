@@ -131,7 +131,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     parts = args.only or ["renderings", "misses", "cheats", "climb"]
-    found: dict[str, Any] = {"command": "python " + shlex.join(sys.argv), "diffrl": __version__, "cpus": os.cpu_count()}
+    # Parts of several calls come together in one file.
+    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    found |= {"commands": [*found.get("commands", []), "python " + shlex.join(sys.argv)]}
+    found |= {"diffrl": __version__, "cpus": os.cpu_count()}
     if "renderings" in parts:
         found["renderings"] = renderings(args.count, args.seed)
     if "misses" in parts:
