@@ -114,7 +114,7 @@ class GRPO(Objective):
         if self.order == "random" and self.rows_per_sample(rollout) < stored:
             names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
             number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
-        i, j = pairs.to(device, non_blocking=True).unbind(1)
+        i, j = (index.to(device, non_blocking=True) for index in (sample, number))
         return Rows(
             x0=rollout.latents[i],
             x_t=trajectory.x[i, j],

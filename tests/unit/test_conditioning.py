@@ -71,5 +71,5 @@ def test_the_config_takes_a_side_or_width_and_height(config_file) -> None:
     assert load_config(path, ["rollout.resolution=16"]).rollout.resolution == 16
     assert load_config(path, ["rollout.resolution=[24, 16]"]).rollout.resolution == (24, 16)
     for bad in ("4", "[16, 4]", "[16, 16, 16]", "big"):
-        with pytest.raises(UserError, match=r"rollout.resolution: expected a side of at least 8 pixels, or"):
+        with pytest.raises(UserError, match=r"rollout.resolution: expected a side of 8 to 16384 pixels, or"):
             load_config(path, [f"rollout.resolution={bad}"])
