@@ -75,10 +75,8 @@ def weights() -> str:
 def loaded() -> list[str]:
     """The package's source files that this process has imported, relative to the checkout, sorted."""
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    inside = (ROOT / "diffrl", ROOT / "rewards")
-    return sorted(
-        str(file.relative_to(ROOT)) for file in files if file.is_relative_to(inside[0]) or inside[1] in file.parents
-    )
+    ours = (ROOT / "diffrl", ROOT / "rewards")
+    return sorted(str(file.relative_to(ROOT)) for file in files if any(map(file.is_relative_to, ours)))
 
 
 @functools.cache
@@ -89,15 +87,9 @@ def meaning(path: str) -> str:
         return ""
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
-            first = body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                body[0] = ast.Pass()
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
@@ -110,13 +102,10 @@ def kept(experiment: Experiment) -> dict[int, dict[str, Any]]:
     """The finished seeds whose digest is still what it was when they were run: seed -> part."""
     if not experiment.out.is_file():
         return {}
-    told = json.loads(experiment.out.read_text())
-    files = told.get("code")
-    if not files:  # of before the digests
-        return {}
-    code = code_of(files)
     return {
         run["seed"]: run
-        for run in told["runs"]
-        if run["seed"] in experiment.seeds and run.get("digest") == experiment.digest(run["seed"], code)
+        for run in json.loads(experiment.out.read_text())["runs"]
+        if run["seed"] in experiment.seeds
+        and "code" in run  # it was not yet written in the first world's time
+        and run["digest"] == experiment.digest(run["seed"], code_of(run["code"]))
     }

@@ -122,7 +122,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     }
 
 
-def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any], code: list[str]) -> dict[str, Any]:
+def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any]) -> dict[str, Any]:
     """What is written: the runs, and over them the mean before and after, the gain and its deviation."""
     table = {}
     for name in [n for n in runs[0]["after"] if runs[0]["after"][n] is not None]:
@@ -141,7 +141,6 @@ def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any], 
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "config": config,
-        "code": code,
         "summary": table,
         "runs": runs,
     }
@@ -174,16 +173,19 @@ def show(chosen: list[Experiment]) -> None:
 
 def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
     """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
-    waiting = [(e, seed) for e in chosen for seed in e.seeds if seed not in kept(e)]
+    waiting = [(e, seed) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
+
+    runs.mkdir(parents=True, exist_ok=True)
 
     def one(pair: tuple[Experiment, int]) -> bool:
         experiment, seed = pair
-        folder = runs / experiment.name / experiment.digest(seed, "")[:8]
-        folder.mkdir(parents=True, exist_ok=True)
-        part, log = folder / f"part-{seed}.json", folder / f"log-{seed}.txt"
+        # One folder for all: a base model that several of them share is judged once.
+        tag = f"-{experiment.name.replace('/', '-')}-{experiment.digest(seed, '')[:8]}"
+        part, log = runs / f"part{tag}-{seed}.json", runs / f"log{tag}-{seed}.txt"
         settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
         command = [sys.executable, __file__, str(ROOT / experiment.config), *experiment.overrides, *settings]
-        command += ["--seeds", str(seed), "--runs", str(folder), "--threads", "1", "--out", str(part)]
+        command += ["--seeds", str(seed), "--runs", str(runs), f"--tag={tag}", "--threads", "1"]
+        command += ["--out", str(part)]
         with log.open("a") as out:
             failed = subprocess.run(
                 command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -205,7 +207,7 @@ def merge(experiment: Experiment, part: Path) -> bool:
         found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
         command = f"python scripts/reproduce.py --all --only {experiment.name}"
         ordered = [found[seed] for seed in sorted(found)]
-        write(experiment.out, result_of(ordered, command, told["config"], told["code"]))
+        write(experiment.out, result_of(ordered, command, told["config"]))
     return True
 
 
@@ -249,9 +251,9 @@ def main() -> None:
     this = Experiment("", os.path.relpath(Path(args.config).resolve(), ROOT), tuple(args.overrides), settings=settings)
     files = loaded()
     for run in runs:
-        run["digest"] = this.digest(run["seed"], code_of(files))
+        run |= {"code": files, "digest": this.digest(run["seed"], code_of(files))}
     command = shlex.join(["python", *sys.argv])
-    result = result_of(runs, command, load_config(args.config, args.overrides).resolved(), files)
+    result = result_of(runs, command, load_config(args.config, args.overrides).resolved())
     write(args.out, result)
     for name, row in result["summary"].items():
         change = f"{row['gain']:+.3f} +- {row['gain_std'] or 0:.3f}"

@@ -166,11 +166,8 @@ class Loop:
         `key`: takes the epoch's place in the random numbers' keys, for images that are not trained on.
         """
         prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
-        group_size, rank, world = (
-            self.settings.group_size,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
+        group_size = self.settings.group_size
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         first = rank * len(prompts) * group_size // world
         plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
         final, count = (0, 1) if plan is None else (plan.final(self.spec), plan.views(self.spec))

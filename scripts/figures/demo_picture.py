@@ -9,6 +9,7 @@ frame is green where the verifier finds every stated fact, red where it does not
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,6 @@ def pictures(prompts: list[Prompt], lora: str | None) -> np.ndarray:
     return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
 
-def wrapped(text: str, width: int = 18) -> str:
-    """The text in lines of at most `width` letters, where words allow."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > width:
-            lines.append("")
-        lines[-1] += word + " "
-    return "\n".join(line.strip() for line in lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lora", required=True, help="folder of the trained LoRA")
@@ -69,7 +60,7 @@ def main() -> None:
             axis = axes[2 * block + row][column]
             show(axis, drawn[title][i], right[title][i])
             if row == 0:
-                axis.set_title(wrapped(text), fontsize=6)
+                axis.set_title(textwrap.fill(text, 18), fontsize=6)
             if column == 0:
                 axis.set_ylabel(title, fontsize=8)
     figure.tight_layout(pad=0.3)

@@ -6,6 +6,7 @@ python scripts/figures/playground_pictures.py --out assets/images/playground.png
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -59,20 +60,11 @@ def main() -> None:
             axis.set_xticks([])
             axis.set_yticks([])
             if row == 0:
-                axis.set_title(_wrap(args.prompts[column]), fontsize=7)
+                axis.set_title(textwrap.fill(args.prompts[column], 20), fontsize=7)
         axes[row][0].set_ylabel(title, fontsize=8)
     figure.tight_layout(pad=0.4)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
-
-
-def _wrap(text: str, width: int = 20) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > width:
-            lines.append("")
-        lines[-1] += word + " "
-    return "\n".join(line.strip() for line in lines)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def test_a_seed_stands_as_long_as_what_it_depends_on(tmp_path: Path, monkeypatch
     monkeypatch.setattr(experiments, "RESULTS", tmp_path)
     files = ["diffrl/advantages.py"]
     one = replace(EVERY[0], name="one")
-    runs = [{"seed": seed, "digest": one.digest(seed, code_of(files))} for seed in (0, 1)]
+    runs = [{"seed": seed, "code": files, "digest": one.digest(seed, code_of(files))} for seed in (0, 1)]
     assert kept(one) == {}, "nothing was run"
-    one.out.write_text(json.dumps({"code": files, "runs": runs}))
+    one.out.write_text(json.dumps({"runs": runs}))
     assert sorted(kept(one)) == [0, 1]
     assert sorted(kept(replace(one, seeds=(1, 2)))) == [1]
     assert kept(replace(one, overrides=(*one.overrides, "epochs=7"))) == {}, "another config"
