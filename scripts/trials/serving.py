@@ -12,6 +12,7 @@ import argparse
 import collections
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -236,7 +237,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         try:
-            result = {"same scores": same_scores(server, 60)}
+            command = shlex.join(["python", *sys.argv])
+            result: dict[str, Any] = {"command": command, "cpus": os.cpu_count(), "torch": torch.__version__}
+            result["same scores"] = same_scores(server, 60)
             result["restart"] = restart(server, arguments.images, arguments.clients)
             result["bad requests"] = bad_requests(server, arguments.bad)
         finally:
