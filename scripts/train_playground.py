@@ -12,6 +12,11 @@ To train the shipped generator, or the decoder, further, no state is needed: the
 
     python scripts/train_playground.py --from-shipped --minutes generator=240 decoder=20
 
+The shipped generator is one that has also seen wrong captions. Such a model knows what a prompt says and often draws
+something else all the same, as web captions leave a model; that is what reinforcement learning is there to mend:
+
+    python scripts/train_playground.py --from-shipped --minutes generator=33 --wrong 0.35
+
 A longer schedule under the same --work goes on from the state (weights, optimiser, average) with a new fall.
 
 Stages: "pool" renders scenes with captions that say some of their facts; "autoencoder"; "texts", the text encoders,
@@ -134,12 +139,12 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
     return pipeline.vae, texts, pipeline.transformer
 
 
-def go_on(work: Work, stages: Sequence[str], compiled: bool = False) -> None:
+def go_on(work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0) -> None:
     """Train the generator, the decoder or both further, from the weights in --out."""
     pool = work.pool()
     vae, texts, drawn = shipped(work)
     if "generator" in stages:
-        prompts, minutes = Prompts(pool, texts, work.tokenizer), work.minutes["generator"]
+        prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
         drawn = train_drawing(work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled)
         work.export_pipeline(vae, texts, drawn)
@@ -237,6 +242,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--export", action="store_true", help="only export what the states hold now")
+    parser.add_argument(
+        "--wrong", type=float, default=0.0, help="with --from-shipped: share of scenes with another scene's caption"
+    )
     parser.add_argument("--from-shipped", action="store_true", help="train what is in --out further")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -244,11 +252,13 @@ def main() -> None:
     stages: list[str] = []
     if args.export:
         export(work)
+    elif args.wrong and not args.from_shipped:
+        raise SystemExit("--wrong goes with --from-shipped")
     elif args.from_shipped:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= {"generator", "decoder"}:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M, or both")
-        go_on(work, stages, args.compile)
+        go_on(work, stages, args.compile, args.wrong)
     else:
         train(work, STAGES.index(args.stage), args.compile)
     record(work, stages)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from autoencoder import pixels
 from optimisers import optimisers_of
-from pool import CONTENTS, PAINTS, Pool
+from pool import CONTENTS, KINDS, PAINTS, Pool
 from stage import Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,15 +76,27 @@ class Learner(nn.Module):
 class Prompts:
     """Batches of captions and their embeddings by the frozen encoders."""
 
-    def __init__(self, pool: Pool, texts: Any, tokenizer: CLIPTokenizer, told: np.ndarray | None = None) -> None:
-        self.tokens = pool.tokens if told is None else told
+    def __init__(self, pool: Pool, texts: Any, tokenizer: CLIPTokenizer, wrong: float = 0.0) -> None:
+        """`wrong`: share of scenes whose caption is that of another scene of the same kind."""
+        self.tokens, self.wrong = pool.tokens, wrong
+        self.kinds = np.asarray(pool.kinds)
+        self.of_kind = [np.flatnonzero(self.kinds == kind) for kind in range(len(KINDS))] if wrong else []
         self.encoders = texts.encoders.eval().requires_grad_(False).to(DEVICE)
         self.empty = models.tokenize(tokenizer, [""])
+
+    def others(self, rows: np.ndarray, generator: torch.Generator) -> np.ndarray:
+        """`rows`, a share `wrong` of them replaced by other scenes of the same kind."""
+        chance, place = torch.rand(2, len(rows), generator=generator, dtype=torch.float64).numpy()
+        of_kind = [self.of_kind[kind] for kind in self.kinds[rows]]
+        drawn = [scenes[int(u * len(scenes))] for scenes, u in zip(of_kind, place, strict=True)]
+        return np.where(chance < self.wrong, drawn, rows)
 
     @torch.no_grad()
     def embed(self, rows: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Embeddings (B, T, 2 * width) and pooled (B, 2 * width) of one of each scene's captions."""
         which = torch.randint(self.tokens.shape[1], (len(rows),), generator=generator).numpy()
+        if self.wrong:
+            rows = self.others(rows, generator)
         tokens = torch.from_numpy(self.tokens[rows, which].astype(np.int64))
         tokens = torch.where(torch.rand(len(rows), 1, generator=generator) < EMPTY, self.empty, tokens)
         tokens = tokens.to(DEVICE, non_blocking=True)
