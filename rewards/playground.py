@@ -24,9 +24,10 @@ KINDS = (
 class Playground:
     """How many of the prompt's facts the image shows, in [0, 1], read from the pixels by the exact verifier.
 
-    `mode`: "reward" gives partial credit (how far is the shape, the count, the relation), "strict" is the share of
-    facts that are right, "all_right" is 1 if all are and 0 otherwise. `facts`: only these kinds of facts count (None:
-    all); prompts that state none of them are not judged, nor are prompts that are not of the world.
+    `mode`: "reward" is half for being right, half partial credit (how far is the shape, the count, the relation);
+    "strict" is the share of facts that are right, "all_right" is 1 if all are and 0 otherwise. `facts`: only these
+    kinds of facts count (None: all); prompts that state none of them are not judged, nor are prompts that are not of
+    the world.
     """
 
     name = "playground"

@@ -15,7 +15,7 @@ To train the shipped generator, or the decoder, further, no state is needed: the
 The shipped generator is one that has also seen wrong captions. Such a model knows what a prompt says and often draws
 something else all the same, as web captions leave a model; that is what reinforcement learning is there to mend:
 
-    python scripts/train_playground.py --from-shipped --minutes generator=33 --wrong 0.35
+    python scripts/train_playground.py --from-shipped --minutes generator=9 --wrong 0.25 --rate 0.25 --keep 0.2
 
 A longer schedule under the same --work goes on from the state (weights, optimiser, average) with a new fall.
 
@@ -139,14 +139,19 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
     return pipeline.vae, texts, pipeline.transformer
 
 
-def go_on(work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0) -> None:
+def go_on(
+    work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0
+) -> None:
     """Train the generator, the decoder or both further, from the weights in --out."""
     pool = work.pool()
     vae, texts, drawn = shipped(work)
     if "generator" in stages:
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
-        start = drawn.state_dict()
-        drawn = train_drawing(work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled)
+        start = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
+        drawn = train_drawing(
+            work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled, rate=rate
+        )
+        drawn.load_state_dict({name: (1 - keep) * new + keep * start[name] for name, new in drawn.state_dict().items()})
         work.export_pipeline(vae, texts, drawn)
     if "decoder" in stages:
         work.export_pipeline(train_decoder(work.folder, pool, vae, work.minutes["decoder"]), texts, drawn)
@@ -245,6 +250,8 @@ def main() -> None:
     parser.add_argument(
         "--wrong", type=float, default=0.0, help="with --from-shipped: share of scenes with another scene's caption"
     )
+    parser.add_argument("--rate", type=float, default=1.0, help="with --from-shipped: factor of the learning rates")
+    parser.add_argument("--keep", type=float, default=0.0, help="with --from-shipped: weight of what it was before")
     parser.add_argument("--from-shipped", action="store_true", help="train what is in --out further")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -258,7 +265,7 @@ def main() -> None:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= {"generator", "decoder"}:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M, or both")
-        go_on(work, stages, args.compile, args.wrong)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
     else:
         train(work, STAGES.index(args.stage), args.compile)
     record(work, stages)

@@ -1,6 +1,7 @@
 """Says from the pixels alone which facts of a prompt an image shows: the playground's gold reward.
 
-Every fact gets a strict answer and partial credit in [0, 1] that rises smoothly towards it, for reinforcement learning.
+Every fact gets a strict answer, and a value in [0, 1] for reinforcement learning: half of it is for being right, half
+is credit that rises smoothly towards that. So a search that climbs on credit alone, with rubbish, ends at a half.
 The facts are those of `grammar.facts`, counted as GenEval counts them (Ghosh et al. 2023, arXiv:2310.11513): what the
 prompt says, and that nothing else is there. What a prompt leaves free is never wrong; it is read too, for `variety`.
 
@@ -52,14 +53,14 @@ _RADII = {"objects": (14.0, 21.0), "counts": (9.0, 11.0), "pairs": (10.5, 12.0),
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to every fact of one prompt, by the fact's name."""
+    """The answer to every fact of one prompt, by the fact's name: its value, and whether it holds."""
 
     facts: dict[str, float]
     strict: dict[str, bool]
 
     @property
     def reward(self) -> float:
-        """Mean partial credit, in [0, 1]."""
+        """Mean value, in [0, 1]."""
         return sum(self.facts.values()) / max(len(self.facts), 1)
 
     @property
@@ -177,10 +178,10 @@ def judge(seen: Observation, caption: Caption) -> Verdict:
         answers = _thing_answers(seen, caption)
     if "background" in caption.said:
         answers["background"] = _background(seen, caption.said["background"])
-    asked = facts(caption)
+    told = {fact.name: answers.get(fact.name, NO) for fact in facts(caption)}
     return Verdict(
-        facts={fact.name: answers.get(fact.name, NO)[0] for fact in asked},
-        strict={fact.name: answers.get(fact.name, NO)[1] for fact in asked},
+        facts={name: 0.5 * (credit + right) for name, (credit, right) in told.items()},
+        strict={name: right for name, (_, right) in told.items()},
     )
 
 

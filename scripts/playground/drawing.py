@@ -107,17 +107,20 @@ class Prompts:
 
 def train_drawing(
     work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, name: str = "generator",
-    start: Any = None, fall: float = 0.7, compiled: bool = False,
+    start: Any = None, fall: float = 0.7, compiled: bool = False, rate: float = 1.0,
 ) -> Any:  # fmt: skip
     """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights.
 
-    `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter.
+    `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter. `rate`: factor of the
+    learning rates; a small one only bends the weights of the start, and the average is shorter.
     """
     torch.manual_seed(0)
     learner = Learner().to(DEVICE)
     if start is not None:
         learner.transformer.load_state_dict(start)
-    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers_of(learner, RATE, MUON_RATE), fall)
+    optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE)
+    decay = 0.999 if rate == 1 else 0.99
+    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers, fall, decay)
     if compiled:  # after the stage has copied it for the average
         learner.transformer.forward = torch.compile(learner.transformer.forward, dynamic=False)
 
