@@ -21,6 +21,7 @@ from diffrl.playground.variety import shown, tally
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records.advance import progress
+from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
@@ -146,7 +147,7 @@ def sample(*, out: Path, **drawing: Any) -> None:
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
                 lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
             advance(len(images))
-    (out / "images.jsonl").write_text("\n".join(lines) + "\n")
+    write_text(out / "images.jsonl", "\n".join(lines) + "\n")
 
 
 def evaluate(
@@ -198,7 +199,5 @@ def evaluate(
     }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = out.with_suffix(".tmp")
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-        temporary.replace(out)
+        write_text(out, json.dumps(result, indent=1) + "\n")
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from diffrl.config.explain import explain, show
 from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
+from diffrl.records.disk import write_text
 from diffrl.resources import shipped
 
 VERSION = "diffrl_version"
@@ -133,8 +133,4 @@ def dump(config: Config, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {VERSION: __version__, **config.resolved()}
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(
-        yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000), encoding="utf-8"
-    )
-    os.replace(temporary, path)
+    write_text(path, yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000))

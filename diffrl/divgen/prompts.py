@@ -19,6 +19,7 @@ import yaml
 
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt, load_prompts
+from diffrl.records.disk import write_text
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 
@@ -73,7 +74,7 @@ def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write a .jsonl file that `diffrl.prompts.load_prompts` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"prompt": prompt.text, **prompt.metadata}, ensure_ascii=False) for prompt in prompts]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from diffrl.divgen.observe import Batch, Item, Sight, in_batches, read_folder, t
 from diffrl.divgen.prompts import benchmark
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
+from diffrl.records.disk import replacing
 from diffrl.seeds import seed_of
 
 TEST_SHARE = 1 / 3
@@ -38,10 +38,9 @@ class Reference:
     def save(self, path: Path) -> None:
         """Write one safetensors file, at once."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
         about = {"style": self.style, "source": self.source}
-        save_file({"train": self.train, "test": self.test}, str(temporary), metadata={"diffrl": json.dumps(about)})
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_file({"train": self.train, "test": self.test}, temporary, metadata={"diffrl": json.dumps(about)})
 
 
 def load_reference(path: Path) -> Reference:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
 from diffrl.records.advance import progress
+from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
 
@@ -157,9 +157,7 @@ def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> Non
         entry = {"file": str(item.path.relative_to(out)), "prompt": item.prompt.text, "member": item.member}
         lines.append(json.dumps({**entry, **item.prompt.metadata}, ensure_ascii=False))
     for name, text in ((MANIFEST, "\n".join(lines)), (JOB, json.dumps(record, indent=1))):
-        temporary = out / f".{name}.tmp"
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, out / name)
+        write_text(out / name, text + "\n")
 
 
 def _write(image: torch.Tensor, item: Item, seed: int) -> None:

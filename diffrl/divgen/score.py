@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from diffrl.divgen.observe import Seen, Sight
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.reference import Reference
 from diffrl.errors import UserError
+from diffrl.records.disk import write_text
 from diffrl.seeds import seed_of
 
 FORMAT = 1
@@ -84,10 +84,8 @@ class Scores:
     def save(self, path: Path) -> None:
         """Write a JSON file, at once."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
         content = {"format": FORMAT, "diffrl_version": __version__, **asdict(self)}
-        temporary.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(path, json.dumps(content, allow_nan=False) + "\n")
 
     def values(self) -> dict[str, float]:
         """The metrics that have a value."""

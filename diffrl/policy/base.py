@@ -6,7 +6,6 @@ conditioning of B rows: see `diffrl.policy.conditioning`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +23,7 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
 from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep, shard
+from diffrl.records.disk import replacing
 
 # Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
 CACHE_BYTES = 4 << 30
@@ -355,10 +355,9 @@ class Policy:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        unfinished = ".unfinished.safetensors"
-        self.backbone.save_lora(directory, unfinished, self.lora.state(name), self.lora.metadata())
         path = directory / LORA_WEIGHT_NAME_SAFE
-        os.replace(directory / unfinished, path)
+        with replacing(path) as unfinished:
+            self.backbone.save_lora(directory, unfinished.name, self.lora.state(name), self.lora.metadata())
         return path
 
     def load_lora(self, directory: str | Path, name: str = TRAINED) -> None:

@@ -88,8 +88,9 @@ def save(
         _prune(root, step, keep)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        intact = "older checkpoints are intact: make room and continue with --resume"
-        raise CheckpointError(cannot_write(target, error, intact)) from error
+        older = [path for _, path in sorted(_steps(root))]
+        left = f"intact: {older[-1]}; make room and continue with --resume" if older else "there is no other checkpoint"
+        raise CheckpointError(f"{cannot_write(target, error)}; {left}") from error
     return target
 
 

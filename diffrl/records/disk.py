@@ -5,50 +5,82 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from diffrl.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NUMBER = re.compile(r"os error (\d+)")  # at the end of safetensors' messages
 
 
 class DiskError(RuntimeError):
-    """A file of a run cannot be written; the message has the path, the reason and what is intact."""
+    """A file cannot be written; the message has the path and the reason, and of a run's also what is intact."""
 
 
 @contextlib.contextmanager
-def writing(path: Path, intact: str = "") -> Iterator[None]:
-    """An OSError inside becomes a DiskError at `path`. `intact`: what of the run is still good, for the message."""
+def writing(path: Path) -> Iterator[None]:
+    """An OSError inside becomes a DiskError at `path`."""
     try:
         yield
     except OSError as error:
-        raise DiskError(cannot_write(path, error, intact)) from error
-
-
-def cannot_write(path: Path, error: OSError, intact: str = "") -> str:
-    """One line: the path, the reason, the free room, and what is intact."""
-    existing = nearest_folder(path)
-    reason = error.strerror or str(error)
-    free = f" ({shutil.disk_usage(existing).free / 1e6:,.1f} MB free)"
-    if not path.parent.is_dir():
-        reason, free = f"its folder {path.parent} is gone", ""
-    return f"{path}: could not be written: {reason}{free}" + (f"; {intact}" if intact else "")
-
-
-def write_text(path: Path, text: str, intact: str = "") -> None:
-    """Write the file whole or not at all: a reader, or a process killed in between, never meets half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path, intact):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        raise DiskError(cannot_write(path, error)) from error
+    except SafetensorError as error:  # its writer's way to say that the disk is full
+        if (number := _NUMBER.search(str(error))) is None:
             raise
+        known = OSError(int(number[1]), os.strerror(int(number[1])))
+        raise DiskError(cannot_write(path, known)) from error
+
+
+def cannot_write(path: Path, error: OSError) -> str:
+    """One line: the path, the reason, and the free room where that is it."""
+    reason = error.strerror or str(error)
+    free = f" ({shutil.disk_usage(nearest_folder(path)).free / 1e6:,.1f} MB free)" if error.errno in FULL else ""
+    if not path.parent.is_dir():
+        reason = f"its folder {path.parent} is gone"
+    return f"{path}: could not be written: {reason}{free}"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file whole or not at all: a reader, or a process killed in between, never meets half of it."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
+    """A file beside `path` for the caller to write, which then takes its place.
+
+    After an error it is gone, and `path` is as it was; an OSError becomes a DiskError at `path`. Without `sync` it is
+    not forced to the disk: for thousands of pictures.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            yield temporary
+            if sync:
+                with temporary.open("rb+") as file:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def inside(run_dir: str | Path, *names: str) -> Path:
+    """A folder in a run's folder, made if it is not there. DiskError if the run's folder is gone: it is not made again,
+    with nothing but the latest files in it."""
+    folder = Path(run_dir).joinpath(*names)
+    with writing(folder):
+        Path(run_dir).stat()
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def check_writable(folder: Path, what: str) -> None:

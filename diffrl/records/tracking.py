@@ -23,7 +23,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from diffrl import __version__
 from diffrl.errors import UserError
-from diffrl.records.disk import write_text, writing
+from diffrl.records.disk import inside, replacing, write_text, writing
 from diffrl.records.progress import ProgressTable, summary
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ class Tracker:
             if self._file.tell() > intact:
                 self._file.truncate(intact)
 
-    def log(self, metrics: Mapping[str, Any], intact: str = "") -> None:
+    def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one epoch. `metrics["epoch"]` is an int; values are numbers (also of numpy, or tensors of one
         element), strings or None. What is not finite is written as null, since JSON has no NaN.
 
-        Raises DiskError, with `intact` at its end, if the line cannot be written whole: then nothing of it is left.
+        Raises DiskError if the line cannot be written whole: then nothing of it is left.
         """
         row = {key: _plain(key, value) for key, value in metrics.items()}
         epoch = row["epoch"]
         if epoch in self._epochs:
             return
-        self._append(json.dumps(row, allow_nan=False).encode() + b"\n", intact)
+        self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._epochs.add(epoch)
         numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
         if self._wandb is not None:
@@ -94,10 +94,10 @@ class Tracker:
                 self._board.add_scalar(key, value, epoch)
             self._board.flush()
 
-    def _append(self, line: bytes, intact: str) -> None:
+    def _append(self, line: bytes) -> None:
         """A whole line or nothing, in the file that is still there."""
         path = self.run_dir / "metrics.jsonl"
-        with writing(path, intact):
+        with writing(path):
             begin = self._file.seek(0, os.SEEK_END)
             here = path.stat()  # of a deleted folder the open file would swallow everything
             if (here.st_dev, here.st_ino) != (
@@ -175,8 +175,7 @@ def save_samples(
     Args:
         images: (n, 3, H, W) in [0, 1]; rounded to 8 bits.
     """
-    folder = Path(run_dir) / "samples" / f"epoch-{epoch:04d}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = inside(run_dir, "samples", f"epoch-{epoch:04d}")
     paths = []
     for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
         path = folder / f"{i:02d}-{_slug(prompt)}.png"
@@ -191,9 +190,8 @@ def save_image(image: Tensor, path: Path, text: Mapping[str, str]) -> None:
     for key, value in text.items():
         chunks.add_text(key, value)
     pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    temporary = path.with_suffix(".tmp")
-    Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
-    os.replace(temporary, path)  # a report that is written meanwhile never meets half a picture
+    with replacing(path, sync=False) as temporary:  # a report that is written meanwhile never meets half a picture
+        Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
 
 
 def record_environment(run_dir: str | Path, **facts: Any) -> None:

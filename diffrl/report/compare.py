@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.errors import UserError
+from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, Sample, read_run, warnings_of
 from diffrl.report.page import escape, figure, grid, page, section, strip, table
@@ -38,9 +38,7 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     body += _images(runs)
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(page(f"{len(runs)} runs compared · diffrl", body), encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(target, page(f"{len(runs)} runs compared · diffrl", body))
     return target
 
 

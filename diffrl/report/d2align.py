@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, figure, grid, page, section, strip, table
@@ -30,10 +30,8 @@ def write_page(folder: Path) -> Path | None:
     if not body:
         return None
     target = folder / EVIDENCE.parent / "report.html"
-    temporary = target.with_suffix(".tmp")
     name = folder.resolve().name
-    temporary.write_text(page(f"{name}: direction · diffrl", f"<h1>{escape(name)}</h1>{body}"), encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(target, page(f"{name}: direction · diffrl", f"<h1>{escape(name)}</h1>{body}"))
     return target
 
 

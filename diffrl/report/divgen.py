@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from diffrl.divgen.observe import Item, read_folder
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
 from diffrl.errors import UserError
+from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.report.data import PALETTE
 from diffrl.report.page import escape, figure, grid, page, picture, section, table
@@ -61,9 +61,7 @@ def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
     title = f"DivGenBench: {', '.join(folders)}"
     parts = [_head(entries), _charts(entries), _keywords(entries), *_lost(entries), *_walls(entries), _facts(entries)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_text(page(f"{title} · diffrl", "\n".join(parts)), encoding="utf-8")
-    os.replace(temporary, out)
+    write_text(out, page(f"{title} · diffrl", "\n".join(parts)))
     return out
 
 

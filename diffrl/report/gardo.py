@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError
+from diffrl.records.disk import inside, write_text
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
 from diffrl.report.data import RunData
@@ -46,17 +46,14 @@ def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequen
         images: (n, 3, H, W) in [0, 1].
         rows: of each image: prompt, member, uncertainty, penalised, scores {name: score or None}.
     """
-    folder = Path(run_dir) / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = inside(run_dir, FOLDER)
     entries = []
     for i, (image, row) in enumerate(zip(images, rows, strict=True)):
         name = f"epoch-{epoch:04d}-{i:02d}.png"
         save_image(image, folder / name, {"prompt": str(row["prompt"])})
         entries.append({**row, "image": name})
     path = folder / f"epoch-{epoch:04d}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(entries, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, json.dumps(entries, indent=1, allow_nan=False) + "\n")
     return path
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
+from diffrl.records.disk import replacing
 from diffrl.rewards.protocol import Card, Embedder, Metadata, Reward
 from diffrl.rewards.scoring import applies
 
@@ -82,9 +82,8 @@ class Direction:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"direction": self.vector.contiguous(), "probes": self.probes.contiguous()}
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(to_bytes(tensors, metadata={_KEY: json.dumps(asdict(self.identity), sort_keys=True)}))
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(to_bytes(tensors, metadata={_KEY: json.dumps(asdict(self.identity), sort_keys=True)}))
 
 
 def load_direction(path: str | Path) -> Direction:

@@ -26,7 +26,7 @@ from diffrl.policy.engine import check_launcher
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint, history
-from diffrl.records.disk import write_text
+from diffrl.records.disk import inside, write_text
 from diffrl.records.tracking import Tracker, read_metrics, save_samples
 from diffrl.report.data import FACES
 from diffrl.report.gardo import save_uncertain
@@ -198,9 +198,10 @@ class Run:
         for alarm in alarms:
             metrics[f"alarm/{alarm.name}"] = alarm.text
         if self.main and self.epoch and not alarms:
-            self.policy.save_lora(self.folder / "healthy", self.judged)
+            healthy = inside(self.folder, "healthy")
+            self.policy.save_lora(healthy, self.judged)
             measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
-            write_text(self.folder / "healthy" / "evaluation.json", json.dumps(measured, indent=1) + "\n", self.intact)
+            write_text(healthy / "evaluation.json", json.dumps(measured, indent=1) + "\n")
         return [alarm.text for alarm in alarms]
 
     def measure_diversity(self) -> dict[str, Any]:
@@ -273,16 +274,17 @@ class Run:
 
     def _write(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         step, keep = state["loop"]["step"], self.config.checkpoint.keep
+        inside(self.folder, "checkpoints")
         checkpoint.save(self.folder, step, tensors, state, keep, self.identity)
         history.saved(self.folder, step)
 
     @property
     def intact(self) -> str:
         """What of the run is good whatever happens to the file that is being written, for messages."""
-        names = sorted(path.name for path in (self.folder / "checkpoints").glob("step-*"))
-        if not names:
-            return "there is no checkpoint yet"
-        return f"intact: {self.folder / 'checkpoints' / names[-1]}; continue with --resume {self.folder}"
+        if not self.folder.is_dir():
+            return "nothing is left"
+        path, _ = checkpoint.survey(self.folder)
+        return "there is no checkpoint" if path is None else f"intact: {path}; continue with --resume {self.folder}"
 
     def begin_epoch(self) -> None:
         """Before an epoch: calibrate the noise and draw what is rehearsed, once, if that is asked for; and keep in
@@ -306,7 +308,7 @@ class Run:
             self._write(*self._kept)
         if isinstance(error, TrainingError) and error.details:
             path = self.folder / "nonfinite.json"
-            write_text(path, json.dumps({"error": str(error), **error.details}, indent=1) + "\n", self.intact)
+            write_text(path, json.dumps({"error": str(error), **error.details}, indent=1) + "\n")
 
     def restore(self, start: Start | None = None) -> None:
         """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""

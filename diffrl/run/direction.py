@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.records import checkpoint
+from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rewards.direction import Corrected, Direction, Identity, essential, fingerprint, load_direction
 from diffrl.rewards.evidence import evidence
@@ -256,10 +256,7 @@ class _Stage1:
                 images = self.policy.decode(latents)
             shown |= {"prompt": prompt, "file": f"image-{shown['image']:05d}.png"}
             save_image(images[0], self.folder / shown["file"], {"prompt": prompt})
-        text = json.dumps(found, indent=1)
-        temporary = self.folder / f".{EVIDENCE}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.folder / EVIDENCE)
+        write_text(self.folder / EVIDENCE, json.dumps(found, indent=1))
         Direction(vector.cpu(), fingerprint(self.reward), self.identity).save(self.folder / FILE)
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
 

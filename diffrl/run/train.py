@@ -15,7 +15,7 @@ from diffrl import config as configs
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
-from diffrl.records.disk import DiskError, check_writable, writing
+from diffrl.records.disk import DiskError, check_writable
 from diffrl.records.ownership import Ownership, OwnershipError, holder
 from diffrl.records.progress import ProgressTable, summary
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, record_environment
@@ -95,6 +95,8 @@ def _train(config: Config, folder: Path, start: Start, owner: Ownership | None) 
     except (TrainingError, Interrupted) as error:
         run.leave(error)
         raise
+    except DiskError as error:
+        raise DiskError(f"{error}; {run.intact}") from error
     finally:
         run.close()
 
@@ -113,10 +115,9 @@ def _record_start(run: Run, start: Start) -> None:
     """What this start is, before anything is trained: config, environment, history."""
     config, folder = run.config, run.folder
     free = free_changes(config, folder) if start.resumed else []
-    with writing(folder / "config.yaml", run.intact):
-        configs.dump(config, folder / "config.yaml")  # on a resume too: it may have more epochs
-        facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
-        record_environment(folder, **facts, lower_is_better=sorted(run.lower))
+    configs.dump(config, folder / "config.yaml")  # on a resume too: it may have more epochs
+    facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
+    record_environment(folder, **facts, lower_is_better=sorted(run.lower))
     if start.then is not None or (start.resumed and start.path is not None):
         epoch = 0 if start.path is None else int(checkpoint.state_of(start.path)["epoch"])
         dropped = drop_lines(folder, after=epoch) if start.changes else 0
@@ -169,8 +170,7 @@ def _report(run: Run) -> list[dict[str, Any]]:
     """Write the report, if there is something to report; the epochs."""
     past = read_metrics(run.folder)
     if past:
-        with writing(run.folder / "report.html", run.intact):
-            write_report(run.folder)
+        write_report(run.folder)
     return past
 
 
@@ -192,7 +192,7 @@ def _epochs(run: Run, tracker: Tracker | None, table: ProgressTable | None) -> N
             _measure_diversity(run, metrics)
         # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
         if tracker is not None and table is not None:
-            tracker.log(metrics, run.intact)
+            tracker.log(metrics)
             table.add(metrics)
             for text in run.suspicions.after(metrics, run.scorer.take_growth()):
                 table.note(text)

@@ -27,6 +27,22 @@ class Hangs:
             time.sleep(3600)  # longer than the time limit, which would end the run in another way
         return images.mean((1, 2, 3))
 """
+DELETES = """
+import pathlib, shutil
+
+class Deletes:
+    name = "deletes"
+    calls = 0
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, images, prompts, metadata):
+        Deletes.calls += 1
+        if Deletes.calls == 2:  # in the first epoch, which is evaluated and saved afterwards
+            shutil.rmtree(self.folder)
+        return images.mean((1, 2, 3))
+"""
 FLAT = """
 class Flat:
     name = "flat"
@@ -46,6 +62,18 @@ def test_sigterm_ends_a_run_whose_reward_hangs(config_file, tmp_path: Path) -> N
     assert in_child(_train, path) == EXIT_CODE
     kept = checkpoint.latest(Path(load_config(path).run_dir))
     assert kept is not None and checkpoint.load(kept)[1]["epoch"] >= 1
+
+
+def test_a_run_whose_folder_is_deleted_says_so_and_makes_no_half_of_it_again(config_file, tmp_path, capsys) -> None:
+    (tmp_path / "deletes.py").write_text(DELETES)
+    folder = tmp_path / "run"
+    rewards = {"redness": {"plugin": f"{tmp_path / 'deletes.py'}:Deletes", "folder": str(folder)}}
+    path = config_file("run", rewards=rewards, epochs=1)
+    assert main(["train", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{folder}/samples/epoch-0001: could not be written: its folder {folder}/samples is gone" in said
+    assert said.rstrip().endswith("; nothing is left") and said.count("\n") == 1
+    assert not folder.exists()
 
 
 def test_a_dry_run_checks_what_a_run_checks_and_writes_nothing(config_file, tmp_path: Path, capsys) -> None:

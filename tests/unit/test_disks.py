@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from diffrl.config import dump, make_config
 from diffrl.errors import UserError
-from diffrl.records import disk
+from diffrl.records import checkpoint, disk
 from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
-from diffrl.records.tracking import Tracker, drop_lines, read_metrics
+from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
 
 
 class Full:
@@ -38,9 +43,9 @@ def test_a_line_of_metrics_is_whole_or_absent(tmp_path: Path, room: int) -> None
     good = tracker._file
     tracker._file = Full(good, room)  # type: ignore[assignment]
     with pytest.raises(DiskError) as caught:
-        tracker.log({"epoch": 1, "loss": 2.0}, "intact: step-000003")
+        tracker.log({"epoch": 1, "loss": 2.0})
     said = str(caught.value)
-    assert str(tmp_path / "metrics.jsonl") in said and "MB free" in said and said.endswith("; intact: step-000003")
+    assert str(tmp_path / "metrics.jsonl") in said and said.endswith("MB free)")
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"epoch": 0, "loss": 1.0}\n'
     tracker._file = good  # somebody made room
     tracker.log({"epoch": 1, "loss": 2.0})
@@ -70,9 +75,60 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(disk.os, "fsync", fail)
-    with pytest.raises(DiskError, match=r"report.html: could not be written: No space left on device .*; all is well"):
-        write_text(path, "new", "all is well")
+    with pytest.raises(DiskError, match=r"report.html: could not be written: No space left on device \("):
+        write_text(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@contextlib.contextmanager
+def _room(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes, whoever writes it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_finds_no_room_says_where_and_leaves_the_old_one(tmp_path: Path, policy) -> None:
+    config = make_config("playground/demo")
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    writers = {
+        tmp_path / "lora" / "pytorch_lora_weights.safetensors": lambda: policy.save_lora(tmp_path / "lora"),
+        tmp_path / "samples" / "epoch-0001" / "00-a.png": lambda: save_samples(tmp_path, 1, images, ["a"], [0]),
+        tmp_path / "config.yaml": lambda: dump(config, tmp_path / "config.yaml"),
+    }
+    for path, write in writers.items():
+        write()
+        before = path.read_bytes()
+        with _room(1000), pytest.raises(DiskError) as caught:
+            write()
+        assert str(caught.value).startswith(f"{path}: could not be written: File too large (")
+        assert path.read_bytes() == before and list(path.parent.glob("*.tmp")) == []
+
+
+def test_a_folder_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"run/samples/epoch-0001: could not be written: its folder .* is gone"):
+        save_samples(tmp_path / "run", 1, torch.zeros(1, 3, 4, 4), ["a"], [0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_finds_no_room_says_what_is_left(tmp_path: Path, monkeypatch) -> None:
+    tensors = {"lora": {"a": torch.ones(2)}}
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "_write", fail)
+        with pytest.raises(checkpoint.CheckpointError, match=r"MB free\); there is no other checkpoint"):
+            checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
+    first = checkpoint.save(tmp_path, 1, tensors, {}, keep=2)
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint, "_write", fail)
+        with pytest.raises(checkpoint.CheckpointError, match=f"; intact: {first}; make room and continue"):
+            checkpoint.save(tmp_path, 2, tensors, {}, keep=2)
 
 
 def test_a_report_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
