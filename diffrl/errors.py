@@ -10,6 +10,15 @@ class UserError(ValueError):
     """Bad input: one line that says what, where and the nearest valid choice. The command line exits with 2."""
 
 
+def in_one_line(error: BaseException, most: int = 500) -> str:
+    """`Type: message` of an exception of somebody else's code: one line, not too long, whatever its message does."""
+    try:
+        said = " ".join(str(error).split())
+    except Exception:
+        said = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {said[:most]}{' ...' * (len(said) > most)}"
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`' (nearest: "x")'` for the choice closest to `name`, or all choices when few, or an empty string."""
     options = sorted(choices)

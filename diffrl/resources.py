@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, in_one_line, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -64,4 +64,4 @@ def where(error: BaseException) -> str:
     """`TypeError: message (file.py:12)`, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return f"{in_one_line(error)}{place}"

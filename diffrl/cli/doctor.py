@@ -15,6 +15,7 @@ from pathlib import Path
 
 from diffrl import __version__
 from diffrl.config import Config
+from diffrl.errors import in_one_line
 from diffrl.resources import shipped
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
@@ -98,7 +99,7 @@ def _guarded(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from part()
     except Exception as error:
-        yield BAD, part.__name__, _line(error)
+        yield BAD, part.__name__, in_one_line(error)
 
 
 def libraries() -> Iterator[Finding]:
@@ -121,7 +122,7 @@ def libraries() -> Iterator[Finding]:
 
 def _explain(error: Exception) -> str:
     """What an import's failure means, for pairs of libraries known to break each other."""
-    text = _line(error)
+    text = in_one_line(error)
     if "torchvision::nms" in text or ("torchvision" in text and "operator" in text):
         torch, vision = _version("torch"), _version("torchvision")
         return (
@@ -198,7 +199,7 @@ def rewards() -> Iterator[Finding]:
                 continue
             _built_in_time(partial(load_reward, name))
         except Exception as error:
-            yield WARN, f"reward {name}", _line(error)
+            yield WARN, f"reward {name}", in_one_line(error)
         else:
             yield OK, f"reward {name}", "loads"
 
@@ -218,7 +219,3 @@ def _version(name: str) -> str:
         return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
     except importlib.metadata.PackageNotFoundError:
         return "of unknown version"
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

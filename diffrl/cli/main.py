@@ -7,12 +7,13 @@ errors are one line on stderr; with DIFFRL_DEBUG=1 they come with their tracebac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,9 +46,9 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    _show_warnings()
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        with _shown_warnings():
+            code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         return code
     except KeyboardInterrupt:
@@ -371,7 +372,14 @@ class _ToStderr(logging.Handler):
         print(f"diffrl: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
 
 
-def _show_warnings() -> None:
-    logger = logging.getLogger("diffrl")
-    if not logger.handlers:
-        logger.addHandler(_ToStderr())
+@contextlib.contextmanager
+def _shown_warnings() -> Iterator[None]:
+    """What diffrl logs goes to stderr once: libraries give the root logger a handler of their own."""
+    logger, handler = logging.getLogger("diffrl"), _ToStderr()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True

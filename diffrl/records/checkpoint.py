@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
 import re
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from diffrl import __version__
 from diffrl.errors import UserError
 from diffrl.records.disk import cannot_write
 
+log = logging.getLogger("diffrl")
 FORMAT = 1
 _STEP = re.compile(r"step-(\d{6,})")
 _TEMPORARY = ".tmp-"
@@ -116,7 +117,7 @@ def latest(run_dir: str | Path) -> Path | None:
     """The newest intact checkpoint of a run, or None. Damaged ones are passed over with a warning."""
     path, damaged = survey(run_dir)
     for text in damaged:
-        warnings.warn(f"damaged checkpoint passed over: {text}", stacklevel=2)
+        log.warning("damaged checkpoint passed over: %s", text)
     return path
 
 

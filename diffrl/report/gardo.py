@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError
-from diffrl.records.disk import inside, write_text
+from diffrl.records.disk import write_text, writing
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
 from diffrl.report.data import RunData
@@ -46,7 +46,9 @@ def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequen
         images: (n, 3, H, W) in [0, 1].
         rows: of each image: prompt, member, uncertainty, penalised, scores {name: score or None}.
     """
-    folder = inside(run_dir, FOLDER)
+    folder = Path(run_dir) / FOLDER
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     entries = []
     for i, (image, row) in enumerate(zip(images, rows, strict=True)):
         name = f"epoch-{epoch:04d}-{i:02d}.png"

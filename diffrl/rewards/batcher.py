@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from diffrl.errors import in_one_line
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import Scorer
@@ -116,6 +117,6 @@ class Batcher:
         except RewardError:
             raise
         except BaseException as error:  # its `applies`, say; and an exit that it asks for must not end this thread
-            raise RewardError(f"{type(error).__name__}: {error}") from error
+            raise RewardError(in_one_line(error)) from error
         parts = column.split([len(job.request.prompts) for job in jobs])
         return [[None if score != score else score for score in part.tolist()] for part in parts]

@@ -15,6 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import applies
@@ -134,7 +135,7 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
     except RewardError as error:
         return Result(title, False, str(error))
     except Exception as error:
-        return Result(title, False, f"raised {type(error).__name__}: {error}")
+        return Result(title, False, f"raised {in_one_line(error)}")
 
 
 def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:

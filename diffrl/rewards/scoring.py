@@ -6,11 +6,13 @@ failure is never a number.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from diffrl.errors import in_one_line
 from diffrl.rewards.calling import Caller, TooLong
 from diffrl.rewards.protocol import Reward, RewardError
 
@@ -38,8 +41,9 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
     try:
         return True if declared is None else bool(declared(prompt, dict(metadata)))
     except (Exception, SystemExit) as error:
-        name, said = getattr(reward, "name", "?"), f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RewardError(f'applies() of reward "{name}" failed on the prompt "{prompt}" with {said}') from error
+        name = getattr(reward, "name", "?")
+        said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(said) from error
 
 
 class Scorer:
@@ -71,7 +75,7 @@ class Scorer:
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
         self._callers = threading.local()  # one for each thread that scores
-        self._writes: set[str] = set()  # rewards that were told of
+        self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -163,7 +167,7 @@ class Scorer:
 
         def attempt() -> Tensor:
             given = images.clone()
-            with torch.no_grad():  # here and not around: the mode belongs to the thread
+            with torch.no_grad(), self._unchanged(name):  # here and not around: the mode belongs to the thread
                 scores = reward(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             self._look_for_writes(name, given, images)
             return scores
@@ -188,8 +192,7 @@ class Scorer:
                 time.sleep(self.backoff * 2**trial)
         tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
-        said = " ".join(str(failure).split())
-        raise RewardError(f"{on} failed{tries} with {type(failure).__name__}: {said}; {todo}") from failure
+        raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
 
     def _caller(self) -> Caller[Tensor]:
         caller = getattr(self._callers, "mine", None)
@@ -198,13 +201,37 @@ class Scorer:
         return caller
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
-        """Say once that a reward writes into its images: its authors share them with others elsewhere."""
-        if name in self._writes or torch.equal(given, images):
+        """Say so if a reward has written into its images."""
+        if torch.equal(given, images) or torch.equal(given.nan_to_num(), images.nan_to_num()):
             return
-        if torch.equal(given.nan_to_num(), images.nan_to_num()):
-            return
-        self._writes.add(name)
-        log.warning('reward "%s" writes into the images that it is given; it had a copy, so nothing else saw it', name)
+        self._tell(name, "writes into the images that it is given; it had a copy, so nothing else saw it")
+
+    @contextlib.contextmanager
+    def _unchanged(self, name: str) -> Iterator[None]:
+        """Put back what a reward changes of the whole process, on which the run's own files and numbers depend."""
+        folder, dtype = _here(), torch.get_default_dtype()
+        try:
+            yield
+        finally:
+            if torch.get_default_dtype() != dtype:
+                torch.set_default_dtype(dtype)
+                self._tell(name, "changes torch's default dtype; it was put back")
+            if folder is not None and _here() != folder:
+                os.chdir(folder)
+                self._tell(name, "changes the working folder; it was put back")
+
+    def _tell(self, name: str, what: str) -> None:
+        """Say it of a reward once: its authors share it with others elsewhere."""
+        if (name, what) not in self._told:
+            self._told.add((name, what))
+            log.warning('reward "%s" %s', name, what)
+
+
+def _here() -> str | None:
+    """The working folder; None where it has been deleted."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None
 
 
 def _memory() -> int:
@@ -215,10 +242,10 @@ def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     """The images where the reward wants them."""
     device = getattr(reward, "device", None)
     try:
-        return images if device is None else images.to(device)
+        return images if device is None else images.to(device=device)
     except Exception as error:
-        said = " ".join(str(error).split())
-        raise RewardError(f'reward "{name}": its device, {device!r}, cannot be used: {said}') from error
+        said = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
+        raise RewardError(said) from error
 
 
 def _same_device() -> Callable[[], None]:

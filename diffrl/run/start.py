@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
+
+log = logging.getLogger("diffrl")
 
 
 @dataclass
@@ -61,7 +63,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
     if path is None:
         _refuse_a_lost_past(folder, damaged)
     for text in damaged:
-        warnings.warn(f"damaged checkpoint passed over: {text}", stacklevel=2)
+        log.warning("damaged checkpoint passed over: %s", text)
     then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
     start = Start(True, path, then, override)
     if then is not None:
@@ -81,7 +83,7 @@ def _look_back(config: Config, folder: Path, path: Path) -> None:
     lines = {line["epoch"] for line in read_metrics(folder)}
     if lost := [str(epoch) for epoch in range(1, done + 1) if epoch not in lines]:
         text = f"{folder / 'metrics.jsonl'} has no line of epoch {', '.join(lost[:5])}{' ...' * (len(lost) > 5)}"
-        warnings.warn(f"{text}: the curves have a gap there, the weights do not", stacklevel=3)
+        log.warning("%s: the curves have a gap there, the weights do not", text)
 
 
 def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:

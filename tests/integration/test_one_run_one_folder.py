@@ -130,16 +130,17 @@ def test_an_owner_that_was_thought_dead_stops(tmp_path: Path) -> None:
     assert json.loads(owner.path.read_text())["token"] == "x"  # it is not ours to delete
 
 
-def test_a_resume_cannot_end_before_its_checkpoint_and_tells_of_lost_epochs(finished, capsys) -> None:
+def test_a_resume_cannot_end_before_its_checkpoint_and_tells_of_lost_epochs(finished, caplog) -> None:
     _, folder = finished
     config = load_config(folder / "config.yaml", ["epochs=5"])
     path = checkpoint.latest(folder)
+    assert path is not None
     state = json.loads((path / "state.json").read_text())
     assert find_start(config, folder, resume=True).path == path
     metrics = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(metrics[:-1]) + metrics[-1][:-40])
-    with pytest.warns(UserWarning, match=r"metrics.jsonl has no line of epoch 1: the curves have a gap there"):
-        find_start(config, folder, resume=True)
+    find_start(config, folder, resume=True)
+    assert "metrics.jsonl has no line of epoch 1: the curves have a gap there" in caplog.text
     later = config.model_copy(update={"epochs": state["epoch"] - 1})
     with pytest.raises(UserError, match=r"epochs: 0, but .*step-000002 has trained 1; a resume can only add epochs"):
         find_start(later, folder, resume=True)
@@ -199,7 +200,7 @@ def test_an_override_takes_effect_and_is_written_down(finished) -> None:
     old, new = (checkpoint.load(path)[0]["lora"] for path in paths[-2:])
     moved = max(float((new[key] - old[key]).abs().max()) for key in old)
     assert 0 < moved < 1e-7  # two steps of 1e-9; at 1e-3 it would be 2e-3
-    assert checkpoint.identity_of(paths[-1])["optimise.learning_rate"] == 1e-9
+    assert (checkpoint.identity_of(paths[-1]) or {})["optimise.learning_rate"] == 1e-9
     # The next resume knows what the run is now.
     assert main(["train", "--resume", str(folder), "epochs=3"]) == 0
 

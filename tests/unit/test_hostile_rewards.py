@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ class Plain:
         self.answer, self.before = answer, before
         vars(self).update(attributes)
 
-    def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+    def __call__(self, images: Tensor, prompts: Any, metadata: Any) -> Tensor:
         self.before(images, prompts, metadata)
         return self.answer(images.mean((1, 2, 3)))
 
@@ -45,8 +47,13 @@ def through_numpy(images: Tensor, prompts: list[str], metadata: list[dict]) -> N
 def test_a_reward_that_writes_into_its_images_harms_nobody_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(scoring.log, "warning", lambda text, *words: told.append(text % words))
-    images, seen = IMAGES.clone(), []
-    last = Plain(before=lambda images, prompts, metadata: seen.append((list(prompts), [dict(m) for m in metadata])))
+    images = IMAGES.clone()
+    seen: list[tuple[list[str], list[dict]]] = []
+
+    def look(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        seen.append((list(prompts), [dict(m) for m in metadata]))
+
+    last = Plain(before=look)
     scorer = Scorer({"writes": Plain(before=through_numpy), "last": last})
     scores = torch.cat([scorer.score(images, PROMPTS) for _ in range(2)])
     torch.testing.assert_close(scores[:, 1], IMAGES.mean((1, 2, 3)).repeat(2))
@@ -61,7 +68,12 @@ def test_the_memory_of_images_knows_their_pixels(monkeypatch: pytest.MonkeyPatch
 
     calls = []
     look = verifier.see
-    monkeypatch.setattr(verifier, "see", lambda image: calls.append(int(image[0, 0, 0])) or look(image))
+
+    def counted(image: Any) -> Any:
+        calls.append(int(image[0, 0, 0]))
+        return look(image)
+
+    monkeypatch.setattr(verifier, "see", counted)
     images, prompts = torch.full((1, 3, 64, 64), 0.2), ["a heart"]
     for batch in (images, images.clone()):
         verifier.verify(batch, prompts)
@@ -101,8 +113,46 @@ def test_an_applies_that_raises_and_a_device_that_is_none() -> None:
 
     with pytest.raises(RewardError, match=r'reward "plain" failed on the prompt "prompt 0" with KeyError'):
         Scorer({"plain": Plain(applies=applies)}).score(IMAGES, PROMPTS)
-    with pytest.raises(RewardError, match="its device, 'cudaa', cannot be used"):
-        Scorer({"plain": Plain(device="cudaa")}).score(IMAGES, PROMPTS)
+    for device in ("cudaa", 3.5, torch.float16):  # the last two would be taken for types of numbers
+        with pytest.raises(RewardError, match=rf"its device, {device!r}, cannot be used"):
+            Scorer({"plain": Plain(device=device)}).score(IMAGES, PROMPTS)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unspeakable(), r"failed with Unspeakable: \(its message cannot be shown\); try"),
+        (ValueError("a\nb" + "x" * 9999), r"failed with ValueError: a bx{497} \.\.\.; try"),
+    ],
+)
+def test_an_exception_is_one_line_whatever_its_message(error: Exception, said: str) -> None:
+    def fail(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        raise error
+
+    with pytest.raises(RewardError, match=said):
+        Scorer({"plain": Plain(before=fail)}).score(IMAGES, PROMPTS)
+
+
+def test_what_a_reward_changes_of_the_process_is_put_back(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(scoring.log, "warning", lambda text, *words: told.append(text % words))
+    monkeypatch.chdir(tmp_path)
+
+    def change(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+
+    scorer = Scorer({"plain": Plain(before=change)})
+    assert torch.equal(scorer.score(IMAGES, PROMPTS), scorer.score(IMAGES, PROMPTS))
+    assert torch.get_default_dtype() == torch.float32 and os.getcwd() == str(tmp_path)
+    assert told == [
+        f'reward "plain" changes {what}; it was put back' for what in ("torch's default dtype", "the working folder")
+    ]
 
 
 def test_an_exit_in_a_constructor_or_a_file_is_one_line(tmp_path) -> None:
