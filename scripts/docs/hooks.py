@@ -250,6 +250,34 @@ def value(file: str, path: str, form: str = "{}") -> str:
 
 
 @page_function
+def drawing() -> str:
+    """How well the playground's generator draws, before and after its last stage (`playground_facts.py`)."""
+    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())
+    now, before = told["figures"], told["figures before wrong captions"]
+    columns = {
+        "through the autoencoder": now["autoencoder"],
+        "before the last stage": before["guidance 1"],
+        "... guidance 3": before["guidance 3"],
+        "as shipped": now["guidance 1"],
+        "... guidance 3 ": now["guidance 3"],
+    }
+    lines = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    rows: dict[str, Callable[[Any], Any]] = {
+        "facts right": lambda c: c["facts"],
+        "all facts right": lambda c: c["all_right"],
+    }
+    rows |= {
+        f"of {n}": lambda c, n=n: c["by_fact"].get(n)
+        for n in ("shape", "color", "count", "relation", "background", "word")
+    }
+    rows |= {"variety": lambda c: c.get("variety"), "artefact": lambda c: c.get("artefact")}
+    for name, get in rows.items():
+        cells = ["" if (x := get(column)) is None else f"{x:.3f}" for column in columns.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
 def cost(file: str, *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
