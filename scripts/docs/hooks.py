@@ -262,17 +262,12 @@ def drawing() -> str:
         "... guidance 3 ": now["guidance 3"],
     }
     lines = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
-    rows: dict[str, Callable[[Any], Any]] = {
-        "facts right": lambda c: c["facts"],
-        "all facts right": lambda c: c["all_right"],
-    }
-    rows |= {
-        f"of {n}": lambda c, n=n: c["by_fact"].get(n)
-        for n in ("shape", "color", "count", "relation", "background", "word")
-    }
-    rows |= {"variety": lambda c: c.get("variety"), "artefact": lambda c: c.get("artefact")}
-    for name, get in rows.items():
-        cells = ["" if (x := get(column)) is None else f"{x:.3f}" for column in columns.values()]
+    rows = {"facts right": "facts", "all facts right": "all_right"}
+    rows |= {f"of {n}": f"by_fact.{n}" for n in ("shape", "color", "count", "relation", "background", "word")}
+    for name, path in (rows | {"variety": "variety", "artefact": "artefact"}).items():
+        outer, _, inner = path.rpartition(".")
+        found = [(column[outer] if outer else column).get(inner) for column in columns.values()]
+        cells = ["" if x is None else f"{x:.3f}" for x in found]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

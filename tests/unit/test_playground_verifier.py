@@ -112,6 +112,17 @@ def test_partial_credit_falls_as_the_picture_decays() -> None:
     assert curve[0] > 0.98 and curve == sorted(curve, reverse=True) and curve[-1] < 0.7
 
 
+def test_what_does_not_hold_is_worth_a_half_at_most() -> None:
+    """A search that climbs on partial credit alone, with rubbish, ends at a half."""
+    captions, images = world(24, seed=9)
+    others = [caption.text() for caption in captions[1:] + captions[:1]]
+    noise = np.random.default_rng(0).integers(0, 60, images.shape)
+    verdicts = [*verify(images, others), *verify((images + noise).clip(0, 255).astype(np.uint8), others)]
+    values = [(v.facts[name], right) for v in verdicts for name, right in v.strict.items()]
+    assert {right for _, right in values} == {True, False}
+    assert all(value >= 0.5 if right else value <= 0.5 for value, right in values)
+
+
 def test_colours_stay_bound_to_their_shapes() -> None:
     image = render(complete(parse("a red circle left of a blue star on white"), np.random.default_rng(6)))
     swapped = judge(see(image), parse("a blue circle left of a red star on white"))
