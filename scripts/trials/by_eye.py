@@ -1,6 +1,7 @@
 """Sheets of the generator's images with their prompts, to hold the verifier against a person's eye.
 
     python scripts/trials/by_eye.py --out sheets         # sheets/0.png, sheets/1.png, sheets/verdicts.json
+    python scripts/trials/by_eye.py --lora runs/nft/lora --out sheets        # has training learned to fool it?
 
 Test prompts that playground_facts.py does not use, one image each, without guidance. Who looks at the sheets first, and
 at the verdicts after, writes down where they differ (assets/results/by_eye.json).
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=256, help="the first test prompt")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--lora", type=Path, help="a trained LoRA's folder")
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True)
@@ -38,6 +40,8 @@ def main() -> None:
     model = shipped("assets", "playground", "pipeline")
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(model, text_encoder_3=None, tokenizer_3=None)
     pipe.set_progress_bar_config(disable=True)
+    if args.lora:
+        pipe.load_lora_weights(str(args.lora))
     prompts = prompt_set("all", "test")[args.first : args.first + args.count]
     images = drawn(pipe, prompts, args.guidance, 10, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
