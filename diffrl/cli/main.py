@@ -22,6 +22,7 @@ from diffrl import __version__
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
+from diffrl.cli.ending import resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.prompts import add_prompts
 from diffrl.cli.recipes import add_recipes
@@ -256,20 +257,12 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
 
-    from diffrl.run.interrupt import EXIT_CODE, Interrupted
     from diffrl.run.train import train
 
-    again = f"diffrl: continue with: diffrl train --resume {config.run_dir}"
-    try:
-        train(config, resume=resume, dry_run=arguments.dry_run, override=arguments.override)
-    except Interrupted as ended:
-        print(f"{again}  ({ended}; exit code {EXIT_CODE})", file=sys.stderr)
-        return EXIT_CODE
-    except KeyboardInterrupt:
-        if (Path(config.run_dir) / "checkpoints").is_dir():
-            print(again, file=sys.stderr)
-        raise
-    return 0
+    return resumable(
+        config.run_dir,
+        lambda: train(config, resume=resume, dry_run=arguments.dry_run, override=arguments.override),
+    )
 
 
 def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:

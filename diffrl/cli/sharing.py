@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from diffrl.cli.ending import resumable
 from diffrl.cli.words import whole_number
 from diffrl.errors import UserError
 
@@ -46,11 +47,15 @@ def add_sharing(add: Callable[..., Any]) -> None:
 
 def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
-    if not any(word.startswith("run_dir=") for word in words):
-        words.append(f"run_dir={_free(Path('runs/demo'))}")
-    from diffrl.api import train
+    folder = next((word.removeprefix("run_dir=") for word in reversed(words) if word.startswith("run_dir=")), None)
+    if folder is None:
+        folder = str(_free(Path("runs/demo")))
+        words.append(f"run_dir={folder}")
+    from diffrl.api import Run, train
 
-    run = train("playground/demo", *words)
+    if code := resumable(folder, lambda: train("playground/demo", *words)):
+        return code
+    run = Run(folder)
     print(
         f"Draw with it:   diffrl sample playground --lora {run.lora} --prompts {_prompts(run)} --limit 16 --out images"
     )

@@ -57,8 +57,6 @@ class ProgressTable:
     def __enter__(self) -> ProgressTable:
         if self.console.is_terminal:
             self._live.start()
-        elif self.title:
-            self.console.print(self.title, soft_wrap=True, highlight=False, markup=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -66,7 +64,12 @@ class ProgressTable:
         self._live.stop()
 
     def status(self, text: str) -> None:
-        """What the process is doing now, for example "sampling 96/192"; shown on terminals only."""
+        """What the process is doing now, for example "sampling 96/192".
+
+        Elsewhere than on a terminal only what comes before the first epoch is said: it can take a minute.
+        """
+        if not self.console.is_terminal and not self.metrics and text != self._status:
+            self.note(f"{text} ...")
         self._status = text
 
     def note(self, text: str) -> None:

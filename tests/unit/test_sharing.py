@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +173,24 @@ def test_the_demo_takes_the_next_free_folder(run: diffrl.Run, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/demo/checkpoints").mkdir(parents=True)
     asked = []
-    monkeypatch.setattr("diffrl.api.train", lambda *words: asked.append(words) or run)
+
+    def train(*words: str) -> None:
+        asked.append(words)
+        shutil.copytree(run.folder, words[-1].removeprefix("run_dir="), dirs_exist_ok=True)
+
+    monkeypatch.setattr("diffrl.api.train", train)
     assert main(["demo", "epochs=1"]) == 0 and main(["demo", "run_dir=mine"]) == 0
     assert asked == [("playground/demo", "epochs=1", "run_dir=runs/demo-2"), ("playground/demo", "run_dir=mine")]
-    assert f"diffrl publish {run.folder}" in capsys.readouterr().out
+    assert "diffrl publish mine" in capsys.readouterr().out
+
+
+def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, monkeypatch, capsys) -> None:
+    from diffrl.run.interrupt import Interrupted
+
+    def train(*words: str) -> None:
+        raise Interrupted("SIGINT")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("diffrl.api.train", train)
+    assert main(["demo"]) == 75
+    assert "continue with: diffrl train --resume runs/demo  (ended by SIGINT" in capsys.readouterr().err

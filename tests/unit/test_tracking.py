@@ -220,6 +220,16 @@ def test_plain_lines_when_not_a_terminal() -> None:
     file.getvalue().encode("ascii")  # logs are read with anything
 
 
+def test_a_log_says_what_the_first_minute_is_for() -> None:
+    file = io.StringIO()
+    with ProgressTable(40, ["clip"], title="runs/my", console=Console(width=80, file=file)) as table:
+        table.status("evaluating")
+        table.add(epochs(1, ["clip"])[0])
+        table.status("sampling 96/192")
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "evaluating ..." and lines[1].startswith("epoch 1/40") and len(lines) == 2
+
+
 def test_live_table_draws_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with ProgressTable(40, ["clip"], console=console) as table:
