@@ -53,7 +53,7 @@ def recipes() -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def _leading_comment(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        if not line.startswith("#"):
+        if not line.startswith("#") or line.startswith("# sources:"):  # from there on it is where values are from
             return
         yield line
 

@@ -25,11 +25,15 @@ ENGINES = "one process, DDP, FSDP2"
 
 
 def rows() -> list[list[str]]:
-    """One row per pipeline class, in the order of `COLUMNS`."""
-    lines = []
+    """One row per family, with the pipeline classes that it serves, in the order of `COLUMNS`."""
+    lines: list[list[str]] = []
+    shown: dict[Any, list[str]] = {}  # a family's row
     for pipeline in families():
         try:
             family: Any = find_family(pipeline)
+            if family in shown:
+                shown[family][0] += f", {pipeline}"
+                continue
         except UserError as error:
             lines.append([pipeline, str(error)] + [""] * (len(COLUMNS) - 2))
             continue
@@ -41,6 +45,7 @@ def rows() -> list[list[str]]:
         sizes = f"multiples of {getattr(family, 'multiple', '?')}"
         about = (getattr(family, "guidance_rule", ""), sizes, OBJECTIVES, ENGINES, getattr(family, "evidence", "none"))
         lines.append([pipeline, known, *about, rest])
+        shown[family] = lines[-1]
     return lines
 
 
@@ -51,8 +56,8 @@ def table() -> Table:
     grid = Table(show_lines=True)
     for column in COLUMNS:
         grid.add_column(column, no_wrap=column == "pipeline")
-    for row in rows():
-        grid.add_row(*row)
+    for name, *cells in rows():
+        grid.add_row(name.replace(", ", ",\n"), *cells)
     return grid
 
 

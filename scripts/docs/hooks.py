@@ -20,6 +20,7 @@ import jinja2
 import numpy as np
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,9 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     """Fill in the figures."""
     made = page.file.src_uri.startswith("reference/") and page.file.generated_by
     there = {file.src_uri for file in files}
-    markdown = RELATIVE.sub(lambda match: _link(match, Path(page.file.src_uri).parent, there), markdown)
+    folder = Path(page.file.src_uri).parent
+    markdown = RELATIVE.sub(lambda match: _link(match, folder, there), markdown)
+    markdown = PICTURE.sub(lambda match: f"]({os.path.relpath('images', folder)}/{match[1]})", markdown)
     if made:
         return markdown
     environment = jinja2.Environment(
@@ -94,9 +97,11 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         comment_end_string="!#]",
         undefined=jinja2.StrictUndefined,
     )
-    return environment.from_string(markdown).render(**FUNCTIONS, has=lambda name: name in there)
+    text = environment.from_string(markdown).render(**FUNCTIONS, has=lambda name: name in there)
+    return text.replace(" ± ", "\u00a0±\u00a0")  # a value stays on one line with its deviation
 
 
+PICTURE = re.compile(r"\]\((?:\.\./)+assets/images/([^)]+)\)")  # as GitHub shows the page; the site has them in images/
 RELATIVE = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
@@ -116,7 +121,10 @@ def on_page_content(content: str, page: Any, config: MkDocsConfig, files: Files)
     def formula(match: re.Match[str]) -> str:
         text = html.unescape(match[2]).strip()
         display = "block" if text.startswith("\\[") else "inline"
-        return convert(text[2:-2].strip(), display=display)
+        made = convert(text[2:-2].strip(), display=display)
+        if "\\" in made:  # a command that latex2mathml does not know would be shown as it is written
+            raise PluginError(f"{page.file.src_uri}: no MathML for {text}")
+        return made
 
     return re.sub(r'<(div|span) class="arithmatex">(.*?)</\1>', formula, content, flags=re.DOTALL)
 
@@ -277,7 +285,7 @@ def cost(file: str, *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
     for number, ways in read(file)["rewards"].items():
-        cells = [f"{ways[name]['speed']:.2f}" if name in ways else "" for name in variants]
+        cells = [f"{ways[name]['speed']:.2f}" if name in ways else "not run" for name in variants]
         lines.append(f"| {number} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
