@@ -168,7 +168,7 @@ def ratio_is_one(subject: Subject) -> str:
         x = kept.x[:, j]
         step = sde_kernel(name, x, prediction, t, t_next, spec.strength, rollout.t_second, policy.process)
         ratio = (gaussian_log_prob(kept.x_next[:, j], *step) - kept.log_prob[:, j]).exp()
-        worst = max(worst, float((ratio - 1).abs().max()))
+        worst = max(worst, float((ratio.detach() - 1).abs().max()))
     if worst:
         raise Failed(f"log-probability ratio on policy is off 1 by {worst:.2g}")
     return f"exactly 1 at {kept.t.shape[1]} steps"

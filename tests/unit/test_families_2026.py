@@ -193,7 +193,7 @@ def test_sample_and_evaluate_take_a_family_of_ones_own(
 
 @pytest.mark.parametrize("check", ["levels", "company", "lora", "picture"])
 def test_the_example_of_a_family_outside_the_package(stranger: Subject, check: str) -> None:
-    """examples/families/auraflow.py, written by following docs/add-a-model.md alone."""
+    """The families in examples, written by following docs/add-a-model.md."""
     CHECKS[check](stranger)
 
 
@@ -203,10 +203,11 @@ def test_the_example_passes_every_check(stranger: Subject, check: str) -> None:
     CHECKS[check](stranger)
 
 
-@pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    folder = tmp_path_factory.mktemp("families") / "auraflow"
-    return Subject(str(folder), import_file(EXAMPLE, "family").tiny(folder), family=f"{EXAMPLE}:AuraFlow")
+@pytest.fixture(scope="session", params=["AuraFlow", "CogView4"])
+def stranger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    file = EXAMPLE.with_name(f"{request.param.lower()}.py")
+    folder = tmp_path_factory.mktemp("families") / file.stem
+    return Subject(str(folder), import_file(file, "family").tiny(folder), family=f"{file}:{request.param}")
 
 
 def test_a_file_that_brings_its_tiny_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
