@@ -93,7 +93,9 @@ def advise(
         section, name = key.split(".")
         update = getattr(config, section).model_copy(update={name: value})
         config, changed[key] = config.model_copy(update={section: update}), value
-        fit = estimate(config, world, sharded)
+        touched = "training" if section == "optimise" else "sampling"
+        known = {phase: peak for phase, peak in fit.peaks.items() if not phase.startswith(touched)}
+        fit = estimate(config, world, sharded, known)
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
 
 
@@ -123,10 +125,11 @@ class Alive(TorchDispatchMode):
         self.now -= self._sizes.pop(key, 0)
 
 
-def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
+def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mapping[str, int] | None = None) -> Fit:
     """What one process of `world` needs for this config. Only configs of the model are read, no weights.
 
     `sharded`: FSDP2 spreads the network over them; the block that runs is whole, and so is the next one on its way.
+    `known`: peaks of phases that are not to be measured again; then only memory is counted, and `work` is empty.
 
     Raises UserError as loading the model would.
     """
@@ -162,8 +165,9 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
             "decoding": partial(_decode, backbone),
             f"training {trained} rows": partial(_forward, backbone, config, trained, train=True),
         }
-        peaks = {name: _peak(backbone, phase, kept) for name, phase in phases.items()}
-        sampling, decoding, training = (_operations(phase) for phase in phases.values())
+        old = known or {}
+        peaks = {name: old[name] if name in old else _peak(backbone, phase, kept) for name, phase in phases.items()}
+        sampling, decoding, training = (0 if known else _operations(phase) for phase in phases.values())
     images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
     silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, config.rollout.guidance_scale)
     if objective.whole_groups and any(size % config.rollout.group_size for size in sizes):
@@ -176,7 +180,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False) -> Fit:
         "training": images * passes * (training / rows + silent),
     }
     host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, parts, peaks)
-    return Fit(parts, peaks, rows, host, work)
+    return Fit(parts, peaks, rows, host, {} if known else work)
 
 
 def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) -> int:

@@ -153,8 +153,13 @@ def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run,
 def test_pushing_makes_the_repository_and_fails_in_one_line(folder: Path, monkeypatch, capsys) -> None:
     from huggingface_hub import HfApi
 
-    sent = []
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **rest: sent.append(name) or f"https://hub/{name}")
+    sent: list[object] = []
+
+    def create(self: HfApi, name: str, **rest: object) -> str:
+        sent.append(name)
+        return f"https://hub/{name}"
+
+    monkeypatch.setattr(HfApi, "create_repo", create)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **rest: sent.append(Path(rest["folder_path"])))
     assert push(folder, "me/mine") == "https://hub/me/mine" and sent == ["me/mine", folder]
 
