@@ -23,7 +23,8 @@ def launch(processes: int, *arguments: str | Path, config_file: Path | None = No
     else:
         options = f"torch.distributed.run --nnodes 1 --nproc_per_node {processes} --master_port {port}"
     command = [sys.executable, "-m", *options.split(), "-m", "diffrl", "train", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"ACCELERATE_USE_CPU": "true"} if config_file else {}  # torchrun's processes see for themselves
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode or f"{processes} process(es)" in done.stdout, done.stdout
     return done

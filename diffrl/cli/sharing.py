@@ -1,4 +1,4 @@
-"""The commands `demo` (six minutes on two CPU cores) and `publish` (a trained LoRA for others)."""
+"""The commands `demo` (some minutes on two CPU cores) and `publish` (a trained LoRA for others)."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,9 @@ class Run:
         self.config = config
         # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            # Else each of a launcher's processes would take itself for the only one, and all would write one folder.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         self.accelerator = Accelerator(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
         sharding = plugin_of(self.accelerator)
