@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,12 @@ def test_the_readme_s_figures_are_those_of_the_shipped_model() -> None:
         assert row[1:-2] == [f"{value:.2f}" for value in expected]
         assert row[-2] == f"{found['artefact']:.3f}"
         assert row[-1] == (f"{found['variety']:.2f}" if "variety" in found else "")
+
+
+def test_the_readme_s_table_of_trainings_is_that_of_the_results() -> None:
+    module = runpy.run_path(str(ROOT / "scripts" / "figures" / "base_table.py"))
+    found = module["MARKS"].search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found is not None and found[0] == found[1] + module["table"]() + found[2]
 
 
 def test_the_page_on_resuming_lists_what_may_change() -> None:
