@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate import Accelerator
-
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
+from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.rollout import SamplerSpec
@@ -38,7 +37,7 @@ class Drawing:
 
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
-        device = Accelerator().device
+        device = join_processes().device
         spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
         kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family}

@@ -19,6 +19,7 @@ from diffrl.drawing import Drawing
 from diffrl.playground.grammar import understood
 from diffrl.playground.variety import shown, tally
 from diffrl.policy import Policy
+from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
@@ -168,7 +169,7 @@ def evaluate(
     started = time.perf_counter()
     job = Drawing(**drawing)
     entries = {name: given if isinstance(given, Entry) else Entry(name, given) for name, given in rewards.items()}
-    scorer = Scorer(build_rewards(entries, Accelerator().device))
+    scorer = Scorer(build_rewards(entries, join_processes().device))
     chosen, policy = job.chosen(), policy or job.policy()
     spec = job.spec(policy)
     features = load_features(default_features(job.model), policy.device)

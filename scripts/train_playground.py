@@ -147,7 +147,7 @@ def go_on(
     vae, texts, drawn = shipped(work)
     if "generator" in stages:
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
-        start = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
+        start = drawn.state_dict()
         drawn = train_drawing(
             work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled, rate=rate
         )

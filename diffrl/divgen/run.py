@@ -24,6 +24,7 @@ from diffrl.divgen.score import FILE, Scores, score
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
 from diffrl.records.advance import progress
@@ -58,7 +59,7 @@ class Job:
             lora = yaml.safe_load(config.read_text(encoding="utf-8"))["lora"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"--checkpoint: {folder} has no readable {config} ({error})") from error
-        device = Accelerator().device
+        device = join_processes().device
         policy = load_policy(
             self.drawing.model,
             lora=LoraSpec(rank=lora["rank"], alpha=lora["alpha"], targets=lora["targets"]),
@@ -109,7 +110,7 @@ def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
     Raises:
         UserError: the folder holds images of another job; the keys that differ are named.
     """
-    accelerator = Accelerator()
+    accelerator = join_processes()
     policy = job.policy()
     spec, each = job.drawing.spec(policy), job.drawing.per_prompt
     items = [Item(prompt, m, _file(out, i, prompt, m)) for i, prompt in enumerate(prompts) for m in range(each)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,14 @@ EXACT = ("native", "_native_cudnn", "_native_flash", "_native_efficient", "flash
 ALIKE = 0.02  # how far a kernel's predictions may be from native's, by norm: a few roundings of bf16
 
 log = logging.getLogger("diffrl")
+
+
+def join_processes(**settings: Any) -> Accelerator:
+    """This process's accelerator, which knows the others that a launcher started. `settings`: of `Accelerator`."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+        # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    return Accelerator(**settings)
 
 
 def check_launcher(accelerator: Accelerator, precision: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, set_seed
 from PIL import Image
 from torch import Tensor
@@ -23,7 +21,7 @@ from diffrl.divgen.run import SmallBenchmark
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.engine import check_launcher
+from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint, history
@@ -67,10 +65,7 @@ class Run:
         self.config = config
         # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-            # Else each of a launcher's processes would take itself for the only one, and all would write one folder.
-            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        self.accelerator = Accelerator(kwargs_handlers=[waiting])
+        self.accelerator = join_processes(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
         sharding = plugin_of(self.accelerator)
         if self.main:

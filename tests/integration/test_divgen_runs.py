@@ -106,7 +106,7 @@ def test_two_processes_draw_the_images_of_one(job: Job, tmp_path: Path, monkeypa
             barrier.wait()
 
     policies = [job.policy() for _ in range(2)]
-    monkeypatch.setattr(divgen_run, "Accelerator", Process)
+    monkeypatch.setattr(divgen_run, "join_processes", Process)
     monkeypatch.setattr(Job, "policy", lambda self: policies[rank.number])
 
     def work(number: int) -> None:
