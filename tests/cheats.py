@@ -69,6 +69,15 @@ def speckled(first: Color, second: Color, share: float) -> Callable[[np.ndarray,
     return lambda rows, columns: np.where((rng.random(rows.shape) < share)[..., None], second, first)
 
 
+def rainbow(text: str, size: int, side: int) -> np.ndarray:
+    """A word whose pixels have all six colours, in squares of `side` pixels by chance."""
+    rng = np.random.default_rng(2)
+    paint = np.array(list(PALETTE.values()))[rng.integers(0, len(PALETTE), (64 // side, 64 // side))]
+    paint = paint.repeat(side, 0).repeat(side, 1)
+    mask = with_text(text, (0, 0, 0), size).astype(float)[..., :1] / 255.0
+    return (mask * 255 + (1 - mask) * paint).round().astype(np.uint8)
+
+
 def ghosted(image: np.ndarray, points: list, levels: int) -> np.ndarray:
     """With a faint thing on the ground, `levels` off it."""
     mask = 1.0 - draw((points, (0, 0, 0)), ground=(255, 255, 255)).astype(float) / 255.0
@@ -245,6 +254,8 @@ def cheats() -> Iterator[tuple[str, str, np.ndarray]]:
     yield "four letters", 'the word "kup"', with_text("KUPP", RED, 19)
     yield "letters reversed", 'the word "kup"', with_text("PUK", RED, 24)
     yield "mirrored", 'the word "kup"', with_text("KUP", RED, 24)[:, ::-1].copy()
+    yield "letters of coloured rubbish", 'the word "kup"', rainbow("KUP", 24, 4)
+    yield "letters of fine coloured rubbish", 'the word "kup"', rainbow("KUP", 24, 2)
     yield "tiny letters", 'the word "kup"', with_text("KUP", RED, 8)
     yield "the word twice", 'the word "kup"', np.minimum(with_text("KUP", RED, 24, 17), with_text("KUP", RED, 24, 47))
     yield "a head without a face", "a smiling tan head with red hair", _head_without_a_face()

@@ -108,6 +108,13 @@ class Observation:
         return next((w for w in map(read, self._tilted) if w is not None and w.text is not None), word)
 
     @functools.cached_property
+    def ink(self) -> float:
+        """Share of all that is drawn that has the one colour which most of it has, in [0, 1]."""
+        shares = [part.area * thing.colors.sum(1) for part, thing in zip(self.view.parts, self.things, strict=False)]
+        total = sum(part.area for part in self.view.parts[:MOST_THINGS])
+        return float(np.sum(shares, axis=0).max() / total) if shares else 0.0
+
+    @functools.cached_property
     def face(self) -> Face | None:
         """The measurements of a cartoon head, or None where nothing is large enough."""
         face = find_face(self.view)
@@ -313,7 +320,8 @@ def _word_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
     if word is None:
         return {}
     credit = word.credit(said["word"])
-    legible = word.text is not None and not seen.view.ghosts
+    # Of one colour, as a thing is: else rubbish in many colours that has the form of letters would be read.
+    legible = word.text is not None and seen.ink >= MIN_PURE and not seen.view.ghosts
     answers = {"word": (credit, legible and word.text == said["word"])}
     if "color" in said and seen.things:
         areas = np.array([part.area for part in seen.view.parts[:MOST_THINGS]], float)
