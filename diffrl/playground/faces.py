@@ -125,7 +125,8 @@ def find_face(view: View) -> Face | None:
         return None
     rows = np.flatnonzero(foreground.sum(1) > 1)
     crown = _Zones(pixels, fit).within(0, 10, -100, 100) & (np.arange(SIZE)[:, None] < rows[0] + 12)
-    hat = float(_near(pixels[crown & foreground], _HAT_COLOR).mean())
+    topmost = pixels[crown & foreground]
+    hat = float(_near(topmost, _HAT_COLOR).mean()) if len(topmost) else 0.0  # two towers have nothing between them
     hatted = hat > 0.5
     fit = _fit(foreground, strong, hatted)
     assert fit is not None

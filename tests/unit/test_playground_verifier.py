@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from diffrl.playground import grammar
@@ -150,3 +151,25 @@ def test_bad_input() -> None:
         verify(torch.full((1, 3, 64, 64), float("nan")), ["a heart"])
     with pytest.raises(ValueError, match="must be float"):
         verify(torch.zeros(1, 64, 64), ["a heart"])
+
+
+def test_rubbish_has_an_answer_too() -> None:
+    """Patches, arcs and scribbles: every value is a number in [0, 1]; one in thirty had none where a head was asked."""
+    rng = np.random.default_rng(0)
+    captions = [parse(p) for p in ("a smiling head with a hat", 'the word "lax" in red', "two blue stars", "a heart")]
+    for _ in range(150):
+        image = Image.new("RGB", (64, 64), tuple(rng.integers(0, 256, 3).tolist()))
+        pen = ImageDraw.Draw(image)
+        for kind in rng.integers(0, 3, rng.integers(1, 6)):
+            color = tuple(rng.integers(0, 256, 3).tolist())
+            first = rng.integers(-10, 74, 2)
+            box = [*first.tolist(), *(first + rng.integers(2, 60, 2)).tolist()]
+            if kind == 0:
+                pen.ellipse(box, fill=color)
+            elif kind == 1:
+                pen.arc(box, 0, 180, fill=color, width=int(rng.integers(2, 9)))
+            else:
+                pen.line(rng.integers(0, 64, 8).tolist(), fill=color, width=int(rng.integers(1, 8)))
+        seen = see(np.asarray(image))
+        for caption in captions:
+            assert all(0.0 <= value <= 1.0 for value in judge(seen, caption).facts.values())
