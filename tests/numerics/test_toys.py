@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.samplers import SamplerSpec, euler_step
-from diffrl.trainers.dense import calibrated
+from diffrl.run.calibrate import start_levels
+from diffrl.samplers import SamplerSpec, dance, euler_step
+from diffrl.trainers.dense import calibrated, gains_of
 from diffrl.trainers.dpo import pair_slopes
 from diffrl.trainers.gdro import plackett_luce_slopes
 
@@ -100,6 +101,54 @@ def test_calibrated_levels_stop_where_gains_begin_to_lose() -> None:
     # What the rule is not told: of N paths that gain by a fair coin, so few are within e1 = 2 of each other.
     even = math.comb(24, 12) / 2**24
     assert even == pytest.approx(0.16, abs=0.005), "so it sinks by chance in five rounds of six, as the page says"
+
+
+def test_the_calibration_in_a_closed_loop_on_gaussian_data() -> None:
+    """1-D data N(0, 1), the exact velocity, R = -(x - 1)^2, the package's own steps, continuations and gains.
+
+    With many paths each step moves its level until about as many gain as lose, from too much noise and from too little.
+    With the paper's 24 paths and e1 = 2 nearly every round says "unbalanced" by chance: the noise vanishes.
+    """
+    steps = 4
+    grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+
+    def velocity(x: Tensor, t: Tensor) -> Tensor:
+        return (x - (1 - t) * x / ((1 - t) ** 2 + t**2)) / t
+
+    def gains(levels: list[float], paths: int, source: torch.Generator) -> Tensor:
+        def noise() -> Tensor:
+            return torch.randn(paths, 1, 1, 1, generator=source, dtype=torch.float64)
+
+        def continued(x: Tensor, i: int) -> Tensor:
+            for t, t_next in zip(grid[i:-1], grid[i + 1 :], strict=True):
+                x = euler_step(x, velocity(x, t), t.expand(paths), t_next.expand(paths))
+            return x
+
+        x = noise()
+        views = [continued(x, 0)]
+        for i, level in enumerate(levels):
+            mean, std = dance(x, velocity(x, grid[i]), grid[i].expand(paths), grid[i + 1].expand(paths), level)
+            x = mean + std * noise()
+            views.append(continued(x, i + 1))
+        return gains_of(-(torch.stack(views, 1).flatten(2) - 1).square(), common=False)[..., 0]
+
+    def balance(levels: list[float]) -> Tensor:
+        found = gains(levels, 100_000, torch.Generator().manual_seed(1))
+        return ((found > 0).double().mean(0) - (found < 0).double().mean(0)).abs()
+
+    def closed(levels: list[float], paths: int, tolerance: int, rounds: int) -> list[float]:
+        source = torch.Generator().manual_seed(0)
+        for _ in range(rounds):
+            levels = calibrated(levels, gains(levels, paths, source), tolerance, 0.01, 5.0)
+        return levels
+
+    start = start_levels(grid.tolist(), 0.7)
+    for first in ([3 * level for level in start], [level / 3 for level in start]):
+        assert float(balance(closed(first, 4000, 160, 250)).max()) < 0.08
+    assert float(balance([3 * level for level in start]).max()) > 0.1, (
+        "too much noise loses: there is something to find"
+    )
+    assert max(closed(start, 24, 2, 250)) < 0.3 * max(start)
 
 
 @pytest.mark.parametrize(("spread", "best"), [(3.0, "early"), (1 / 3, "late")])
