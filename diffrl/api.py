@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from diffrl.config import Config, check_lora, check_model, check_plugin, dump, load_config, make_config
 from diffrl.errors import UserError
 from diffrl.prompts import PromptLike, check_source, given_prompts
-from diffrl.resources import file_of_run
+from diffrl.resources import file_of_run, find_merge
 from diffrl.rewards import local
 
 if TYPE_CHECKING:
@@ -245,8 +245,15 @@ class Model:
     `name`: what it was loaded from. `policy`: the library's own form of it; `pipe`: its diffusers pipeline.
     """
 
-    def __init__(self, name: str, policy: Policy, lora: str | None = None, resolution: int | None = None) -> None:
-        self.name, self.policy, self.lora, self.resolution = name, policy, lora, resolution
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        lora: str | None = None,
+        resolution: int | None = None,
+        merge: str | None = None,
+    ) -> None:
+        self.name, self.policy, self.lora, self.resolution, self.merge = name, policy, lora, resolution, merge
 
     @property
     def pipe(self) -> Any:
@@ -269,7 +276,9 @@ class Model:
         Args:
             prompts: texts, or a set or file as in a config.
             seed: of the noise, which depends on seed, prompt and place in the group only.
-            steps: sampling steps, 10 if None. sampler: "euler", "dpm2" or "ddim"; None: the plain pipeline's own.
+            per_prompt: images of each prompt.
+            steps: sampling steps, 10 if None.
+            sampler: "euler", "dpm2" or "ddim"; None: the plain pipeline's own.
             guidance_scale: classifier-free guidance; 1 is none.
             batch_size: images per forward.
         """
@@ -305,6 +314,7 @@ def load(
     lora: str | Path | None = None,
     resolution: int | None = None,
     family: str | None = None,
+    merge: str | None = None,
 ) -> Model:
     """A model to draw with, on this process's device (bf16 on an accelerator).
 
@@ -313,6 +323,8 @@ def load(
         lora: the folder of a LoRA, for example `run.lora`.
         resolution: side of the square images in pixels; None: the model's own. Give what the LoRA was trained at.
         family: `path/to/file.py:Class` of a model family of your own; None: by the pipeline's class.
+        merge: a LoRA that becomes part of the model first, such as "playground/turbo", with which it draws in 4 steps:
+            a file, a folder, or OWNER/NAME[:FILE] on the hub.
 
     Raises:
         UserError: there is no such model or LoRA, or they do not fit.
@@ -320,11 +332,13 @@ def load(
     check_model(str(model))
     if lora is not None:
         check_lora(Path(lora))
+    if merge is not None:
+        find_merge(merge)
     from diffrl.drawing import Drawing
 
     words = None if lora is None else str(lora)
-    drawing = Drawing(str(model), lora=words, resolution=resolution, family=family)
-    return Model(str(model), drawing.policy(), words, resolution)
+    drawing = Drawing(str(model), lora=words, resolution=resolution, family=family, merge=merge)
+    return Model(str(model), drawing.policy(), words, resolution, merge)
 
 
 def evaluate(
@@ -345,7 +359,7 @@ def evaluate(
         per_prompt: images for each prompt; diversity needs two.
         out: a JSON file to write the result to.
         drawing: `seed`, `steps`, `limit`, `sampler`, `guidance_scale`, `batch_size`; with a name also `lora`,
-            `resolution`.
+            `merge`, `resolution`.
 
     Returns:
         "mean" and "standard_error" (over prompts) of each reward, "diversity", and every image's "scores".
@@ -360,7 +374,8 @@ def evaluate(
     if isinstance(prompts, str):
         check_source(prompts)
     if isinstance(model, Model):
-        named = {"model": model.name, "lora": model.lora, "resolution": model.resolution, "policy": model.policy}
+        named = {name: getattr(model, name) for name in ("lora", "resolution", "merge", "policy")}
+        named["model"] = model.name
     else:
         check_model(model)
         if drawing.get("lora") is not None:

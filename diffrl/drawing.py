@@ -34,13 +34,14 @@ class Drawing:
     resolution: Resolution = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
+    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.resources.find_merge`
 
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
         device = join_processes().device
         spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
-        kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family}
+        kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family, "merge": self.merge}
         policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
         if self.lora is not None:
             policy.load_lora(self.lora)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import ModuleType
 from diffrl.errors import UserError, in_one_line, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
+SHIPPED_LORAS = {"playground/turbo": ("assets", "playground", "turbo")}
 
 
 def shipped(folder: str, *parts: str) -> Path:
@@ -25,6 +27,34 @@ def shipped(folder: str, *parts: str) -> Path:
     checkout = _PACKAGE.parent / folder
     root = checkout if (_PACKAGE.parent / "pyproject.toml").exists() and checkout.exists() else _PACKAGE / f"_{folder}"
     return root.joinpath(*parts)
+
+
+def find_merge(name: str) -> tuple[str, str | None]:
+    """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
+
+    `name`: playground/turbo, a .safetensors file, a folder with one, or OWNER/NAME[:FILE] on the hub.
+
+    Raises:
+        UserError: it looks like a file or a folder, and there is none.
+    """
+    if name in SHIPPED_LORAS:
+        return str(shipped(*SHIPPED_LORAS[name])), None
+    path = Path(name).expanduser()
+    if path.is_file():
+        return str(path), None
+    if path.is_dir():
+        found = sorted(file.name for file in path.glob("*.safetensors"))
+        if len(found) == 1:
+            return str(path), found[0]
+        several = f"has several: {', '.join(found)}; name one of them" if found else "has no .safetensors"
+        raise UserError(f'folder "{path}" {several}')
+    source, _, file = name.partition(":")
+    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not Path(source).parent.is_dir()
+    if hub and not name.startswith("playground/"):
+        return source, file or None
+    raise UserError(
+        f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, SHIPPED_LORAS)}'
+    )
 
 
 def file_of_run(run: Path, name: str, what: str) -> Path:

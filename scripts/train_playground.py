@@ -17,12 +17,16 @@ something else all the same, as web captions leave a model; that is what reinfor
 
     python scripts/train_playground.py --from-shipped --minutes generator=9 --wrong 0.25 --rate 0.25 --keep 0.2
 
+Its distilled sibling, a LoRA with which it draws in four steps, is learned from the shipped generator, too:
+
+    python scripts/train_playground.py --from-shipped --minutes turbo=12
+
 A longer schedule under the same --work goes on from the state (weights, optimiser, average) with a new fall.
 
 Stages: "pool" renders scenes with captions that say some of their facts; "autoencoder"; "texts", the text encoders,
 which learn to tell what a prompt says; "generator", the transformer, on the latents of the pool with the text encoders
 frozen; "decoder", the autoencoder's decoder once more, its encoder frozen; "clip"; "aesthetic"; "preference", a copy of
-the CLIP tuned on the choices of raters with a known bias.
+the CLIP tuned on the choices of raters with a known bias. "turbo" goes with --from-shipped only.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from clips import train_aesthetic, train_clip, train_preference
 from drawing import Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
+from turbo import save_turbo, train_turbo
 
 from diffrl.playground import grammar, models
 from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
@@ -61,6 +66,7 @@ MINUTES = {
     "preference": 4.0,
 }  # fmt: skip
 STAGES = ("pool", *MINUTES)
+FURTHER = {"generator": MINUTES["generator"], "decoder": MINUTES["decoder"], "turbo": 12.0}  # with --from-shipped
 
 
 class Work:
@@ -142,7 +148,7 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0
 ) -> None:
-    """Train the generator, the decoder or both further, from the weights in --out."""
+    """Train the generator or the decoder further, from the weights in --out, or the generator's distilled sibling."""
     pool = work.pool()
     vae, texts, drawn = shipped(work)
     if "generator" in stages:
@@ -155,6 +161,9 @@ def go_on(
         work.export_pipeline(vae, texts, drawn)
     if "decoder" in stages:
         work.export_pipeline(train_decoder(work.folder, pool, vae, work.minutes["decoder"]), texts, drawn)
+    if "turbo" in stages:
+        prompts = Prompts(pool, texts, work.tokenizer)
+        save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
 def train(work: Work, last: int, compiled: bool = False) -> None:
@@ -211,8 +220,8 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
     """
     path = work.out / "training.json"
     told = json.loads(path.read_text()) if path.exists() else {}
-    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in MINUTES}
-    for name in MINUTES:
+    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in MINUTES | FURTHER}
+    for name in MINUTES | FURTHER:
         state_path = work.folder / f"{name}.pt"
         if state_path.exists() and (not further or name in further):
             state = torch.load(state_path, weights_only=True)
@@ -220,16 +229,18 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
             stages[name] = {key: round(state[key]) + before.get(key, 0) for key in ("seconds", "step", "images")}
     machine = f"one CPU core, {platform.machine()}, torch {torch.__version__}"
     commands = [*told.get("commands", []), shlex.join(["python", *sys.argv])]
-    told |= {"commands": commands, "machine": machine, "seed": work.seed, "scenes": work.scenes, "stages": stages}
+    told |= {"commands": commands, "machine": machine, "stages": stages}
+    if not further:
+        told |= {"seed": work.seed, "scenes": work.scenes}
     path.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def _minutes(words: list[str]) -> dict[str, float]:
-    found = dict(MINUTES)
+    found = MINUTES | FURTHER
     for word in words:
         name, _, value = word.partition("=")
-        if name not in MINUTES:
-            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(MINUTES)})")
+        if name not in found:
+            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(found)})")
         found[name] = float(value)
     return found
 
@@ -263,8 +274,8 @@ def main() -> None:
         raise SystemExit("--wrong goes with --from-shipped")
     elif args.from_shipped:
         stages = [word.partition("=")[0] for word in args.minutes]
-        if not stages or not set(stages) <= {"generator", "decoder"}:
-            raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M, or both")
+        if not stages or not set(stages) <= FURTHER.keys():
+            raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
         go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
     else:
         train(work, STAGES.index(args.stage), args.compile)

@@ -220,6 +220,8 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
+    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
+    command.add_argument("--merge", metavar="LORA", help=text)
     command.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
     )
@@ -310,14 +312,17 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     """Checked arguments that `sample` and `evaluate` share."""
     from diffrl.config import check_lora, check_model
     from diffrl.prompts import check_source
+    from diffrl.resources import find_merge
 
     _at("MODEL", check_model, arguments.model)
     _at("--prompts", check_source, arguments.prompts)
     lora: Path | None = arguments.lora
     if lora is not None:
         _at("--lora", check_lora, lora)
+    if arguments.merge is not None:
+        _at("--merge", find_merge, arguments.merge)
     names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
-    names += ["batch_size", "family", "out"]
+    names += ["batch_size", "family", "merge", "out"]
     return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
 
 

@@ -13,6 +13,7 @@ from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.siblings import check_sibling
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
+from diffrl.resources import find_merge
 
 TRACKERS = ("trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive", "tensorboard")  # accelerate's
 
@@ -39,7 +40,9 @@ def check(config: Config, world: int | None = None) -> None:
         if name == config.objective or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
     for name, sibling in config.evaluate.also.items():
-        _at(f"evaluate.also.{name}.model", check_model, sibling.model)
+        _at(f"evaluate.also.{name}.model", check_model, sibling.base(config.model))
+        if sibling.merge is not None:
+            _at(f"evaluate.also.{name}.merge", find_merge, sibling.merge)
         check_sibling(name, config)
     beta = getattr(config.objective_section, "beta", 0)
     if config.penalty != "kl" and not (

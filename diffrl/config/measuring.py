@@ -15,11 +15,24 @@ TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturatio
 class Sibling(Section):
     """A model of the trained one's architecture, such as its distilled form."""
 
-    model: PathText = key("", "a folder in diffusers' format, or a hub id: a model that takes the trained one's LoRA")
+    model: PathText = key(
+        "",
+        "a folder in diffusers' format, or a hub id: a model that takes the trained one's LoRA; not given: the trained "
+        "model itself, with `merge`",
+    )
+    merge: PathText | None = key(
+        None,
+        "a LoRA that is merged into its weights first, such as one that makes it a few-step model: playground/turbo, a "
+        "file, a folder, or OWNER/NAME[:FILE]",
+    )
     steps: int = key(8, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
     guidance_scale: FiniteFloat = key(1.0, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
     family: PathText | None = key(None, "path/to/file.py:Class of its family; null: the trained model's")
     offload: bool = key(True, "between evaluations it waits in main memory; false: it stays on the device")
+
+    def base(self, trained: str) -> str:
+        """Its model; that of the training, where none is given."""
+        return self.model or trained
 
 
 class Evaluate(Section):
@@ -50,8 +63,9 @@ class Evaluate(Section):
                 raise Problem(where, f'a sibling\'s name has letters, digits, "_" and "-" only, got "{name}"')
             if name in TAKEN:
                 raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
-            if not sibling.model:
-                raise Problem(f"{where}.model", "not given; name a folder or a hub id of the model's architecture")
+            if not (sibling.model or sibling.merge):
+                text = "not given; name a folder or a hub id of the model's architecture, or merge a LoRA"
+                raise Problem(f"{where}.model", text)
 
 
 class GuardRails(Section):

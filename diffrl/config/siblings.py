@@ -24,17 +24,17 @@ def check_sibling(name: str, config: Config) -> None:
 
     Configs behind a hub's name are left to the hub: loading the LoRA says it then, before anything is trained.
     """
-    where, sibling = f"evaluate.also.{name}.model", config.evaluate.also[name]
-    ours, theirs = _read(config.model), _read(sibling.model)
+    where, model = f"evaluate.also.{name}.model", config.evaluate.also[name].base(config.model)
+    ours, theirs = _read(config.model), _read(model)
     if ours is None or theirs is None:
         return
     if ours["_class_name"] != theirs["_class_name"]:
-        kinds = f"{sibling.model} is a {theirs['_class_name']}, {config.model} a {ours['_class_name']}"
+        kinds = f"{model} is a {theirs['_class_name']}, {config.model} a {ours['_class_name']}"
         raise Problem(where, f"{kinds}: its LoRA does not fit{_choices(config, ours['_class_name'])}")
     for key, value in ours["network"].items():
         other = theirs["network"].get(key, value)
         if SHAPES.fullmatch(key) and other != value:
-            text = f"{sibling.model} has {key} {other}, {config.model} {value}: its LoRA does not fit"
+            text = f"{model} has {key} {other}, {config.model} {value}: its LoRA does not fit"
             raise Problem(where, text + _choices(config, ours["_class_name"]))
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from diffrl.errors import UserError, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.distilled import merge_lora
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
@@ -43,6 +44,7 @@ def load_policy(
     resolution: Resolution = None,
     seed: int = 0,
     family: str | None = None,
+    merge: str | None = None,
 ) -> Policy:
     """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
 
@@ -54,6 +56,7 @@ def load_policy(
         resolution: side of the square images, or (width, height), in pixels; None for the model's own.
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
+        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.resources.find_merge`).
 
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
@@ -66,6 +69,8 @@ def load_policy(
         backbone: Backbone = kind.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
+    if merge is not None:
+        merge_lora(backbone, merge)
     return Policy(backbone, lora=lora, device=device, seed=seed)
 
 

@@ -188,7 +188,7 @@ def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) 
     host = 0
     for name, section in config.evaluate.also.items():
         rollout = config.rollout.model_copy(update={"guidance_scale": section.guidance_scale})
-        update = {"model": section.model, "family": section.family or config.family, "rollout": rollout}
+        update = {"model": section.base(config.model), "family": section.family or config.family, "rollout": rollout}
         own = config.model_copy(update=update)
         backbone = hollow_backbone(own)
         _, fused = _with_lora(backbone, own)

@@ -310,7 +310,10 @@ def describe(run: Any) -> str:
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
-    also = "".join(f"; judged on {one.model}, too, as {name}" for name, one in config.evaluate.also.items())
+    also = "".join(
+        f"; judged on {one.base(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
+        for name, one in config.evaluate.also.items()
+    )
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "

@@ -61,13 +61,14 @@ def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
         try:
             with torch.random.fork_rng(devices=[]):
                 policy = load_policy(
-                    section.model,
+                    section.base(config.model),
                     lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
                     precision=config.optimise.precision,
                     device=trained.device,
                     resolution=config.rollout.resolution,
                     seed=config.seed,
                     family=section.family or config.family,
+                    merge=section.merge,
                 )
             policy.load_state("default", trained.state())
         except UserError as error:

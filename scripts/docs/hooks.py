@@ -281,6 +281,22 @@ def drawing() -> str:
 
 
 @page_function
+def turbo() -> str:
+    """The distilled sibling beside the generator (`playground_facts.py`), and a trained LoRA on both (nft.json)."""
+    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["turbo"]
+    lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
+    for name, row in told["figures"].items():
+        cells = [f"{row[key]:.3f}" for key in ("facts", "all_right", "variety", "artefact")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    curves = [run["curve"] for run in read("nft.json")["runs"]]
+    lines += ["", "| held-out reward, mean of three seeds | before | after NFT on the model |", "| --- | --- | --- |"]
+    for name, key in (("the model", "eval/playground"), ("its turbo sibling", "eval/turbo/playground")):
+        ends = [np.mean([curve[i][key] for curve in curves]) for i in (0, -1)]
+        lines.append(f"| {name} | {ends[0]:.3f} | {ends[1]:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
 def cost(file: str, *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]

@@ -29,7 +29,7 @@ from diffrl.playground.grammar import facts, kind_of, parse, prompt_set
 from diffrl.playground.renderer import draw
 from diffrl.playground.variety import variety
 from diffrl.playground.verifier import Verdict, verify
-from diffrl.resources import shipped
+from diffrl.resources import find_merge, shipped
 
 BATCH, MEMBERS = 64, 8
 
@@ -79,6 +79,7 @@ def shares(verdicts: Sequence[Verdict], prompts: Sequence[str]) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=shipped("assets", "playground", "pipeline"))
+    parser.add_argument("--merge", help="a LoRA that becomes part of the model first: playground/turbo, for 4 steps")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--split", choices=("validation", "test"), default="test")
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.0, 3.0])
@@ -90,6 +91,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(args.model, text_encoder_3=None, tokenizer_3=None)
+    if args.merge:
+        source, file = find_merge(args.merge)
+        pipe.load_lora_weights(source, **({} if file is None else {"weight_name": file}))
     pipe.set_progress_bar_config(disable=True)
     prompts = prompt_set("all", args.split)[: args.prompts]
     rng = np.random.default_rng(args.seed)

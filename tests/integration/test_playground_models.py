@@ -54,6 +54,29 @@ def test_generator_is_imperfect_as_meant() -> None:
     assert 0.2 < float(found.scores.mean()) < 0.98
 
 
+def test_the_distilled_sibling_draws_better_in_four_steps() -> None:
+    """Than the model itself in four; `playground/turbo` is a LoRA that becomes part of it."""
+    scorer = Scorer({"verifier": load_reward("playground"), "artefact": load_reward("artefact")})
+    prompts = load_prompts("playground/compositional/test")[:64]
+    found = []
+    for merge in (None, "playground/turbo"):
+        drawing = Drawing("playground", steps=4, merge=merge)
+        policy = drawing.policy()
+        scores = score_policy(
+            policy,
+            scorer,
+            lambda x: x.flatten(1)[:, :8],
+            prompts,
+            drawing.spec(policy),
+            seed=3,
+            per_prompt=2,
+            batch_size=64,
+        ).scores
+        found.append(scores.mean(0).tolist())
+    (plain, _), (turbo, _) = found
+    assert turbo > plain + 0.03
+
+
 def test_clip_knows_the_world(pictures) -> None:
     """Most unseen pictures are nearer to their own prompt than to nine tenths of 128 (prompts fit others, too)."""
     prompts, images = pictures

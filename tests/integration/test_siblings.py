@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 from tiny import tiny_flux, tiny_sd3
 
 from diffrl.config import load_config
@@ -18,7 +22,7 @@ from diffrl.report import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec
 from diffrl.run import fit
-from diffrl.run.parts import build_guard
+from diffrl.run.parts import build_guard, describe
 from diffrl.run.train import Run, train
 
 
@@ -94,6 +98,30 @@ def test_it_waits_in_main_memory_where_offload_asks_for_it(
         assert moves == expected and first == run.evaluate(), "to the device and back, and the same again"
 
 
+def test_a_sibling_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_model: Path, tmp_path: Path) -> None:
+    """As most turbo models are: the LoRA becomes part of the weights, the trained one comes on top of it."""
+    pipe = StableDiffusion3Pipeline.from_pretrained(tiny_model, text_encoder_3=None, tokenizer_3=None)
+    pipe.transformer.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=["ff.net.2", "proj_out"]))
+    for name, parameter in pipe.transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.constant_(parameter, 0.1)
+    pipe.save_lora_weights(tmp_path / "turbo", transformer_lora_layers=get_peft_model_state_dict(pipe.transformer))
+    also = {"turbo": {"merge": str(tmp_path / "turbo"), "steps": 2}, "plain": {"model": str(tiny_model), "steps": 2}}
+    config = load_config(config_file("run", evaluate={"every": 1, "also": also}))
+    run = Run(config)
+    networks = {sibling.name: sibling.policy.network for sibling in run.siblings}
+    turbo, plain = networks["turbo"], networks["plain"]
+    for layer in ("transformer_blocks.0.ff.net.2", "proj_out"):
+        added = turbo.get_submodule(layer).weight - plain.get_submodule(layer).weight
+        module = pipe.transformer.get_submodule(layer)
+        assert torch.allclose(added, module.lora_B["default"].weight @ module.lora_A["default"].weight, atol=1e-6)
+    found = run.evaluate()
+    assert found["eval/turbo/redness"] != found["eval/plain/redness"]
+    peaks = fit.estimate(config).peaks
+    assert peaks["sampling 8 rows on turbo"] == peaks["sampling 8 rows on plain"]
+    assert "with " + str(tmp_path / "turbo") + ", too, as turbo" in describe(run)
+
+
 def test_guard_rails_watch_the_sibling(config_file, turbo: Path) -> None:
     config = load_config(config_file("run", evaluate=with_turbo(turbo)))
     guard = build_guard(config, ())
@@ -128,7 +156,8 @@ def test_what_does_not_fit_is_said_before_anything_is_trained(config_file, turbo
             {"turbo": {"model": str(flux)}},
             r"a FluxPipeline, .* StableDiffusion3Pipeline: .* .models of its family: stab",
         ),
-        ({"turbo": {}}, "also.turbo.model: not given; name a folder"),
+        ({"turbo": {}}, "also.turbo.model: not given; name a folder .* or merge a LoRA"),
+        ({"turbo": {"merge": "playground/turb"}}, 'also.turbo.merge: no LoRA .* .nearest: "playground/turbo".'),
         ({"turbo": {"model": str(turbo), "stepz": 4}}, r'unknown key .nearest: "evaluate.also.turbo.steps".'),
         ({"turbo": {"model": str(turbo) + "x"}}, 'also.turbo.model: no folder .* .nearest: "turbo".'),
         ({"divgen": {"model": str(turbo)}}, "eval/divgen has a meaning of its own"),

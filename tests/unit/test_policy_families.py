@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline, EulerDiscreteScheduler, PNDMScheduler
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 from tiny import PROMPTS, SPEC, inputs, scramble, tiny_flux, tiny_sd, velocity
 from torch import Tensor
 
@@ -69,6 +71,51 @@ def test_saved_lora_in_the_plain_pipeline_gives_the_same_picture(
     plain = pipe(**arguments).images
     assert (plain - mine).abs().max() < 1e-3
     assert (plain - without).abs().max() > 0.02, "the LoRA has to show for this test to say anything"
+
+
+def test_a_merged_lora_gives_the_picture_of_the_plain_pipeline_that_wears_it(
+    family: tuple[str, str], tmp_path: Path
+) -> None:
+    """On every linear layer, as a turbo LoRA is, not only on those that diffrl trains; alpha is not its rank."""
+    _, model = family
+    pipe = plain_pipeline(model)
+    part = "unet" if hasattr(pipe, "unet") else "transformer"
+    network = getattr(pipe, part)
+    plain = load_policy(model, lora=SPEC, resolution=16)
+    latents = torch.randn(2, *plain.latent_shape, generator=torch.Generator().manual_seed(3))
+    arguments = plain.backbone.plain_arguments(PROMPTS, latents, 1.0) | {"num_inference_steps": 4}
+    without = pipe(**arguments).images
+    network.add_adapter(LoraConfig(r=2, lora_alpha=3, target_modules="all-linear"))
+    for name, parameter in network.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    theirs = pipe(**arguments).images
+    words = {f"{part}_lora_layers": get_peft_model_state_dict(network)}
+    words |= {f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict()}
+    type(pipe).save_lora_weights(tmp_path, weight_name="turbo.safetensors", **words)
+    for name in (tmp_path, tmp_path / "turbo.safetensors"):
+        policy = load_policy(model, lora=SPEC, resolution=16, merge=str(name))
+        assert (draw(policy, latents, 4, 1.0) - theirs).abs().max() < 1e-3
+    assert (theirs - without).abs().max() > 0.02
+    assert policy.state().keys() == plain.state().keys(), "what is trained is what it was"
+
+
+def test_a_lora_that_cannot_be_merged_is_said(tmp_path: Path) -> None:
+    model = str(tiny_flux(tmp_path / "flux", dev=True))
+    (tmp_path / "empty").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"rubbish")
+    for merge, message in (
+        ("playground/turbi", 'no LoRA "playground/turbi".* .nearest: "playground/turbo".'),
+        (str(tmp_path / "empty"), "has no .safetensors"),
+        (str(tmp_path), "has several: a.safetensors, b.safetensors; name one of them"),
+        (str(tmp_path / "a.safetensors"), 'a.safetensors" cannot be merged into the model: '),
+        ("playground/turbo", "cannot be merged|has no layer of FluxTransformer2DModel"),
+        ("owner/name:file.safetensors", '"owner/name:file.safetensors" cannot be merged into the model: '),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            load_policy(model, lora=SPEC, resolution=16, merge=merge)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_noise_levels_are_the_plain_pipelines(family: tuple[str, str]) -> None:
