@@ -19,7 +19,7 @@ EVERY = experiments.experiments()
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
 def test_its_config_is_valid_and_its_seeds_differ(experiment: Experiment) -> None:
     digests = {experiment.digest(seed, "") for seed in experiment.seeds}
-    assert len(digests) == len(experiment.seeds) >= 3
+    assert len(digests) == len(experiment.seeds) >= (1 if experiment.name.startswith("pilots/") else 3)
 
 
 def test_no_two_are_the_same_and_no_name_is_another_s_folder() -> None:
