@@ -184,11 +184,15 @@ def results(folder: str, *variants: str, columns: str = "playground strict clip 
 def _origin(found: dict[str, dict[str, Any]]) -> str:
     runs = [len(one["runs"]) for one in found.values()]
     seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
-    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
     return (
         f"\n\nMean over {seeds} seeds, and the standard deviation between them where there are several; held-out "
-        f"prompts. Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}.\n"
+        f"prompts. {_machines(found)}\n"
     )
+
+
+def _machines(found: dict[str, dict[str, Any]]) -> str:
+    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
+    return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}."
 
 
 @page_function
@@ -209,6 +213,29 @@ def gains(*variants: str) -> str:
             row = f"{before.mean():.3f} | {after.mean():.3f} | {(after - before).mean():+.3f}{spread} | {p}"
             lines.append(f"| {head} | {name} | {row} |")
     return "\n".join(lines) + _origin(found)
+
+
+@page_function
+def pilots(*names: str) -> str:
+    """What twelve epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
+    columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
+    lines = [f"| recipe | images | trained | p | {' | '.join(columns)} |", "| --- " * (len(columns) + 4) + "|"]
+    found = {name: read(f"pilots/{name}.json") for name in names}
+    for name, result in found.items():
+        (run,) = result["runs"]
+        before, after = run["before"], run["after"]
+
+        def cell(key: str, before: dict[str, Any] = before, after: dict[str, Any] = after) -> str:
+            return f"{before[key]:.3f} > {after[key]:.3f}" if after.get(key) is not None else ""
+
+        trained = list(result["config"]["rewards"])
+        chances = [run["p_value_paired_over_prompts"][reward] for reward in trained]
+        p = "<br>".join("< 1e-6" if chance < 1e-6 else f"{chance:.1g}" for chance in chances)
+        rewards = "<br>".join(f"{reward} {cell(reward)}" for reward in trained)
+        cells = " | ".join(cell(key) for key in columns.values())
+        lines.append(f"| `playground/{name}` | {run['images']:,} | {rewards} | {p} | {cells} |")
+    told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
+    return "\n".join(lines) + f"\n\n{told} {_machines(found)}\n"
 
 
 @page_function

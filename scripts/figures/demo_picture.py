@@ -1,14 +1,17 @@
 """Draw the README's first picture: what the generator draws before and after `make demo`, same prompts, same noise.
 
-    make demo && python scripts/figures/demo_picture.py --lora runs/demo/lora --out assets/images/demo.png
+    make demo && python scripts/figures/demo_picture.py --lora runs/demo/lora --out assets/images/demo.png \\
+        --result assets/results/demo.json
 
 The prompts are the first of the test set, which is in random order: they are not chosen by how the pictures look. A
-frame is green where the verifier finds every stated fact, red where it does not.
+frame is green where the verifier finds every stated fact, red where it does not. --result keeps what the run measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ import torch
 from diffrl.evaluation import Drawing
 from diffrl.playground.verifier import verify
 from diffrl.prompts import Prompt, load_prompts
+from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate
 
 ROWS = ((None, "before"), ("lora", "after"))
@@ -44,6 +48,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--columns", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--result", type=Path, help="write what the LoRA's run measured: seconds, held-out values")
     args = parser.parse_args()
     prompts = load_prompts(args.prompts)[: args.count]
     texts = [prompt.text for prompt in prompts]
@@ -66,7 +71,27 @@ def main() -> None:
     figure.tight_layout(pad=0.3)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=120)
-    print({title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()})
+    counts = {title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()}
+    print(counts)
+    if args.result:
+        args.result.write_text(json.dumps(measured(Path(args.lora).parent) | {"picture": counts}, indent=1) + "\n")
+
+
+def measured(run: Path) -> dict[str, Any]:
+    """Of a finished run: its seconds by its own clock, and the held-out values of the first and the last evaluation."""
+    rows = read_metrics(run)
+    seen = [row for row in rows if "eval/diversity" in row]
+    values = [{key.removeprefix("eval/"): row[key] for key in row if key.startswith("eval/")} for row in seen]
+    return {
+        "command": "make demo",
+        "cpus": os.cpu_count(),
+        "torch": torch.__version__,
+        "epochs": rows[-1]["epoch"],
+        "images": rows[-1]["samples"],
+        "seconds": round(sum(row.get("seconds", 0.0) + row.get("seconds/evaluate", 0.0) for row in rows), 1),
+        "before": values[0],
+        "after": values[-1],
+    }
 
 
 def show(axis: Any, picture: np.ndarray, right: bool) -> None:
