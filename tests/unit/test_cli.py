@@ -147,6 +147,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ),
         ("sample playground --prompts p.txt --out o --lora runs/one", 'the run\'s LoRA is "runs/one/lora"'),
         ("sample playground --prompts p.txt --out o --lora runs/two/lora", "is not a folder with a LoRA"),
+        ("sample playground --prompts p.txt --out o --merge playground/turb", '--merge: no LoRA "playground/turb"'),
         ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),
         ("evaluate playground --prompts p.txt --out o --rewards ocr,clap", '--rewards: unknown reward "clap"'),
         ("evaluate playground --prompts p.txt --out o --rewards ocr,clip orc.x=1", '"orc" is not one of the rewards'),
@@ -202,7 +203,7 @@ def test_a_run_s_folder_may_be_moved(calls):
 
 def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     common = {"model": "playground", "prompts": "p.txt", "steps": None, "limit": None, "sampler": None}
-    common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None}
+    common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None, "merge": None}
     assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
     assert calls[0] == ("sample", (), common | {"lora": "runs/one/lora", "seed": 3, "per_prompt": 1, "out": Path("o")})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
@@ -211,6 +212,8 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     given = ["--rewards", "clip,ocr", "clip.model=tiny", "ocr.case=false"]
     assert main([*EVALUATE, "--out", "s.json", *given]) == 0
     assert calls[2][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
+    assert main([*SAMPLE, "--out", "o", "--merge", "playground/turbo", "--steps", "4"]) == 0
+    assert calls[3][2]["merge"] == "playground/turbo"
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["clip", "0.2500", "+-", "0.0100"] in lines and ["scores:", "s.json"] in lines
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
