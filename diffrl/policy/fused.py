@@ -117,6 +117,8 @@ class Group:
             for output, part, up in zip(outputs, h.split(_ranks(own), 1), own.ups, strict=True):
                 output.flatten(0, -2).addmm_(part, up.T)
             return outputs
+        # Before torch 2.14 a linear layer's output is a view: a function may not change several of them in place.
+        outputs = [output.clone() if output._is_view() else output for output in outputs]
         return _Added.apply(self, own, x, *outputs, *matrices)  # type: ignore[no-untyped-call, no-any-return]
 
     def _merged(self, x: Tensor, own: Merged, matrices: Sequence[Tensor], silent: bool) -> Sequence[Tensor]:

@@ -217,7 +217,7 @@ def gains(*variants: str) -> str:
 
 @page_function
 def pilots(*names: str) -> str:
-    """What twelve epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
+    """What ten epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
     columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
     lines = [f"| recipe | images | trained | p | {' | '.join(columns)} |", "| --- " * (len(columns) + 4) + "|"]
     found = {name: read(f"pilots/{name}.json") for name in names}
