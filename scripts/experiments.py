@@ -109,3 +109,28 @@ def kept(experiment: Experiment) -> dict[int, dict[str, Any]]:
         and "code" in run  # it was not yet written in the first world's time
         and run["digest"] == experiment.digest(run["seed"], code_of(run["code"]))
     }
+
+
+FIGURES = ("before", "after", "images", "optimiser_steps", "curve")
+
+
+def differing(told: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """In which figures two runs of one seed differ, and whether in their configs; nothing: equal to the last digit."""
+    (run,) = found["runs"]
+    (before,) = (one for one in told["runs"] if one["seed"] == run["seed"])
+    names = [name for name in FIGURES if before.get(name) != run.get(name)]
+    configs = ({k: v for k, v in one["config"].items() if k not in ("seed", "run_dir")} for one in (told, found))
+    return names + (["config"] if next(configs) != next(configs) else [])
+
+
+def confirmed(experiment: Experiment, told: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The result `told` as of today's code, after `found`, its first seed run again, gave the same figures.
+
+    Raises:
+        ValueError: they differ; the message says in what.
+    """
+    if names := differing(told, found):
+        raise ValueError(f"{experiment.name}: not as before: {', '.join(names)}")
+    files = found["runs"][0]["code"]
+    runs = [run | {"code": files, "digest": experiment.digest(run["seed"], code_of(files))} for run in told["runs"]]
+    return told | {"runs": runs, "confirmed_by_seed": found["runs"][0]["seed"]}

@@ -4,11 +4,14 @@
     python scripts/reproduce.py --list                       # the experiments of experiments.yaml, and their state
     python scripts/reproduce.py --all --jobs 2               # all that has not been run as it stands now
     python scripts/reproduce.py --all --only nft gardo/clip  # some of them, by the beginning of their names
+    python scripts/reproduce.py --confirm --only nft         # has a change of the code changed a figure?
 
 Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
 LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
 The base model is judged once for all seeds, and for all variants that share `--runs`. `--all` goes on where it was
 stopped; a seed whose config, prompts, weights and code (without comments) are those of its result is not run again.
+`--confirm` runs the first seed of each outdated result again, from nothing. If every figure is the same to the last
+digit, the result is of today's code, and says so; else nothing is written and the figures that differ are named.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -29,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments import ROOT, Experiment, code_of, experiments, kept, loaded
+from experiments import ROOT, Experiment, code_of, confirmed, experiments, kept, loaded
 from scipy import stats
 
 from diffrl import __version__
@@ -173,12 +178,25 @@ def show(chosen: list[Experiment]) -> None:
 
 def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
     """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
-    waiting = [(e, seed) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
+    waiting = [(e, seed, merge) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
+    return _run(waiting, jobs, runs)
 
+
+def confirm_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
+    """Run the first seed of each outdated result again; returns how many failed or differ."""
+    runs.mkdir(parents=True, exist_ok=True)
+    waiting = [(e, e.seeds[0], confirm) for e in chosen if e.out.is_file() and state_of(e)[0] == "outdated"]
+    return _run(waiting, jobs, Path(tempfile.mkdtemp(prefix="confirm-", dir=runs)))
+
+
+Ended = Callable[[Experiment, Path], bool]  # what becomes of a finished seed's result
+
+
+def _run(waiting: Sequence[tuple[Experiment, int, Ended]], jobs: int, runs: Path) -> int:
     runs.mkdir(parents=True, exist_ok=True)
 
-    def one(pair: tuple[Experiment, int]) -> bool:
-        experiment, seed = pair
+    def one(job: tuple[Experiment, int, Ended]) -> bool:
+        experiment, seed, ended = job
         # One folder for all: a base model that several of them share is judged once.
         tag = f"-{experiment.name.replace('/', '-')}-{experiment.digest(seed, '')[:8]}"
         part, log = runs / f"part{tag}-{seed}.json", runs / f"log{tag}-{seed}.txt"
@@ -191,10 +209,10 @@ def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
                 command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}
             ).returncode
         print(f"{experiment.name}, seed {seed}: {f'failed, see {log}' if failed else 'done'}", flush=True)
-        return not failed and merge(experiment, part)
+        return not failed and ended(experiment, part)
 
     with ThreadPool(jobs) as pool:
-        return sum(not ended for ended in pool.imap(one, waiting))
+        return sum(not good for good in pool.imap(one, waiting))
 
 
 MERGING = threading.Lock()
@@ -211,6 +229,18 @@ def merge(experiment: Experiment, part: Path) -> bool:
     return True
 
 
+def confirm(experiment: Experiment, part: Path) -> bool:
+    """Write the experiment's result as of today's code, if `part` has the figures that it has."""
+    with MERGING:
+        try:
+            result = confirmed(experiment, json.loads(experiment.out.read_text()), json.loads(part.read_text()))
+        except ValueError as error:
+            print(error, flush=True)
+            return False
+        write(experiment.out, result)
+    return True
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?")
@@ -223,25 +253,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--all", action="store_true", help="run the experiments of scripts/experiments.yaml")
+    parser.add_argument("--confirm", action="store_true", help="run one seed of each outdated result again")
     parser.add_argument("--list", action="store_true", help="show them, their state and the minutes left")
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="NAME", help="with --all or --list: names' beginnings"
     )
     parser.add_argument("--jobs", type=int, default=1, help="with --all: seeds at a time, one thread each")
     args = parser.parse_args()
-    if not (args.all or args.list) and (args.config is None or args.out is None):
-        parser.error("give a config and --out, or --all, or --list")
+    if not (args.all or args.list or args.confirm) and (args.config is None or args.out is None):
+        parser.error("give a config and --out, or --all, --confirm or --list")
     return args
 
 
 def main() -> None:
     args = arguments()
-    if args.all or args.list:
+    if args.all or args.list or args.confirm:
         chosen = [e for e in experiments() if e.name.startswith(tuple(args.only))]
         if not chosen:
             raise SystemExit(f"reproduce: no experiment is called {' or '.join(args.only)} (--list shows them)")
         if args.all and (failed := run_all(chosen, args.jobs, args.runs.resolve())):
             raise SystemExit(f"reproduce: {failed} seeds failed")
+        if args.confirm and (failed := confirm_all(chosen, args.jobs, args.runs.resolve())):
+            raise SystemExit(f"reproduce: {failed} results are not confirmed")
         show(chosen)
         return
     if args.threads:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import experiments
-from experiments import Experiment, code_of, kept, meaning
+from experiments import Experiment, code_of, confirmed, kept, meaning
 
 EVERY = experiments.experiments()
 
@@ -54,3 +54,22 @@ def test_a_seed_stands_as_long_as_what_it_depends_on(tmp_path: Path, monkeypatch
     assert kept(replace(one, settings={"prompts": 8})) == {}, "other prompts of the judgement"
     monkeypatch.setattr(experiments, "meaning", lambda path: "other")
     assert kept(one) == {}, "other code"
+
+
+def test_a_result_is_confirmed_only_by_the_same_figures_of_the_same_config(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    one = replace(EVERY[0], name="one", seeds=(0, 1))
+
+    def run(seed: int, code: list[str], after: float) -> dict:
+        return {"seed": seed, "code": code, "after": {"clip": after}, "digest": "old", "training_seconds": after}
+
+    config = {"epochs": 2, "seed": 0, "run_dir": "a"}
+    told = {"runs": [run(0, ["old.py"], 0.5), run(1, ["old.py"], 0.7)], "config": config, "summary": {}}
+    again = {"runs": [run(0, ["diffrl/advantages.py"], 0.5)], "config": config | {"run_dir": "b"}}
+    one.out.write_text(json.dumps(confirmed(one, told, again)))
+    assert sorted(kept(one)) == [0, 1] and json.loads(one.out.read_text())["confirmed_by_seed"] == 0
+    assert [part["after"] for part in kept(one).values()] == [{"clip": 0.5}, {"clip": 0.7}]
+    with pytest.raises(ValueError, match=r"one: not as before: after$"):
+        confirmed(one, told, again | {"runs": [run(0, [], 0.5 + 1e-12)]})
+    with pytest.raises(ValueError, match=r"not as before: config$"):
+        confirmed(one, told, again | {"config": config | {"epochs": 3}})
