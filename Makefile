@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs test test-all lint setup clean
+.PHONY: demo docs test test-long test-all lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,10 @@ demo: setup
 # Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+# What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, compilation.
+test-long: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests
 
 # The documentation site into build/site: strictly (a broken link fails), and without a network.
 docs: setup

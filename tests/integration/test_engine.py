@@ -99,6 +99,7 @@ def test_on_a_cpu_auto_is_native(config_file: Any) -> None:
     run.close()
 
 
+@pytest.mark.long
 def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str, Policy]) -> None:
     """Dynamo traces the blocks, and must see a switch of snapshots; the backend does not matter for that."""
     for policy in policies.values():
@@ -123,6 +124,7 @@ def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str
         torch.compiler.reset()
 
 
+@pytest.mark.long
 def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, compiled = (config_file(name, epochs=2) for name in ("plain", "compiled"))
     train(load_config(plain))

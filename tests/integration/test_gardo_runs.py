@@ -93,7 +93,7 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
     assert images[0] == images[1]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_didactic_case_only_gardo_finds_every_mode(seed: int) -> None:
     """A large KL leaves the model where it was, none ends on one mode, GARDO with the same KL has all three."""
     path = Path(__file__).parents[2] / "scripts" / "figures" / "gardo_didactic.py"

@@ -14,6 +14,8 @@ from diffrl.config import load_config
 from diffrl.records.tracking import read_metrics
 from diffrl.run.train import train
 
+pytestmark = pytest.mark.long  # four processes on two cores
+
 FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
 REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
 # Three groups of four over two or four processes: groups are split, and three test prompts are unevenly shared.

@@ -43,6 +43,7 @@ def call(environment: Path, *words: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_the_demo_runs_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     small = ["epochs=1", "rollout.groups=4", "rollout.group_size=4", "optimise.batch_size=8", "optimise.accumulation=1"]
     small += ["evaluate.prompts=4", "run_dir=run"]
