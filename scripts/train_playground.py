@@ -19,7 +19,7 @@ something else all the same, as web captions leave a model; that is what reinfor
 
 Its distilled sibling, a LoRA with which it draws in four steps, is learned from the shipped generator, too:
 
-    python scripts/train_playground.py --from-shipped --minutes turbo=12
+    python scripts/train_playground.py --from-shipped --minutes turbo=16
 
 A longer schedule under the same --work goes on from the state (weights, optimiser, average) with a new fall.
 
@@ -66,7 +66,8 @@ MINUTES = {
     "preference": 4.0,
 }  # fmt: skip
 STAGES = ("pool", *MINUTES)
-FURTHER = {"generator": MINUTES["generator"], "decoder": MINUTES["decoder"], "turbo": 12.0}  # with --from-shipped
+EVERY = MINUTES | {"turbo": 16.0}
+FURTHER = {"generator", "decoder", "turbo"}  # what --from-shipped trains
 
 
 class Work:
@@ -220,8 +221,8 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
     """
     path = work.out / "training.json"
     told = json.loads(path.read_text()) if path.exists() else {}
-    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in MINUTES | FURTHER}
-    for name in MINUTES | FURTHER:
+    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in EVERY}
+    for name in EVERY:
         state_path = work.folder / f"{name}.pt"
         if state_path.exists() and (not further or name in further):
             state = torch.load(state_path, weights_only=True)
@@ -236,7 +237,7 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
 
 
 def _minutes(words: list[str]) -> dict[str, float]:
-    found = MINUTES | FURTHER
+    found = dict(EVERY)
     for word in words:
         name, _, value = word.partition("=")
         if name not in found:
@@ -274,7 +275,7 @@ def main() -> None:
         raise SystemExit("--wrong goes with --from-shipped")
     elif args.from_shipped:
         stages = [word.partition("=")[0] for word in args.minutes]
-        if not stages or not set(stages) <= FURTHER.keys():
+        if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
         go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
     else:

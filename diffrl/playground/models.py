@@ -100,14 +100,18 @@ class Generator(nn.Module):
 
     def forward(self, x_t: Tensor, t: Tensor, tokens: Tensor) -> Tensor:
         """Velocity (B, C, h, w) at noise level `t` (B,) in [0, 1]."""
-        embeds, pooled = self.encode(tokens)
-        return self.transformer(
-            hidden_states=x_t,
-            timestep=t * 1000,
-            encoder_hidden_states=embeds,
-            pooled_projections=pooled,
-            return_dict=False,
-        )[0]
+        return velocity(self.transformer, x_t, t, *self.encode(tokens))
+
+
+def velocity(transformer: Any, x_t: Tensor, t: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
+    """The transformer's output (B, C, h, w) for noise levels `t` (B,) in [0, 1]."""
+    return transformer(
+        hidden_states=x_t,
+        timestep=t * 1000,
+        encoder_hidden_states=embeds,
+        pooled_projections=pooled,
+        return_dict=False,
+    )[0]
 
 
 def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str]) -> Tensor:

@@ -59,13 +59,7 @@ class Learner(nn.Module):
     def forward(self, x_t: Tensor, t: Tensor, embeds: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity (B, 8, 8, 8) and the classes' logits (B, CONTENTS + PAINTS, 8, 8)."""
         self.inside.clear()
-        velocity = self.transformer(
-            hidden_states=x_t,
-            timestep=t * 1000,
-            encoder_hidden_states=embeds,
-            pooled_projections=pooled,
-            return_dict=False,
-        )[0]
+        velocity = models.velocity(self.transformer, x_t, t, embeds, pooled)
         read = self.classifier(self.inside.pop())  # (B, tokens, classes * patch**2)
         patch = self.transformer.config.patch_size
         side = 8 // patch

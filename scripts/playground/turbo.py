@@ -23,6 +23,8 @@ from stage import Stage
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffrl.playground.models import velocity
+
 STEPS = 4  # the student's
 SMALLER = 4  # the teacher's steps for one of the student's
 PATHS = 16_384  # the teacher's paths, each of them seen several times
@@ -37,17 +39,6 @@ def levels(steps: int) -> list[float]:
     scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=1.0)
     scheduler.set_timesteps(steps)
     return scheduler.sigmas.tolist()
-
-
-def velocity(network: Any, x_t: Tensor, level: float | Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
-    t = torch.as_tensor(level, dtype=torch.float32).expand(len(x_t))
-    return network(
-        hidden_states=x_t,
-        timestep=t * 1000,
-        encoder_hidden_states=embeds,
-        pooled_projections=pooled,
-        return_dict=False,
-    )[0]
 
 
 @torch.no_grad()
@@ -72,7 +63,7 @@ def follow(work: Path, teacher: Any, pool: Pool, prompts: Prompts) -> tuple[np.n
         for i, (high, low) in enumerate(pairwise(grid)):
             fine = np.linspace(high, low, SMALLER + 1).tolist()
             for t, after in pairwise(fine):
-                x = x + (after - t) * velocity(teacher, x, t, *cond)
+                x = x + (after - t) * velocity(teacher, x, torch.full((BATCH,), t), *cond)
             states[here, i + 1] = x.numpy()
     np.savez(path, states=states, rows=rows)
     return states, rows
