@@ -1,0 +1,247 @@
+"""What pages say of measurements: functions that read assets/results, and assets/playground/training.json.
+
+Each marked with `@page_function` may be called in a page (`scripts/docs/hooks.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "assets" / "results"
+sys.path[:0] = [str(ROOT / "scripts" / "figures")]
+
+from results_table import table  # noqa: E402
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def page_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    FUNCTIONS[function.__name__] = function
+    return function
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text())
+
+
+@page_function
+def results(folder: str, *variants: str, columns: str = "playground strict clip aesthetic artefact diversity") -> str:
+    """The table of `scripts/figures/results_table.py`: variants are LABEL=FILE below assets/results/FOLDER."""
+    pairs = [text.rpartition("=")[::2] for text in variants]
+    found = {label: read(f"{folder}/{file}" if folder else file) for label, file in pairs}
+    for result in found.values():
+        for side in (run[side] for run in result["runs"] for side in ("before", "after")):
+            side.update(
+                {"clip": side["plain"]} if "plain" in side else {}
+            )  # where `clip` is trained in a corrected form
+    return table(found, columns.split()) + _origin(found)
+
+
+def _origin(found: dict[str, dict[str, Any]]) -> str:
+    runs = [len(one["runs"]) for one in found.values()]
+    seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    return (
+        f"\n\nMean over {seeds} seeds, and the standard deviation between them where there are several; held-out "
+        f"prompts. {_machines(found)}\n"
+    )
+
+
+def _machines(found: dict[str, dict[str, Any]]) -> str:
+    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
+    return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}."
+
+
+@page_function
+def gains(*variants: str) -> str:
+    """Base, trained, gain and the largest p of each measured value: variants are LABEL=FILE."""
+    lines = ["| recipe | images | on unseen prompts | base | trained | gain | p |", "| --- " * 7 + "|"]
+    found = {}
+    for text in variants:
+        label, _, file = text.rpartition("=")
+        found[label] = read(file)
+        runs = found[label]["runs"]
+        for i, name in enumerate(runs[0]["before"]):
+            before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+            spread = f" ± {np.std(after - before, ddof=1):.3f}" if len(runs) > 1 else ""
+            chances = [run.get("p_value_paired_over_prompts", {}).get(name) for run in runs]
+            p = "" if None in chances else "< 1e-6" if max(chances) < 1e-6 else f"{max(chances):.2g}"
+            head = f"{label} | {runs[0]['images']:,}" if i == 0 else " | "
+            row = f"{before.mean():.3f} | {after.mean():.3f} | {(after - before).mean():+.3f}{spread} | {p}"
+            lines.append(f"| {head} | {name} | {row} |")
+    return "\n".join(lines) + _origin(found)
+
+
+@page_function
+def pilots(*names: str) -> str:
+    """What ten epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
+    columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
+    lines = [f"| recipe | images | trained | p | {' | '.join(columns)} |", "| --- " * (len(columns) + 4) + "|"]
+    found = {name: read(f"pilots/{name}.json") for name in names}
+    for name, result in found.items():
+        (run,) = result["runs"]
+        before, after = run["before"], run["after"]
+
+        def cell(key: str, before: dict[str, Any] = before, after: dict[str, Any] = after) -> str:
+            return f"{before[key]:.3f} > {after[key]:.3f}" if after.get(key) is not None else ""
+
+        trained = list(result["config"]["rewards"])
+        chances = [run["p_value_paired_over_prompts"][reward] for reward in trained]
+        p = "<br>".join("< 1e-6" if chance < 1e-6 else f"{chance:.1g}" for chance in chances)
+        rewards = "<br>".join(f"{reward} {cell(reward)}" for reward in trained)
+        cells = " | ".join(cell(key) for key in columns.values())
+        lines.append(f"| `playground/{name}` | {run['images']:,} | {rewards} | {p} | {cells} |")
+    told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
+    return "\n".join(lines) + f"\n\n{told} {_machines(found)}\n"
+
+
+@page_function
+def curve(folder: str, *variants: str, key: str = "clip", other: str | None = None, points: int = 5) -> str:
+    """A value over the images seen (`other` in brackets), mean over the seeds: variants are LABEL=FILE."""
+    rows, head = [], ""
+    for text in variants:
+        label, _, file = text.rpartition("=")
+        curves = [run["curve"] for run in read(f"{folder}/{file}" if folder else file)["runs"]]
+        count = min(len(one) for one in curves)
+        chosen = sorted({round(i) for i in np.linspace(0, count - 1, min(points, count))})
+        seen = [f"{curves[0][i]['samples']:,}" for i in chosen]
+        head = head or f"| images | {' | '.join(seen)} |\n{'| --- ' * (len(seen) + 1)}|"
+
+        def mean(i: int, name: str, curves: list[Any] = curves) -> float:
+            return float(np.mean([one[i][f"eval/{name}"] for one in curves]))
+
+        cells = [f"{mean(i, key):.3f}" + (f" ({mean(i, other):.3f})" if other else "") for i in chosen]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([head, *rows]) + "\n"
+
+
+DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
+
+
+@page_function
+def divgen(file: str) -> str:
+    """DivGenBench's scores of several methods (`scripts/figures/divgen_table.py`)."""
+    lines = [f"| method | {' | '.join(DIVGEN.values())} |", "| --- " * (len(DIVGEN) + 1) + "|"]
+    for label, runs in read(file).items():
+        if isinstance(runs, list):
+            cells = []
+            for name in DIVGEN:
+                values = np.array([run[name] for run in runs])
+                cells.append(f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""))
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def value(file: str, path: str, form: str = "{}") -> str:
+    """One number of a results file: `path` is dotted."""
+    found: Any = read(file)
+    for part in path.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return form.format(found)
+
+
+@page_function
+def drawing() -> str:
+    """How well the playground's generator draws, before and after its last stage (`playground_facts.py`)."""
+    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())
+    now, before = told["figures"], told["figures before wrong captions"]
+    columns = {
+        "through the autoencoder": now["autoencoder"],
+        "before the last stage": before["guidance 1"],
+        "... guidance 3": before["guidance 3"],
+        "as shipped": now["guidance 1"],
+        "... guidance 3 ": now["guidance 3"],
+    }
+    lines = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    rows = {"facts right": "facts", "all facts right": "all_right"}
+    rows |= {f"of {n}": f"by_fact.{n}" for n in ("shape", "color", "count", "relation", "background", "word")}
+    for name, path in (rows | {"variety": "variety", "artefact": "artefact"}).items():
+        outer, _, inner = path.rpartition(".")
+        found = [(column[outer] if outer else column).get(inner) for column in columns.values()]
+        cells = ["" if x is None else f"{x:.3f}" for x in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def turbo() -> str:
+    """The distilled sibling beside the generator (`playground_facts.py`), and a trained LoRA on both (nft.json)."""
+    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["turbo"]
+    lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
+    for name, row in told["figures"].items():
+        cells = [f"{row[key]:.3f}" for key in ("facts", "all_right", "variety", "artefact")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    curves = [run["curve"] for run in read("nft.json")["runs"]]
+    lines += ["", "| held-out reward, mean of three seeds | before | after NFT on the model |", "| --- | --- | --- |"]
+    for name, key in (("the model", "eval/playground"), ("its turbo sibling", "eval/turbo/playground")):
+        ends = [np.mean([curve[i][key] for curve in curves]) for i in (0, -1)]
+        lines.append(f"| {name} | {ends[0]:.3f} | {ends[1]:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def cost(file: str, *variants: str) -> str:
+    """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
+    lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
+    for number, ways in read(file)["rewards"].items():
+        cells = [f"{ways[name]['speed']:.2f}" if name in ways else "not run" for name in variants]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def memory() -> str:
+    """The counted memory of shipped recipes (`scripts/benchmarks/memory.py`)."""
+    lines = [
+        "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |",
+        "| --- " * 5 + "|",
+    ]
+    for case in read("memory.json")["cases"]:
+        words = f"{case['label']} (`{case['config']}`)"
+        sharded = "FSDP2" if case["fsdp2"] else ""
+        lines.append(
+            f"| {words} | {case['processes']} | {sharded} | {case['total_gib']} | {case['text_encoders_gib']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def gpu_proof(file: str = "gpu_proof.json") -> str:
+    """What `scripts/gpu_proof.py` found on a GPU; that nothing was measured yet where its file is not there."""
+    found: dict[str, Any] = read(file) if (RESULTS / file).exists() else {"tiny": True}
+    parts = {name: part for name, part in found.get("parts", {}).items() if part["status"] == "done"}
+    if found["tiny"] or not parts:
+        return "**Not measured**: nobody has run `scripts/gpu_proof.py` on a GPU and committed its figures yet.\n"
+    keys = ("images_per_second_rollout", "rows_per_second_optimise", "share_of_bare_loop", "peak_gib", "counted_gib")
+    lines = [f"| part | {' | '.join(key.replace('_', ' ') for key in keys)} |", "| --- " * (len(keys) + 1) + "|"]
+    for name, part in parts.items():
+        cells = [f"{part[key]:g}" if key in part else "" for key in keys]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    gains = [
+        f"| {name.split('/')[1]} | {', '.join(f'{key} {value:g}' for key, value in part['relative'].items())} |"
+        for name, part in parts.items()
+        if "relative" in part
+    ]
+    options = ["", "| option | beside the plain run |", "| --- | --- |", *gains] if gains else []
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("diffrl", "torch", "diffusers"))
+    return "\n".join([*lines, *options]) + f"\n\nDevice: {found['machine']['gpu']}; {versions}.\n"
+
+
+@page_function
+def world(*files: str) -> str:
+    """A note where results were measured on the playground's first world, before version 0.2."""
+    if all(read(file).get("diffrl_version") == "0.1.0" for file in files):
+        return (
+            '!!! note "Measured on the first world"\n    These figures are from the playground of version 0.1, whose '
+            "generator drew blobs for most shapes. They are kept because they compare methods under equal terms; the "
+            "world of version 0.2 is another one, so do not compare across versions.\n"
+        )
+    return ""
