@@ -178,6 +178,7 @@ def show(chosen: list[Experiment]) -> None:
 
 def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
     """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
+    runs.mkdir(parents=True, exist_ok=True)
     waiting = [(e, seed, merge) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
     return _run(waiting, jobs, runs)
 
@@ -193,8 +194,6 @@ Ended = Callable[[Experiment, Path], bool]  # what becomes of a finished seed's 
 
 
 def _run(waiting: Sequence[tuple[Experiment, int, Ended]], jobs: int, runs: Path) -> int:
-    runs.mkdir(parents=True, exist_ok=True)
-
     def one(job: tuple[Experiment, int, Ended]) -> bool:
         experiment, seed, ended = job
         # One folder for all: a base model that several of them share is judged once.
@@ -256,9 +255,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--confirm", action="store_true", help="run one seed of each outdated result again")
     parser.add_argument("--list", action="store_true", help="show them, their state and the minutes left")
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help="with --all or --list: names' beginnings"
+        "--only", nargs="+", default=[""], metavar="NAME", help="with --all, --confirm or --list: names' beginnings"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="with --all: seeds at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=1, help="with --all or --confirm: seeds at a time, one thread each")
     args = parser.parse_args()
     if not (args.all or args.list or args.confirm) and (args.config is None or args.out is None):
         parser.error("give a config and --out, or --all, --confirm or --list")
