@@ -5,9 +5,12 @@
     python scripts/trials/mutations.py --modules simplex gate --sample 20 --out mutations.json
 
 The changes are cosmic-ray's operators (another operator, another number, a comparison turned round, `not` put in, a
-loop that is left at once). Changes of annotations and docstrings are not counted. What a test run needs of other
-libraries is imported once; every change then runs in a forked process of its own, which gets the changed source for the
-module, and the file on disk stays as it is. A mutant is killed if its tests fail or take longer than `--limit` seconds.
+loop that is left at once). Changes of annotations and docstrings are not counted. A change is tried against the tests
+that run its line, the quickest first: which they are is measured once, by a run of the tests in `--tests` under
+coverage, and kept in `--map`. A line that runs at import is tried against all tests that run the module. What a test
+run needs of other libraries is imported once; every change then runs in a forked process of its own, which gets the
+changed source for the module, and the file on disk stays as it is. A mutant is killed if one of its tests fails, or if
+they take `--limit` seconds; so many tests are taken as need a quarter of that without a change.
 
 The result has, for each module, how many places could be changed, how many were tried and killed, and every survivor as
 a diff. Why a survivor is harmless is kept in `mutations_harmless.yaml` beside this script: {module: {"- line | + line":
@@ -38,33 +41,13 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 HARMLESS = Path(__file__).with_name("mutations_harmless.yaml")
-N, U = "tests/numerics/test_", "tests/unit/test_"
-TESTS = {
-    "forward": [f"{N}forward.py"],
-    "samplers": [f"{N}samplers.py", f"{N}mathematics.py"],
-    "advantages": [f"{N}advantages.py"],
-    "trainers/gradients": [f"{U}gradients.py", f"{N}marble.py"],
-    "trainers/simplex": [f"{N}marble.py"],
-    "trainers/rows": [f"{N}mathematics.py", f"{N}losses.py"],
-    "trainers/grpo": [f"{N}mathematics.py", f"{N}grpo_kl.py", f"{N}losses.py"],
-    "trainers/nft": [f"{N}mathematics.py", f"{N}losses.py", f"{N}marble.py"],
-    "trainers/crd": [f"{N}crd_loss.py", f"{U}crd.py"],
-    "trainers/centring": [f"{N}crd_loss.py", f"{U}crd.py"],
-    "trainers/gate": [f"{N}gate.py", f"{N}mathematics.py"],
-    "trainers/gardo": [f"{U}gardo.py"],
-    "trainers/gated": [f"{U}gardo.py"],
-    "trainers/marble": [f"{N}marble.py", f"{U}marble_method.py"],
-    "trainers/bank": [f"{N}marble.py", f"{U}marble_method.py"],
-    **{
-        f"trainers/{name}": [f"{N}second_ring.py", f"{N}mean_over_rows.py"]
-        for name in ("coupled", "dpo", "rwr", "gdro", "prdp")
-    },
-    **{f"trainers/{name}": [f"{N}second_ring.py"] for name in ("dense", "branches", "tree")},
-    "trainers/direct": [f"{N}guided_reward.py", f"{N}mathematics.py", f"{U}d2align.py"],
-    "trainers/d2align": [f"{N}guided_reward.py", f"{U}d2align.py"],
-    "divgen/metrics": [f"{N}divgen_metrics.py"],
-    "rewards/direction": [f"{N}guided_reward.py", f"{U}d2align.py"],
-}
+MODULES = (
+    *("forward", "samplers", "advantages", "trainers/gradients", "trainers/simplex", "trainers/rows", "trainers/grpo"),
+    *("trainers/nft", "trainers/crd", "trainers/centring", "trainers/gate", "trainers/gardo", "trainers/gated"),
+    *("trainers/marble", "trainers/bank", "trainers/coupled", "trainers/dpo", "trainers/rwr", "trainers/gdro"),
+    *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
+    *("divgen/metrics", "rewards/direction"),
+)
 WARM = (
     *("torch", "scipy.stats", "scipy.optimize", "pydantic", "yaml", "rich", "peft", "accelerate", "diffusers"),
     *("transformers", "open_clip"),
@@ -127,10 +110,68 @@ def mutants(code: str, order: list[tuple[str, int]]) -> Iterator[tuple[str, str]
             yield name.rpartition("/")[2], changed
 
 
-def change(before: str, after: str) -> str:
-    """The changed lines, as `- line | + line`."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-    return " | ".join(f"{line[0]} {line[1:].strip()}" for line in list(lines)[2:] if line[0] in "+-")
+def change(before: str, after: str) -> tuple[str, set[int]]:
+    """The changed lines, as `- line | + line`, and their numbers before the change."""
+    old, new = before.splitlines(), after.splitlines()
+    lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+    text = " | ".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-")
+    parts = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return text, {n + 1 for tag, first, end, *_ in parts if tag != "equal" for n in range(first, end)}
+
+
+class Watched:
+    """A pytest plugin: which lines of the modules each test runs, and how long it takes."""
+
+    def __init__(self) -> None:
+        import coverage
+
+        self.seconds: dict[str, float] = {}
+        files = [str(ROOT / "diffrl" / f"{module}.py") for module in MODULES]
+        self.coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
+        self.coverage.start()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.seconds[nodeid] = time.monotonic()
+        self.coverage.switch_context(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.coverage.switch_context("")
+        self.seconds[nodeid] = time.monotonic() - self.seconds[nodeid]
+
+    def found(self) -> dict[str, Any]:
+        """{"seconds": {test: s}, "lines": {module: {line: [tests]}}}."""
+        self.coverage.stop()
+        data, lines = self.coverage.get_data(), {}
+        for module in MODULES:
+            by_line = data.contexts_by_lineno(str(ROOT / "diffrl" / f"{module}.py"))
+            lines[module] = {str(line): [test for test in tests if test] for line, tests in by_line.items()}
+        return {"seconds": {test: round(s, 3) for test, s in self.seconds.items()}, "lines": lines}
+
+
+def watch(tests: list[str], path: Path) -> None:
+    """Write the map of lines and tests, by a run of `tests` in a process of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    child = os.fork()
+    if child == 0:
+        import pytest
+
+        watched = Watched()
+        code = int(pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[watched]))
+        if code == 0:
+            path.write_text(json.dumps(watched.found()), encoding="utf-8")
+        os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the tests fail without any change")
+
+
+def tests_of(seen: dict[str, Any], module: str, lines: set[int], seconds: float) -> list[str]:
+    """The tests that run one of the lines, the quickest first, as many as take `seconds`; at least one, if one does."""
+    by_line: dict[str, list[str]] = seen["lines"][module]
+    running = {test for line in lines for test in by_line.get(str(line), [])}
+    running = running or {test for tests in by_line.values() for test in tests}
+    ordered = sorted(running, key=lambda test: (seen["seconds"][test], test))
+    ends = itertools.accumulate(seen["seconds"][test] for test in ordered)
+    return [test for k, (test, end) in enumerate(zip(ordered, ends, strict=True)) if k == 0 or end <= seconds]
 
 
 class Served(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -149,8 +190,8 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.code, str(self.path), "exec"), module.__dict__)
 
 
-def survives(module: str, code: str, limit: float) -> bool:
-    """Whether the module's tests pass with this source, in a process of their own."""
+def survives(module: str, code: str, tests: list[str], limit: float) -> bool:
+    """Whether the tests pass with this source of the module, in a process of their own."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -160,7 +201,7 @@ def survives(module: str, code: str, limit: float) -> bool:
         import pytest
 
         sys.meta_path.insert(0, Served(f"diffrl.{module.replace('/', '.')}", ROOT / "diffrl" / f"{module}.py", code))
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *TESTS[module]])))
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])))
     end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -172,29 +213,35 @@ def survives(module: str, code: str, limit: float) -> bool:
     return False
 
 
-def trial(module: str, sample: int | None, seed: int, limit: float, reasons: dict[str, str]) -> dict[str, Any]:
+def trial(
+    module: str, seen: dict[str, Any], sample: int | None, seed: int, limit: float, reasons: dict[str, str]
+) -> dict[str, Any]:
     code = (ROOT / "diffrl" / f"{module}.py").read_text(encoding="utf-8")
-    if not survives(module, code, 10 * limit):
-        raise SystemExit(f"{module}: its tests fail without any change")
     order = places(code)
     if sample is not None:
         random.Random(seed).shuffle(order)
     chosen = list(itertools.islice(mutants(code, order), sample))
-    left = [(name, change(code, changed)) for name, changed in chosen if survives(module, changed, limit)]
-    survivors = [{"operator": name, "change": text, "harmless": reasons.get(text)} for name, text in left]
+    survivors = []
+    for name, changed in chosen:
+        text, lines = change(code, changed)
+        tests = tests_of(seen, module, lines, limit / 4)
+        if not tests or survives(module, changed, tests, limit):
+            survivors.append({"operator": name, "change": text, "tests": len(tests), "harmless": reasons.get(text)})
     harmless = sum(bool(entry["harmless"]) for entry in survivors)
-    result = {"places": len(order), "tried": len(chosen), "killed": len(chosen) - len(left), "harmless": harmless}
+    result = {"places": len(order), "tried": len(chosen), "killed": len(chosen) - len(survivors), "harmless": harmless}
     print(f"{module:<22}{result}", flush=True)
     return result | {"survivors": survivors}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [name.rpartition("/")[2] for name in TESTS]
+    names = [name.rpartition("/")[2] for name in MODULES]
     parser.add_argument("--modules", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--sample", type=int, help="so many random mutants of each module; default: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a mutant's tests")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for a mutant's tests")
+    parser.add_argument("--tests", nargs="+", default=["tests/unit", "tests/numerics"], metavar="PATH")
+    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutations_map.json", help="kept between runs")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()
     if importlib.util.find_spec("cosmic_ray") is None:
@@ -206,10 +253,13 @@ def main() -> None:
     importlib.import_module("torch").set_num_threads(1)  # before any parallel region, so that processes may fork
     reasons = yaml.safe_load(HARMLESS.read_text(encoding="utf-8")) if HARMLESS.is_file() else {}
     results: dict[str, dict[str, Any]] = {}
-    for module in TESTS:
+    if not arguments.map.is_file():
+        watch(arguments.tests, arguments.map)
+    seen = json.loads(arguments.map.read_text(encoding="utf-8"))
+    for module in MODULES:
         if module.rpartition("/")[2] in arguments.modules:
             known = (reasons or {}).get(module, {})
-            results[module] = trial(module, arguments.sample, arguments.seed, arguments.limit, known)
+            results[module] = trial(module, seen, arguments.sample, arguments.seed, arguments.limit, known)
             if arguments.out is not None:  # after each, so that a run that is ended early leaves what it has found
                 arguments.out.write_text(json.dumps(summary(results), indent=1) + "\n", encoding="utf-8")
     whole = summary(results)
