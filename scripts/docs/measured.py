@@ -32,7 +32,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 @page_function
-def results(folder: str, *variants: str, columns: str = "playground strict clip aesthetic artefact diversity") -> str:
+def results(folder: str, *variants: str, columns: str = "playground strict clip aesthetic artefact variety") -> str:
     """The table of `scripts/figures/results_table.py`: variants are LABEL=FILE below assets/results/FOLDER."""
     pairs = [text.rpartition("=")[::2] for text in variants]
     found = {label: read(f"{folder}/{file}" if folder else file) for label, file in pairs}
@@ -41,16 +41,13 @@ def results(folder: str, *variants: str, columns: str = "playground strict clip 
             side.update(
                 {"clip": side["plain"]} if "plain" in side else {}
             )  # where `clip` is trained in a corrected form
-    return table(found, columns.split()) + _origin(found)
+    return table(found, columns.split()) + _origin(found, "half the width of the mean's 95 % interval")
 
 
-def _origin(found: dict[str, dict[str, Any]]) -> str:
+def _origin(found: dict[str, dict[str, Any]], spread: str) -> str:
     runs = [len(one["runs"]) for one in found.values()]
     seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
-    return (
-        f"\n\nMean over {seeds} seeds, and the standard deviation between them where there are several; held-out "
-        f"prompts. {_machines(found)}\n"
-    )
+    return f"\n\nMean over {seeds} seeds and {spread}; held-out prompts. {_machines(found)}\n"
 
 
 def _machines(found: dict[str, dict[str, Any]]) -> str:
@@ -75,7 +72,7 @@ def gains(*variants: str) -> str:
             head = f"{label} | {runs[0]['images']:,}" if i == 0 else " | "
             row = f"{before.mean():.3f} | {after.mean():.3f} | {(after - before).mean():+.3f}{spread} | {p}"
             lines.append(f"| {head} | {name} | {row} |")
-    return "\n".join(lines) + _origin(found)
+    return "\n".join(lines) + _origin(found, "the standard deviation between them")
 
 
 @page_function
