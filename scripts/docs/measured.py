@@ -184,6 +184,57 @@ def turbo() -> str:
 
 
 @page_function
+def planted_direction() -> str:
+    """What D2-Align's direction does to the preference model's planted bias (`scripts/trials/planted_direction.py`)."""
+    told = read("planted_direction.json")
+    seeds = told["seeds"]
+    ways = list(seeds[0]["corrected reward, by length"])
+    length = np.mean([seed["length"] for seed in seeds])
+    heads = [way.replace("times", "x the direction") for way in ways]
+    lines = [
+        f"| points for | plain reward | {' | '.join(heads)} |",
+        "| --- " * (len(ways) + 2) + "|",
+    ]
+    for name, plain in told["plain reward"].items():
+        means = [np.mean([seed["corrected reward, by length"][way][name] for seed in seeds]) for way in ways]
+        lines.append(f"| {name} | {plain:.2f} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    cosines = {
+        name: [seed["cosines"][name] for seed in seeds]
+        for name in ("image planted", "image style striped", "image tone pale", "image style filled", "image tone dark")
+    }
+    lines += ["", "| axis of rendered pictures | cosine of the direction with it |", "| --- | --- |"]
+    lines += [f"| {name.removeprefix('image ')} | {np.mean(found):+.2f} |" for name, found in cosines.items()]
+    chance = told["deviation of a random direction's cosine"]
+    told_by = f"`{told['command']}`: {len(seeds)} seeds, {told['prompts']} prompts; the learned length is {length:.2f}."
+    return "\n".join(lines) + f"\n\n{told_by} A random direction's cosine has a deviation of {chance}.\n"
+
+
+@page_function
+def drift() -> str:
+    """Which styles and tones trained models draw where they are free (`scripts/trials/planted_drift.py`)."""
+    told = read("planted_drift.json")
+    keys = list(next(iter(told["methods"].values()))[0])
+    liked = set(told["liked"].values())
+    head = [f"**{key}**" if key in liked else key for key in keys]
+    lines = [f"| trained by | {' | '.join(head)} |", "| --- " * (len(keys) + 1) + "|"]
+    for label, seeds in told["methods"].items():
+        lines.append(f"| {label} | {' | '.join(f'{np.mean([seed[key] for seed in seeds]):.2f}' for key in keys)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def cosines(file: str) -> str:
+    """How often a step went against one of the rewards (`scripts/figures/marble_cosines.py`)."""
+    lines = ["| | measured steps | lowest cosine | mean of the lowest | steps against a reward |", "| --- " * 5 + "|"]
+    for label, row in read(file).items():
+        if isinstance(row, dict):
+            lines.append(
+                f"| {label} | {row['steps']:.0f} | {row['lowest']:+.2f} | {row['mean']:+.2f} | {row['conflicts']:.0%} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+@page_function
 def cost(file: str, *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum (`scripts/benchmarks/marble.py`)."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
-TINY = "epochs = 1\ngroups, group_size, steps = 2, 2, 2\nheld_out = 2"
+TINY = "epochs = 1\ngroups, group_size, steps = 4, 2, 2\nheld_out = 2"
 
 
 @pytest.mark.long
