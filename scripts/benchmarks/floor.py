@@ -7,8 +7,10 @@ One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 7
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
 gradient, and the backward pass; `grpo` the same without the snapshot. Both sides take turns, so that a machine that
 slows down slows both; a figure is the median over the pairs of diffrl's time over the bare loop's. On the CPU it is the
-process's own CPU time. `gradients` is the largest relative difference (by norm) of a matrix's gradient, without the
-snapshot: the loss of `nft` is a small difference of two outputs, whose gradient enlarges the rounding of both.
+process's own CPU time. `without` is the same network without a LoRA (its backward pass goes through to the input), over
+the bare loop: nothing that a framework does with the LoRA can be faster than that. `gradients` is the largest relative
+difference (by norm) of a matrix's gradient, without the snapshot: the loss of `nft` is a small difference of two
+outputs, whose gradient enlarges the rounding of both.
 """
 
 from __future__ import annotations
@@ -95,6 +97,17 @@ def optimise(adapters: Adapters, given: dict[str, Any], old: bool) -> list[Tenso
     return [gradient for gradient in found if gradient is not None]
 
 
+def without(network: Any, given: dict[str, Any], old: bool, trained: bool) -> None:
+    """The same forwards and the backward pass without a LoRA."""
+    target: Any = 0.0
+    if old or not trained:
+        with torch.no_grad():
+            target = network(**given)[0]
+    if trained:
+        given = given | {"hidden_states": given["hidden_states"].clone().requires_grad_()}
+        (network(**given)[0] - target).square().mean().backward()
+
+
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     mark = clock()
@@ -104,23 +117,30 @@ def seconds(work: Callable[[], Any], device: torch.device) -> float:
     return clock() - mark
 
 
-def measure(sides: dict[str, Adapters], rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
+def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
     given = inputs(rows, device)
+    floors: dict[str, Callable[[], Any]] = {
+        "sampling": lambda: without(plain, given, old=False, trained=False),
+        "nft": lambda: without(plain, given, old=True, trained=True),
+        "grpo": lambda: without(plain, given, old=False, trained=True),
+    }
     phases: dict[str, Callable[[Adapters], Any]] = {
         "sampling": lambda side: sampling(side, given),
         "nft": lambda side: optimise(side, given, old=True),
         "grpo": lambda side: optimise(side, given, old=False),
     }
-    pairs = zip(*(optimise(side, given, old=False) for side in sides.values()), strict=True)
-    found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in pairs)}
+    gradients = zip(*(optimise(side, given, old=False) for side in sides.values()), strict=True)
+    found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
     for name, phase in phases.items():
-        taken: dict[str, list[float]] = {side: [] for side in sides}
+        taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):
             for side, adapters in sides.items():
                 taken[side].append(seconds(lambda p=phase, a=adapters: p(a), device))  # type: ignore[misc]
-        ratio = statistics.median(ours / bare for bare, ours in zip(taken["bare"], taken["diffrl"], strict=True))
+            taken["without"].append(seconds(floors[name], device))
         found[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
-        found[name]["ratio"] = round(ratio, 3)
+        for key, side in (("ratio", "diffrl"), ("ratio without", "without")):
+            pairs = zip(taken["bare"], taken[side], strict=True)
+            found[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
     return found
 
 
@@ -135,9 +155,11 @@ def main() -> None:
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": named, "repeats": args.repeats}
     result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "torch": torch.__version__, "rows": {}}
     sides = {"bare": build(True, device), "diffrl": build(False, device)}
+    network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
+    plain = network.to(device).requires_grad_(False)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for rows in args.rows:
-        result["rows"][str(rows)] = measure(sides, rows, args.repeats, device)
+        result["rows"][str(rows)] = measure(sides, plain, rows, args.repeats, device)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(rows, json.dumps(result["rows"][str(rows)]), flush=True)
 

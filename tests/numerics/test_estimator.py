@@ -61,6 +61,22 @@ def test_a_virtual_best_member_pushes_away_from_a_group_that_is_wrong_altogether
     torch.testing.assert_close(again[1:4], ((four - four.mean()) / (four.std(correction=0) + 1e-4))[:3])
 
 
+def test_a_virtual_best_member_with_the_epochs_std() -> None:
+    """std "batch": the mean variance of the groups, each with its virtual member, over the samples that are known."""
+    values = torch.tensor([0.0, 0.5, 0.25, NAN, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)[:, None]
+    found = Estimator("virtual", top=1.0)(values, torch.arange(8) // 4, "batch")[:, 0]
+    first, second = (torch.tensor(own, dtype=torch.float64) for own in ([0.0, 0.5, 0.25, 1], [0.0, 1, 1, 0, 1]))
+    scale = ((3 * first.var(correction=0) + 4 * second.var(correction=0)) / 7).sqrt() + 1e-4
+    expected = torch.cat([(first - first.mean())[:3], torch.zeros(1), (second - second.mean())[:4]])
+    torch.testing.assert_close(found, expected.where(expected == 0, expected / scale))
+
+
+def test_the_entropy_goes_on_after_a_reward_that_only_one_of_a_group_has() -> None:
+    values = torch.tensor([[NAN, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    found = agreement_entropy(values, torch.tensor([0, 0, 1, 1]), 0.01)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]).double())
+
+
 def test_blending_takes_the_groups_rank_where_its_members_agree() -> None:
     values = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0, 0.1, 0.4, 0.7, 1.0], dtype=torch.float64)[:, None]
     groups = torch.arange(12) // 4

@@ -155,3 +155,11 @@ def test_share_follows_the_window_as_the_authors_code_does() -> None:
         assert share.value == pytest.approx(k, rel=1e-12)
         values.append(share.value)
     assert max(values) == 0.2 and min(values) < 0.1 and len(share.means) == 20
+
+
+def test_share_stays_where_an_epoch_only_reaches_the_window_limits() -> None:
+    """Above all of them it grows, below all of them it shrinks: a mean that equals one of them moves nothing."""
+    share = GateShare()
+    for mean in (0.3, 0.3, 0.3):
+        share.follow(mean)
+    assert share.value == 0.1
