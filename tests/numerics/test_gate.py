@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
 import torch
 
+from diffrl.config.methods import GARDO
+from diffrl.trainers.algorithm import Scored
+from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.gate import (
     GateShare,
     gate_of,
@@ -15,6 +19,7 @@ from diffrl.trainers.gate import (
     uncertainty,
     win_rates,
 )
+from diffrl.trainers.nft import NFT
 
 
 def brute_win_rates(scores: torch.Tensor) -> torch.Tensor:
@@ -163,3 +168,37 @@ def test_share_stays_where_an_epoch_only_reaches_the_window_limits() -> None:
     for mean in (0.3, 0.3, 0.3):
         share.follow(mean)
     assert share.value == 0.1
+
+
+def judged_by(gate: str, auxiliary: list[str], lower: tuple[str, ...] = ()) -> tuple[Gardo, Scored]:
+    gardo = Gardo(NFT(), auxiliary=auxiliary, lower=lower, gate=gate, diversity="off", share=0.2)  # type: ignore[arg-type]
+    draw = torch.rand(12, 1 + len(auxiliary), generator=torch.Generator().manual_seed(2))
+    features = torch.ones(12, 3)
+    return gardo, Scored(draw[:, :1], torch.ones(1), torch.arange(12) // 4, features, draw[:, 1:])
+
+
+def test_uncertainty_is_of_the_auxiliary_scores_as_they_are_and_of_the_negative_where_lower_is_better() -> None:
+    gardo, scored = judged_by("batch", ["up", "down"], ("down",))
+    gardo.advantages(scored)
+    assert gardo.judged is not None
+    auxiliary = torch.stack([scored.auxiliary[:, 0], -scored.auxiliary[:, 1]], dim=1)
+    assert torch.equal(gardo.judged.u, uncertainty(scored.scores[:, 0], auxiliary))
+    assert torch.equal(gardo.judged.gate, gate_of(gardo.judged.u, gardo.share.value))
+
+
+def test_without_auxiliary_rewards_there_is_no_gate_to_judge_by() -> None:
+    gardo, scored = judged_by("all", [])
+    gardo.advantages(scored)
+    assert gardo.judged is None
+    gardo, scored = judged_by("batch", [])
+    with pytest.raises(AssertionError, match="a gate needs auxiliary rewards"):
+        gardo.advantages(scored)
+
+
+def test_gardos_own_defaults_are_the_configs() -> None:
+    defaults = {name: p.default for name, p in inspect.signature(Gardo).parameters.items()}
+    section = GARDO()
+    for name in ("beta", "normalise", "advantage_std", "diversity", "gate", "share", "change", "window", "window_full"):
+        assert defaults[name] == getattr(section, name), name
+    assert list(defaults["share_range"]) == list(section.share_range)
+    assert (defaults["reset_kl"], defaults["reset_steps"]) == (1e-4, section.reset.steps)
