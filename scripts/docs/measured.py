@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
 sys.path[:0] = [str(ROOT / "scripts" / "figures")]
 
-from results_table import table  # noqa: E402
+from results_table import half_width, table  # noqa: E402
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
@@ -142,6 +142,15 @@ def value(file: str, path: str, form: str = "{}") -> str:
     for part in path.split("."):
         found = found[int(part)] if isinstance(found, list) else found[part]
     return form.format(found)
+
+
+@page_function
+def gain(file: str, name: str) -> str:
+    """`base > trained` of a measured value, mean over the seeds, with half the width of the gain's 95 % interval."""
+    runs = read(file)["runs"]
+    before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+    spread = f" ± {half_width(after - before):.3f}" if len(runs) > 1 else ""
+    return f"{before.mean():.3f} > {after.mean():.3f}{spread}"
 
 
 @page_function

@@ -19,7 +19,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
-from diffrl.trainers.bank import loss_slopes, set_columns
+from diffrl.trainers.bank import Bank, loss_slopes, set_columns
 from diffrl.trainers.crd import CRD
 from diffrl.trainers.gradients import LoraGradients, gram_matrix
 from diffrl.trainers.grpo import GRPO
@@ -468,3 +468,23 @@ def test_the_qp_is_optimal_on_thousands_of_gram_matrices() -> None:
 def test_the_qp_on_points_whose_answer_is_known(points, expected) -> None:
     array = np.array(points, dtype=float)
     assert np.allclose(min_norm_weights(array @ array.T), expected, atol=1e-6)
+
+
+def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> None:
+    """Gradients are means over 5 rows; the second reward applies to 3 of them, so its own mean is 5 / 3 of that."""
+    bank = Bank(
+        torch.ones(2, 4, dtype=torch.float64), torch.ones(2), counts=torch.tensor([[5.0, 5.0], [5.0, 3.0]]).double()
+    )
+    each, gram, signal = bank.summed([], None)
+    torch.testing.assert_close(each, torch.tensor([1.0, 5 / 3]).double()[:, None].expand(2, 4))
+    torch.testing.assert_close(torch.from_numpy(gram), 4 * torch.tensor([[1, 5 / 3], [5 / 3, 25 / 9]]).double())
+    assert signal.tolist() == [True, True]
+
+
+def test_no_parameter_gets_a_gradient_without_a_penalty() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    reduced = []
+    Bank(torch.ones(2, 4), torch.ones(2)).summed([parameter], lambda x: reduced.append(x) or x)
+    assert parameter.grad is None and len(reduced) == 3  # two rows and the signal
+    Bank(torch.ones(2, 4), torch.ones(2), penalised=True).summed([parameter], lambda x: 2 * x)
+    assert parameter.grad is not None and not parameter.grad.any()
