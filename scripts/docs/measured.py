@@ -38,9 +38,9 @@ def results(folder: str, *variants: str, columns: str = "playground strict clip 
     found = {label: read(f"{folder}/{file}" if folder else file) for label, file in pairs}
     for result in found.values():
         for side in (run[side] for run in result["runs"] for side in ("before", "after")):
-            side.update(
-                {"clip": side["plain"]} if "plain" in side else {}
-            )  # where `clip` is trained in a corrected form
+            corrected = "plain" in side and "clip" in side  # `clip` is trained in a corrected form
+            side.update({"clip": side["plain"]} if corrected else {})
+            side.setdefault("points", side.get("preference"))  # of a plain one the trained reward itself
     return table(found, columns.split()) + _origin(found, "half the width of the mean's 95 % interval")
 
 

@@ -146,7 +146,22 @@ def test_a_dpo_step_is_the_mean_over_pairs_and_timesteps(policy: Policy) -> None
     pairs = [d[:, p, best[p]] - d[:, p, worst[p]] for p in (0, 1)]
     wanted = -logsigmoid(-100.0 / 2 * torch.stack(pairs)).mean()
     by_hand = gradient(policy, wanted)
-    same(gradient_of_the_loop(policy, DPO(b=100.0), rollout, picked)[0], by_hand)
+    ours = DPO(b=100.0)
+    same(gradient_of_the_loop(policy, ours, rollout, picked)[0], by_hand)
+    told = {name: float(total / count) for name, (total, count) in ours.means.take().items()}
+    assert told["dpo/loss"] == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert told["dpo/accuracy"] == pytest.approx(float((torch.stack(pairs) < 0).float().mean()))
+    assert 0 < told["dpo/accuracy"] < 1  # else the comparison above would say little
+
+
+def test_online_dpo_follows_theta_every_so_many_steps(policy: Policy) -> None:
+    objective, there = DPO(follow=2), policy.state()
+    far = {key: value + 1 for key, value in there.items()}
+    policy.load_state("old", far)
+    for step, snapshot in ((1, far), (2, there), (3, there)):
+        objective.after_step(policy, step)
+        assert all(torch.equal(value, snapshot[key]) for key, value in policy.state("old").items())
+
 
 
 def test_a_step_of_the_best_of_groups_is_the_mean_over_them_and_timesteps(policy: Policy) -> None:
