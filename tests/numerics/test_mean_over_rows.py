@@ -163,7 +163,6 @@ def test_online_dpo_follows_theta_every_so_many_steps(policy: Policy) -> None:
         assert all(torch.equal(value, snapshot[key]) for key, value in policy.state("old").items())
 
 
-
 def test_a_step_of_the_best_of_groups_is_the_mean_over_them_and_timesteps(policy: Policy) -> None:
     rollout, objective = drawn(policy, SamplerSpec("dpm2", STEPS)), Regression(weights=None)
     picked = objective.rule.estimate(SCORES, torch.arange(IMAGES) // GROUP, "none")
@@ -187,7 +186,13 @@ def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> No
         for p in (0, 1)
     ]
     by_hand = gradient(policy, torch.stack(groups).sum() / (6 * 4))
-    same(gradient_of_the_loop(policy, GDRO(**settings), rollout, SCORES)[0], by_hand)
+    ours = GDRO(**settings)
+    same(gradient_of_the_loop(policy, ours, rollout, SCORES)[0], by_hand)
+    # What b is calibrated by: the spread inside a group of the implicit rewards, and of the rewards over tau.
+    told = {name: float(total / count) for name, (total, count) in ours.means.take().items()}
+    implicit = (-12.0 * (e - reference)).detach().std(dim=2, correction=0).mean()
+    assert told["gdro/implicit_std"] == pytest.approx(float(implicit), rel=1e-3)
+    assert told["gdro/reward_std"] == pytest.approx(float((r / 0.3).std(dim=1, correction=0).mean()), rel=1e-5)
 
 
 def test_a_prdp_step_is_the_mean_over_groups_of_means_over_timesteps(policy: Policy) -> None:
