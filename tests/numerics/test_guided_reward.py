@@ -233,3 +233,41 @@ def test_chunks_and_checkpoints_do_not_change_the_gradient(tiny: Any, checkpoint
     assert policy.vae.is_gradient_checkpointing is checkpointing
     assert whole.norm() > 0
     torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-6 * float(whole.abs().max()))
+
+
+def test_stage_one_resumes_to_the_bit_from_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffrl.trainers.d2align.SAVE_EVERY", 3)
+    e_img, e_text = unit(fixed(0, 24, D)).float(), unit(fixed(1, 6, D)).float()
+    settings: dict[str, Any] = {"omega": 1.5, "steps": 10, "learning_rate": 1e-2, "batch_size": 4, "seed": 3}
+    kept: list[tuple[int, tuple[dict[str, torch.Tensor], dict[str, Any]]]] = []
+
+    def keep(step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        kept.append((step, ({name: x.detach().clone() for name, x in tensors.items()}, copy.deepcopy(state))))
+
+    owner = torch.arange(24) // 4
+    vector, course = learn(Embedder(), e_img, e_text, owner, **settings, keep=keep)
+    assert [step for step, _ in kept] == [3, 6, 9] and len(course) == 11
+    for _, resume in kept:
+        again, told = learn(Embedder(), e_img, e_text, owner, **settings, resume=resume)
+        assert torch.equal(again, vector) and told == course
+
+
+def test_chunks_of_the_decoder_are_as_large_as_asked() -> None:
+    sizes: list[int] = []
+
+    def decode(part: torch.Tensor, chunk: int | None, grad: bool) -> torch.Tensor:
+        sizes.append(len(part))
+        assert grad and chunk == (None if len(part) == 5 else len(part))
+        return part
+
+    class Mean:
+        def __call__(self, images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+            return images.mean(dim=(1, 2, 3))
+
+    latents, prompts = fixed(4, 5, *SHAPE), [Prompt(str(i)) for i in range(5)]
+    policy: Any = SimpleNamespace(decode=decode)
+    for chunk, wanted in ((None, [5]), (2, [2, 2, 1])):
+        sizes.clear()
+        scores = Direct({"mean": Mean()}, [1.0], decode_chunk=chunk).scores(policy, latents, prompts)  # type: ignore[dict-item]
+        assert sizes == wanted
+        torch.testing.assert_close(scores[:, 0], latents.mean(dim=(1, 2, 3)))

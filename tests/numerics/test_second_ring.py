@@ -280,6 +280,8 @@ def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
     assert pairs(Branched(**plain)) == edges
     assert pairs(Branched(**plain, keep="best")) == [*edges[:4], [1, 2], [3, 2]]
     assert pairs(Branched(**plain, keep="both")) == [*edges[:4], [2, 2], [3, 2]]
+    longer = {**plain, "steps": 4}  # the leaves' own last steps are behind the last split, too
+    assert pairs(Branched(**longer, keep="best")) == [*edges[:4], [1, 2], [3, 2], [1, 3], [3, 3]]
     moving = Branched(**plain, skip=1, skip_every=5, skip_last=2)
     assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 10, 99)] == [
         [1, 2], [0, 2], [0, 1], [0, 1],
