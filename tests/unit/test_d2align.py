@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from diffrl.rewards import load_reward
 from diffrl.rewards.check import examine
 from diffrl.rewards.direction import Corrected, Direction, Identity, fingerprint, guided_embedding, load_direction
 from diffrl.rewards.evidence import evidence
+from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import split_name
 from diffrl.run.direction import pool_prompts
 
@@ -240,6 +242,17 @@ def test_the_corrected_reward_is_the_guided_score(tmp_path: Path) -> None:
     assert plugin.norm == pytest.approx(float(direction.vector.norm()))
     plain = Corrected(base)  # type: ignore[arg-type]
     assert torch.equal(plain(IMAGES, TEXTS, [{}] * 4), base(IMAGES, TEXTS, [{}] * 4)) and plain.norm == 0.0
+
+
+def test_the_corrected_rewards_card_bounds_its_scores() -> None:
+    """|e~| is at most omega + |omega - 1|, so a cosine in [-1, 1] becomes at most that; bounds are of the wider side."""
+    base: Any = Embedder()
+    for bounds, omega, reach in (((-1.0, 1.0), 1.5, 2.0), ((-2.0, 3.0), 3.0, 15.0), ((-1.0, 1.0), 0.25, 1.0)):
+        base.card = Card(measures="m", range=bounds, citation="c", weights="w", licence="l", cost="c", exploits="e")
+        card: Any = Corrected(base, omega).card
+        assert card.range == (-reach, reach) and "corrected" in card.measures
+    base.card = Card(measures="m", range=(0, math.inf), citation="c", weights="w", licence="l", cost="c", exploits="e")
+    assert Corrected(base).card.range == (-math.inf, math.inf)
 
 
 def test_names_of_wrapped_rewards() -> None:
