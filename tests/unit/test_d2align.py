@@ -245,7 +245,7 @@ def test_the_corrected_reward_is_the_guided_score(tmp_path: Path) -> None:
 
 
 def test_the_corrected_rewards_card_bounds_its_scores() -> None:
-    """|e~| is at most omega + |omega - 1|, so a cosine in [-1, 1] becomes at most that; bounds are of the wider side."""
+    """|e~| is at most omega + |omega - 1|, so a cosine becomes at most that; bounds are of the wider side."""
     base: Any = Embedder()
     for bounds, omega, reach in (((-1.0, 1.0), 1.5, 2.0), ((-2.0, 3.0), 3.0, 15.0), ((-1.0, 1.0), 0.25, 1.0)):
         base.card = Card(measures="m", range=bounds, citation="c", weights="w", licence="l", cost="c", exploits="e")
