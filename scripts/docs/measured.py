@@ -154,6 +154,18 @@ def gain(file: str, name: str) -> str:
 
 
 @page_function
+def mean(file: str, listed: str, path: str, form: str = "{:.2f}") -> str:
+    """The mean of a number over the entries of a list of a results file; `listed` and `path` are dotted."""
+
+    def at(found: Any, path: str) -> Any:
+        for part in path.split("."):
+            found = found[part]
+        return found
+
+    return form.format(np.mean([at(entry, path) for entry in at(read(file), listed)]))
+
+
+@page_function
 def drawing() -> str:
     """How well the playground's generator draws, before and after its last stage (`playground_facts.py`)."""
     told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())
