@@ -236,7 +236,7 @@ def drift() -> str:
     told = read("planted_drift.json")
     keys = list(next(iter(told["methods"].values()))[0])
     liked = set(told["liked"].values())
-    head = [f"**{key}**" if key in liked else key for key in keys]
+    head = [f"{key} (liked)" if key in liked else key for key in keys]
     lines = [f"| trained by | {' | '.join(head)} |", "| --- " * (len(keys) + 1) + "|"]
     for label, seeds in told["methods"].items():
         lines.append(f"| {label} | {' | '.join(f'{np.mean([seed[key] for seed in seeds]):.2f}' for key in keys)} |")
