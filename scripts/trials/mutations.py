@@ -7,7 +7,8 @@
 The changes are cosmic-ray's operators (another operator, another number, a comparison turned round, `not` put in, a
 loop that is left at once). Changes of annotations and docstrings are not counted. A change is tried against the tests
 that run its line, the quickest first: which they are is measured once, by a run of the tests in `--tests` under
-coverage, and kept in `--map`. A line that runs at import is tried against all tests that run the module. What a test
+coverage, and kept in `--map`. A line that runs at import is tried against all tests that run the module, and those of
+the trainers' defaults. What a test
 run needs of other libraries is imported once; every change then runs in a forked process of its own, which gets the
 changed source for the module, and the file on disk stays as it is. A mutant is killed if one of its tests fails, or if
 they take `--limit` seconds; so many tests are taken as need a quarter of that without a change.
@@ -48,6 +49,7 @@ MODULES = (
     *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
     *("divgen/metrics", "rewards/direction"),
 )
+AT_IMPORT = "tests/unit/test_defaults.py"  # reads defaults without running a line of the module
 WARM = (
     *("torch", "scipy.stats", "scipy.optimize", "pydantic", "yaml", "rich", "peft", "accelerate", "diffusers"),
     *("transformers", "open_clip"),
@@ -168,7 +170,9 @@ def tests_of(seen: dict[str, Any], module: str, lines: set[int], seconds: float)
     """The tests that run one of the lines, the quickest first, as many as take `seconds`; at least one, if one does."""
     by_line: dict[str, list[str]] = seen["lines"][module]
     running = {test for line in lines for test in by_line.get(str(line), [])}
-    running = running or {test for tests in by_line.values() for test in tests}
+    if not running:
+        running = {test for tests in by_line.values() for test in tests}
+        running |= {test for test in seen["seconds"] if test.startswith(AT_IMPORT)}
     ordered = sorted(running, key=lambda test: (seen["seconds"][test], test))
     ends = itertools.accumulate(seen["seconds"][test] for test in ordered)
     return [test for k, (test, end) in enumerate(zip(ordered, ends, strict=True)) if k == 0 or end <= seconds]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,7 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
         assert float(loss.detach()) == pytest.approx(-STEPS * float(advantages.clamp(-5, 5).sum()), rel=1e-5)
         policy.load_state("default", {k: v + 0.05 * v.sign() for k, v in before.items()})
         objective.after_step(policy, 1)
+        objective.means.take()
         rows = objective.rows(rollout, advantages, pairs, (0,))
         loss = float(objective.loss(objective.scalars(policy, rows), rows).detach())
         with torch.no_grad():
@@ -111,9 +113,23 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
         inside = sum(0.98 < ratio < 1.02 for ratio in ratios)
         assert 0 < inside < len(ratios), "some are clipped and some are not, or the test would say little"
         assert loss == pytest.approx(expected, abs=2e-3)
+        told = {name: float(total / count) for name, (total, count) in objective.means.take().items()}
+        assert told["grpo/ratio"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
+        assert told["grpo/clip_fraction"] == pytest.approx(1 - inside / len(ratios))
         assert abs(loss + STEPS * float(advantages.clamp(-5, 5).sum())) > 0.02, "a ratio of 1 gives another loss"
     finally:
         policy.load_state("default", before)
+
+
+@pytest.mark.parametrize(("low", "clipped"), [(None, 3), (0.5, 2)])
+def test_the_told_share_of_clipped_ratios_counts_both_sides(low: float | None, clipped: int) -> None:
+    ratios = torch.tensor([0.7, 0.95, 1.0, 1.05, 1.2, 1.5], dtype=torch.float64)
+    objective = GRPO(SDE, clip=0.1, clip_low=low)
+    rows: Any = SimpleNamespace(log_prob=torch.zeros(6), on_policy=False, advantages=torch.ones(6, 1), weight=None)
+    objective.loss(ratios.log()[:, None], rows)
+    told = {name: float(total / count) for name, (total, count) in objective.means.take().items()}
+    assert told["grpo/clip_fraction"] == pytest.approx(clipped / 6)
+    assert told["grpo/ratio"] == pytest.approx(float(ratios.mean()))
 
 
 @pytest.mark.parametrize("kind", ["exact", "published"])

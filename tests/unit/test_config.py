@@ -251,6 +251,7 @@ def test_unreadable_files():
             "rollout.noise_decay: 0.9 is not within [0, 0.7] (rollout.noise_level)",
         ),
         ([*GRPO, "rollout.window=3", "rollout.window_move=[0, 1]"], 1, "rollout.window_move: [0, 1]: both must be"),
+        ([*GRPO, "rollout.window=3", "rollout.window_move=[1, 0]"], 1, "rollout.window_move: [1, 0]: both must be"),
         (["rollout.window_move=[1, 1]"], 1, 'rollout.window_move: the sampler "dpm2" has no stochastic steps'),
         (
             [*GRPO, "rollout.window=2", "rollout.window_by=group", "rollout.tail=0.4"],
