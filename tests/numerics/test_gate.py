@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from diffrl.config.methods import GARDO
 from diffrl.trainers.algorithm import Scored
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.gate import (
@@ -195,10 +195,15 @@ def test_without_auxiliary_rewards_there_is_no_gate_to_judge_by() -> None:
         gardo.advantages(scored)
 
 
-def test_gardos_own_defaults_are_the_configs() -> None:
-    defaults = {name: p.default for name, p in inspect.signature(Gardo).parameters.items()}
-    section = GARDO()
-    for name in ("beta", "normalise", "advantage_std", "diversity", "gate", "share", "change", "window", "window_full"):
-        assert defaults[name] == getattr(section, name), name
-    assert list(defaults["share_range"]) == list(section.share_range)
-    assert (defaults["reset_kl"], defaults["reset_steps"]) == (1e-4, section.reset.steps)
+@pytest.mark.parametrize(
+    ("total", "due"), [((0.3, 4.0), False), ((0.5, 4.0), True), ((0.15, 1.0), True), ((0.0, 0.0), False)]
+)
+def test_the_reference_is_reset_by_the_mean_over_the_penalised_rows(total: tuple[float, float], due: bool) -> None:
+    gardo = Gardo(NFT(), auxiliary=["a"], reset_kl=0.1, reset_steps=None)
+    followed: list[tuple[str, float]] = []
+    policy: Any = SimpleNamespace(
+        device=torch.device("cpu"), follow=lambda name, keep: followed.append((name, float(keep)))
+    )
+    gardo.gated.kl = torch.tensor(total)
+    gardo._reset(policy)
+    assert followed == [("reference", 0.0 if due else 1.0)]

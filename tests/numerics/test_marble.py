@@ -345,13 +345,30 @@ def test_sequential_stages_and_a_uniform_end(make) -> None:
     means = each * torch.tensor([[1.0], [2.0]])  # over the rows to which a reward applies
     norms = means.norm(dim=1)
     balanced = (means / norms[:, None]).mean(0) * norms.mean()
-    assert distance(case.run(Marble(["a", "b"], mode="uniform")), balanced) < 1e-5
+    for measure in (True, False):
+        assert distance(case.run(Marble(["a", "b"], mode="uniform", measure=measure)), balanced) < 1e-5
     fresh = Marble(["a", "b"], mode="fresh", uniform_after=1)
     case.run(fresh)
     kept = fresh.ema.copy()
     assert distance(case.run(fresh), balanced) < 1e-5 and np.array_equal(fresh.ema, kept)
     amortised = Marble(["a", "b"], mode="amortised", uniform_after=0)
     assert distance(case.run(amortised), by_definition(case, masked=False)[0].mean(0)) < 1e-5
+
+
+def test_the_told_loss_of_a_weighted_sum_is_that_of_the_sum(make) -> None:
+    case = make("nft", 2)
+    set_columns(case.objective.rule, "sum", True)
+    scores, empty = torch.rand(2 * GROUP, 2, generator=torch.Generator().manual_seed(5)), torch.zeros(2 * GROUP, 0)
+    groups = torch.arange(2).repeat_interleave(GROUP)
+    case.advantages = case.objective.advantages(Scored(scores, torch.ones(2), groups, empty, empty))
+    assert case.advantages.shape == (2 * GROUP, 3)
+    case.begin()
+    rows = case.rows(case.parts[0])
+    with torch.no_grad():
+        losses = case.objective.loss(case.objective.scalars(case.policy, rows), rows)
+    told = Marble(["a", "b"], mode="sum").add(case.objective, case.policy, rows, case.rows_of_step, SCALER)
+    assert float(told) == pytest.approx(float(losses[-1]) / case.rows_of_step, rel=1e-5)
+    assert abs(float(losses[-1] - losses[-2])) > 1e-4
 
 
 def test_a_solving_step_takes_its_own_coefficients(make) -> None:

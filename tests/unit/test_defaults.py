@@ -12,6 +12,7 @@ from diffrl.config.credit import TreeSection
 from diffrl.trainers.crd import CRD
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.dpo import DPO
+from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.gdro import GDRO
 from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.marble import Marble
@@ -26,6 +27,7 @@ PAIRS: list[tuple[Any, Any]] = [
     (CRD, methods.CRD),
     (Direct, methods.Direct),
     (Marble, methods.Marble),
+    (Gardo, methods.GARDO),
     (DPO, preferences.DPO),
     (GDRO, preferences.GDRO),
     (PRDP, preferences.PRDP),
@@ -44,6 +46,7 @@ def test_a_trainers_defaults_are_the_configs(trainer: Any, section: Any) -> None
         if field is None or parameter.default is inspect.Parameter.empty or field.is_required():
             continue
         if field.default_factory is None and (trainer.__name__, name) not in APART:
-            assert parameter.default == field.default, name
+            mine, theirs = (list(x) if isinstance(x, tuple) else x for x in (parameter.default, field.default))
+            assert mine == theirs, name
             compared.append(name)
     assert compared
