@@ -498,6 +498,12 @@ def test_a_reward_that_applies_to_some_rows_has_the_mean_gradient_of_those() -> 
     assert signal.tolist() == [True, True]
 
 
+def test_a_reward_that_applies_to_no_row_has_no_gradient_and_no_signal() -> None:
+    bank = Bank(torch.tensor([[1.0, 2], [0, 0]]), torch.tensor([1.0, 0]), counts=torch.tensor([[5.0, 5], [5, 0]]))
+    each, gram, signal = bank.summed([], None)
+    assert each.tolist() == [[1, 2], [0, 0]] and gram.tolist() == [[5, 0], [0, 0]] and signal.tolist() == [True, False]
+
+
 def test_no_parameter_gets_a_gradient_without_a_penalty() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     reduced = []

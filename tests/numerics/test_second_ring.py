@@ -286,3 +286,14 @@ def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
     assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 10, 99)] == [
         [1, 2], [0, 2], [0, 1], [0, 1],
     ]  # fmt: skip
+
+
+def test_softmax_weights_are_the_papers_over_the_known_scores_of_a_group() -> None:
+    scores = torch.tensor([[0.3, 1.7], [0.9, NAN], [0.5, 0.2], [0.8, NAN], [0.1, NAN]], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 0, 1, 1])
+    found = reward_weights(scores, groups, weights="softmax", tau=0.4)
+    for k, own in ((0, [0, 1, 2]), (0, [3, 4]), (1, [0, 2])):
+        powers = [math.exp(float(scores[i, k]) / 0.4) for i in own]
+        for i, power in zip(own, powers, strict=True):
+            assert float(found[i, k]) == pytest.approx(len(own) * power / sum(powers), rel=1e-12)
+    assert found[scores.isnan()].eq(0).all()  # also in a group to which the reward does not apply at all
