@@ -19,7 +19,7 @@ from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected, guided_embedding
-from diffrl.trainers.d2align import learn, reconstructed
+from diffrl.trainers.d2align import learn, reconstructed, word_direction
 from diffrl.trainers.direct import Direct, one_step
 from diffrl.trainers.rows import Rows
 
@@ -271,3 +271,12 @@ def test_chunks_of_the_decoder_are_as_large_as_asked() -> None:
         scores = Direct({"mean": Mean()}, [1.0], decode_chunk=chunk).scores(policy, latents, prompts)  # type: ignore[dict-item]
         assert sizes == wanted
         torch.testing.assert_close(scores[:, 0], latents.mean(dim=(1, 2, 3)))
+
+
+def test_a_words_direction_is_what_it_adds_on_average() -> None:
+    reward, texts = Embedder(), ["a red dog", "two cats", "a hat"]
+    with_word = torch.stack([reward.embed_text([f"{text}, real"])[0] for text in texts])
+    plain = torch.stack([reward.embed_text([text])[0] for text in texts])
+    found = word_direction(reward, texts, "real")  # type: ignore[arg-type]
+    torch.testing.assert_close(found, (with_word - plain).sum(0) / 3)
+    assert float(found.norm()) > 0.1
