@@ -116,6 +116,8 @@ def test_beta_normalisation_is_the_papers() -> None:
     size = mean * (1 - mean) / variance - 1
     density = torch.distributions.Beta(1 + mean * size / 3, 1 + (1 - mean) * size / 3).log_prob(p).exp()
     torch.testing.assert_close(beta_density(p.repeat_interleave(4)[:, None], groups)[::4, 0], density)
+    two = torch.distributions.Beta(1 + 0.5 * 3 / 3, 1 + 0.5 * 3 / 3)  # means 1/4 and 3/4: m 1/2, v 1/16, a + b = 3
+    torch.testing.assert_close(beta_density(p[:2, None], torch.arange(2))[:, 0], two.log_prob(p[:2]).exp())
     found = Estimator(beta=True)(values, groups)[:, 0]
     own = p.repeat_interleave(4)
     torch.testing.assert_close(found, (values[:, 0] - own) / (density.repeat_interleave(4) + 1e-4))
