@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from diffrl.advantages import group_advantages
-from diffrl.trainers.centring import centring_weights, group_averages
+from diffrl.trainers.algorithm import RunningMeans
+from diffrl.trainers.centring import centring_weights, diagnose, group_averages
 from diffrl.trainers.crd import anchor_strength, crd_loss, external_reward, velocity_error
 
 P, G, SHAPE = 2, 4, (3, 4, 4)
@@ -179,3 +181,14 @@ def test_one_prompt_reaches_the_tilted_distribution(tau: float | None, kind: str
         (scale * ours(r, a, tau, kind).mean()).backward()
         optimiser.step()
     assert distance() < 0.005  # 2 % would let a beta that is 10 % off pass: 0.019
+
+
+def test_what_is_told_of_the_groups_is_their_spread_and_correlation() -> None:
+    draw = torch.Generator().manual_seed(3)
+    r, q = torch.randn(5, 4, generator=draw) + 3, torch.randn(5, 4, 2, generator=draw) - 1
+    means = RunningMeans()
+    diagnose(r, q, means)
+    told = {name: float(total / count) for name, (total, count) in means.take().items()}
+    assert told["crd/r_theta_std"] == pytest.approx(float(r.std(dim=1, correction=0).mean()), rel=1e-5)
+    each = [np.corrcoef(r[p].numpy(), q[p, :, k].numpy())[0, 1] for p in range(5) for k in range(2)]
+    assert told["crd/correlation"] == pytest.approx(float(np.mean(each)), rel=1e-4)

@@ -27,7 +27,7 @@ from diffrl.trainers.algorithm import sample_pairs
 from diffrl.trainers.crd import CRD
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.gate import GateShare
-from diffrl.trainers.grpo import GRPO
+from diffrl.trainers.grpo import GRPO, step_weights
 from diffrl.trainers.nft import NFT
 from diffrl.trainers.rows import Rows, noise_levels
 
@@ -119,6 +119,22 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
         assert abs(loss + STEPS * float(advantages.clamp(-5, 5).sum())) > 0.02, "a ratio of 1 gives another loss"
     finally:
         policy.load_state("default", before)
+
+
+def test_rows_carry_tempflows_weight_and_the_loss_is_weighted_by_it(policy: Policy) -> None:
+    rollout, pairs = drawn(policy, SDE), sample_pairs(torch.arange(2 * GROUP), STEPS)
+    advantages = torch.linspace(-2, 3, 2 * GROUP)[:, None]
+    plain, weighted = GRPO(SDE), GRPO(SDE, weighting="noise")
+    rows, with_weight = (one.rows(rollout, advantages, pairs, (0,)) for one in (plain, weighted))
+    table = step_weights(SDE, rollout)
+    assert rows.weight is None and with_weight.weight is not None
+    assert torch.equal(with_weight.weight, torch.stack([table[sample, number] for sample, number in pairs.tolist()]))
+    phi = plain.scalars(policy, rows).detach()
+    by_hand = -sum(
+        float(table[sample, number] * advantages[sample, 0]) for sample, number in pairs.tolist()
+    )  # on policy the ratio is 1
+    assert float(weighted.loss(phi, with_weight)) == pytest.approx(by_hand, rel=1e-5)
+    assert abs(by_hand - float(plain.loss(phi, rows))) > 0.1
 
 
 @pytest.mark.parametrize(("low", "clipped"), [(None, 3), (0.5, 2)])
