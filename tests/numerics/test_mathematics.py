@@ -123,7 +123,7 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
 
 def test_rows_carry_tempflows_weight_and_the_loss_is_weighted_by_it(policy: Policy) -> None:
     rollout, pairs = drawn(policy, SDE), sample_pairs(torch.arange(2 * GROUP), STEPS)
-    advantages = torch.linspace(-2, 3, 2 * GROUP)[:, None]
+    advantages = torch.linspace(-2, 3, 2 * GROUP * STEPS).view(2 * GROUP, STEPS, 1)  # a step's own: weights have mean 1
     plain, weighted = GRPO(SDE), GRPO(SDE, weighting="noise")
     rows, with_weight = (one.rows(rollout, advantages, pairs, (0,)) for one in (plain, weighted))
     table = step_weights(SDE, rollout)
@@ -131,7 +131,7 @@ def test_rows_carry_tempflows_weight_and_the_loss_is_weighted_by_it(policy: Poli
     assert torch.equal(with_weight.weight, torch.stack([table[sample, number] for sample, number in pairs.tolist()]))
     phi = plain.scalars(policy, rows).detach()
     by_hand = -sum(
-        float(table[sample, number] * advantages[sample, 0]) for sample, number in pairs.tolist()
+        float(table[sample, number] * advantages[sample, number, 0]) for sample, number in pairs.tolist()
     )  # on policy the ratio is 1
     assert float(weighted.loss(phi, with_weight)) == pytest.approx(by_hand, rel=1e-5)
     assert abs(by_hand - float(plain.loss(phi, rows))) > 0.1
