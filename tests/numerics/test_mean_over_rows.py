@@ -26,6 +26,7 @@ from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.loop import Loop, LoopSettings
 from diffrl.samplers import gaussian_log_prob
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
+from diffrl.trainers.coupled import measured
 from diffrl.trainers.crd import CRD
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.dpo import DPO
@@ -240,3 +241,33 @@ def test_two_equal_rewards_balanced_are_the_one(policy: Policy) -> None:
     one, _ = gradient_of_the_loop(policy, NFT(), rollout, SCORES, SumOfLosses())
     two, _ = gradient_of_the_loop(policy, NFT(), rollout, SCORES.expand(-1, 2), Marble(["a", "b"], mode="fresh"))
     same(two, one)
+
+
+def test_members_of_a_group_are_compared_at_one_level_with_one_noise(policy: Policy) -> None:
+    rows = DPO().rows(drawn(policy, SamplerSpec("dpm2", STEPS)), SCORES, EVERYTHING, KEY)
+    assert rows.eps is not None
+    eps = rows.eps.view(STEPS, len(PROMPTS), GROUP, *rows.eps.shape[1:])
+    assert torch.equal(eps, eps[:, :, :1].expand_as(eps))
+    assert not torch.equal(eps[:, 0], eps[:, 1]) and not torch.equal(eps[0], eps[1])
+    t = rows.t.view(STEPS, len(PROMPTS), GROUP)
+    assert torch.equal(t, t[:, :, :1].expand_as(t))
+
+
+def test_a_process_measures_its_own_rows_at_their_places_among_all() -> None:
+    """The second of two processes, with samples 3, 4 and 5 of 6; the sum over processes is asked for."""
+
+    class Asked:
+        def rows_per_sample(self, rollout: Any) -> int:
+            return 2
+
+        def rows(self, rollout: Any, advantages: Tensor, part: Tensor, key: Any) -> Tensor:
+            return part
+
+    rollout = SimpleNamespace(total=6, first=3, member=torch.arange(3))
+    pairs = sample_pairs(torch.arange(3), 2)
+    step: Any = SimpleNamespace(
+        rollout=rollout, advantages=SCORES, parts=(pairs[:4], pairs[4:], pairs[:0]), key=KEY, reduce=lambda x: 10 * x
+    )
+    here: Any = SimpleNamespace(device="cpu")
+    (found,) = measured(Asked(), here, step, lambda part: (part[:, 0] + 0.5 * part[:, 1],))  # type: ignore
+    assert found.tolist() == [[0, 0]] * 3 + [[0, 5], [10, 15], [20, 25]]
