@@ -80,6 +80,7 @@ def test_stage_1_takes_adams_steps_up_the_guided_reward() -> None:
     assert course[-1] == pytest.approx([2, -loss(b, torch.arange(9)), float(b.norm())])
     # A long way up, to where no small step helps any more.
     far, course = learn(reward, e_img, e_text, owner, steps=300, **{**settings, "batch_size": 64})
+    assert [int(step) for step, _, _ in course] == list(range(0, 301, 5))  # its course has 60 points
     everything = torch.arange(9)
     assert all(loss(far, everything) < loss(far + 0.3 * fixed(s, D), everything) for s in range(20))
 

@@ -196,6 +196,22 @@ def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> No
     assert told["gdro/reward_std"] == pytest.approx(float((r / 0.3).std(dim=1, correction=0).mean()), rel=1e-5)
 
 
+def test_gdros_losses_of_two_rewards_are_those_of_each_alone(policy: Policy) -> None:
+    """As MARBLE takes them: one loss for each column of the advantages."""
+    rollout = drawn(policy, SamplerSpec("dpm2", STEPS))
+    both = torch.cat([SCORES, SCORES.flip(0) ** 2], dim=1)
+
+    def losses(scores: Tensor) -> Tensor:
+        objective = GDRO(b=12.0, tau=0.3)
+        rows = objective.rows(rollout, scores, EVERYTHING, KEY)
+        objective.before_step(policy, Step(rollout, scores, [EVERYTHING], KEY, lambda x: x))
+        return objective.loss(objective.scalars(policy, rows), rows).detach()
+
+    found = losses(both)
+    assert found.shape == (2,) and abs(float(found[0] - found[1])) > 1e-4
+    torch.testing.assert_close(found, torch.cat([losses(both[:, :1]), losses(both[:, 1:])]))
+
+
 def test_a_prdp_step_is_the_mean_over_groups_of_means_over_timesteps(policy: Policy) -> None:
     """The paper's listing, its log-ratios being means over the steps, by autograd; off policy, where the clip holds."""
     rollout = drawn(policy, SDE)

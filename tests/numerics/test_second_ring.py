@@ -73,6 +73,8 @@ def test_reward_weights_are_a_softmax_of_mean_one_or_an_exponential() -> None:
     grown = reward_weights(scores, groups, "none", weights="exp", tau=0.5)[:, 0]
     torch.testing.assert_close(grown[[0, 1, 3]], ((known - known.mean()) / 0.5).exp())
     assert grown[2] == 0
+    steep = reward_weights(scores, groups, "none", weights="exp", tau=0.01)[:, 0]
+    assert float(steep[3]) == pytest.approx(math.exp(5.0))  # and not e^40
 
 
 # ---- GDRO
@@ -252,6 +254,15 @@ def test_granularities_are_normalised_by_themselves_and_summed() -> None:
     one = (pair - pair.mean()) / (pair.std(correction=0) + 1e-4)
     two = views[2:4, 1, 0]
     torch.testing.assert_close(apart[2:4, 0, 0], one + (two - two.mean()) / (two.std(correction=0) + 1e-4))
+
+
+def test_seed_groups_are_apart_for_any_size() -> None:
+    """Three prompts of six images from three seeds: members 0 and 1, 2 and 3, 4 and 5 are compared with each other."""
+    views = torch.rand(18, 1, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    credit = Branching(group=6, steps=(0,), seeds=3, strides=(1,), scope="seed")
+    found = credit.advantages(AdvantageRule("none"), scored(views, 6))[:, 0, 0]
+    pairs = views.view(9, 2)
+    torch.testing.assert_close(found, (pairs - pairs.mean(1, keepdim=True)).flatten())
 
 
 def test_a_tree_of_depth_two_by_hand() -> None:
