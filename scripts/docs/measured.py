@@ -266,6 +266,30 @@ def cost(file: str, *variants: str) -> str:
 
 
 @page_function
+def mutations() -> str:
+    """How many changes of the mathematics the tests noticed, sample by sample (`scripts/trials/mutations.py`)."""
+    lines = ["| sample | changes tried | noticed | harmless | noticed of those that matter |", "| --- " * 5 + "|"]
+    for name, sample in read("mutations.json").items():
+        cells = f"{sample['tried']} | {sample['killed']} | {sample['harmless']} | {sample['share']:.1%}"
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
+def floor() -> str:
+    """The time of the package's LoRA path against plain diffusers and peft (`scripts/benchmarks/floor.py`)."""
+    told = read("floor.json")
+    lines = ["| rows of a micro-batch | phase | diffrl | the network without a LoRA |", "| --- | --- | --- | --- |"]
+    for rows, phases in told["rows"].items():
+        for name in ("sampling", "nft", "grpo"):
+            phase = phases[name]
+            lines.append(f"| {rows} | {name} | {phase['ratio']:.2f} | {phase['ratio without']:.2f} |")
+    worst = max(phases["gradients"] for phases in told["rows"].values())
+    told_by = f"`{told['command']}`, {told['device']}, torch {told['torch']}, {told['threads']} thread"
+    return "\n".join(lines) + f"\n\n{told_by}; gradients differ by at most {worst:.0e} of their norm.\n"
+
+
+@page_function
 def memory() -> str:
     """The counted memory of shipped recipes (`scripts/benchmarks/memory.py`)."""
     lines = [
