@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def paid(score: Callable[[Tensor], Tensor], by: dict[str, dict[str, Tensor]], tr
     return {name: round(value, 3) for name, value in points.items()} | {"bias over right": round(bias / right, 3)}
 
 
+def _score(reward: Any, e_text: Tensor, e_image: Tensor) -> Tensor:
+    return reward.score(e_image, e_text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -121,19 +126,18 @@ def main() -> None:
         "prompts": len(base),
         "dimensions": e_text.shape[1],
         "deviation of a random direction's cosine": round(e_text.shape[1] ** -0.5, 3),
-        "plain reward": paid(lambda e: reward.score(e, e_text), by, true, wrong),
+        "plain reward": paid(partial(_score, reward, e_text), by, true, wrong),
         "seeds": [],
     }
     vectors = [learned(seed, args.overrides) for seed in args.seeds]
     for seed, vector in zip(args.seeds, vectors, strict=True):
         row: dict[str, Any] = {"seed": seed, "length": round(float(vector.norm()), 3)}
         row["cosines"] = {name: cosine(vector, axis) for name, axis in known.items()}
-        row["corrected reward, by length"] = {
-            f"{factor:g} times": paid(
-                lambda e, v=factor * vector: reward.score(e, guided_embedding(e_text, v, OMEGA)), by, true, wrong
-            )
-            for factor in LENGTHS
-        }
+        row["corrected reward, by length"] = {}
+        for factor in LENGTHS:
+            e_guided = guided_embedding(e_text, factor * vector, OMEGA)
+            told = paid(partial(_score, reward, e_guided), by, true, wrong)
+            row["corrected reward, by length"][f"{factor:g} times"] = told
         result["seeds"].append(row)
     result["cosine of two seeds' directions"] = [cosine(a, b) for i, a in enumerate(vectors) for b in vectors[i + 1 :]]
     text = json.dumps(result, indent=1)
