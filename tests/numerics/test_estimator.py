@@ -71,6 +71,14 @@ def test_a_virtual_best_member_with_the_epochs_std() -> None:
     torch.testing.assert_close(found, expected.where(expected == 0, expected / scale))
 
 
+def test_only_leaving_out_makes_up_for_what_is_silent() -> None:
+    values = torch.tensor([1.0, 1, 0.9, 1, 0, 0, 0, 1], dtype=torch.float64)[:, None]
+    groups, plain = torch.arange(8) // 4, Estimator("virtual", top=1.0)
+    banned = Estimator("virtual", top=1.0, ban=(0.1, 0.9))(values, groups)
+    assert not banned[:4].any()  # saturated: hardly a spread, and a high mean
+    assert torch.equal(banned[4:], plain(values, groups)[4:])
+
+
 def test_the_entropy_goes_on_after_a_reward_that_only_one_of_a_group_has() -> None:
     values = torch.tensor([[NAN, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     found = agreement_entropy(values, torch.tensor([0, 0, 1, 1]), 0.01)

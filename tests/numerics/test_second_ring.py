@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -308,3 +310,8 @@ def test_softmax_weights_are_the_papers_over_the_known_scores_of_a_group() -> No
         for i, power in zip(own, powers, strict=True):
             assert float(found[i, k]) == pytest.approx(len(own) * power / sum(powers), rel=1e-12)
     assert found[scores.isnan()].eq(0).all()  # also in a group to which the reward does not apply at all
+
+
+def test_a_dense_sample_has_a_row_for_each_of_its_steps() -> None:
+    rollout: Any = SimpleNamespace(trajectory=SimpleNamespace(t=torch.zeros(5, 3)))
+    assert Dense(common=False).rows_per_sample(rollout) == 3

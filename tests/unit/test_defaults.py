@@ -50,3 +50,7 @@ def test_a_trainers_defaults_are_the_configs(trainer: Any, section: Any) -> None
             assert mine == theirs, name
             compared.append(name)
     assert compared
+
+
+def test_gardos_reference_is_reset_as_often_as_the_configs() -> None:
+    assert inspect.signature(Gardo).parameters["reset_steps"].default == methods.GARDO().reset.steps
