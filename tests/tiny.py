@@ -49,3 +49,8 @@ def count_forwards(run: Any, monkeypatch: Any) -> Counter:
 
     monkeypatch.setattr(run.policy.backbone, "forward", counting)
     return seen
+
+
+def averages(means: Any) -> dict[str, float]:
+    """What an objective's RunningMeans have taken in, as plain numbers; they are empty then."""
+    return {name: float(total / count) for name, (total, count) in means.take().items()}

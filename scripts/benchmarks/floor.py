@@ -97,15 +97,17 @@ def optimise(adapters: Adapters, given: dict[str, Any], old: bool) -> list[Tenso
     return [gradient for gradient in found if gradient is not None]
 
 
-def without(network: Any, given: dict[str, Any], old: bool, trained: bool) -> None:
-    """The same forwards and the backward pass without a LoRA."""
-    target: Any = 0.0
-    if old or not trained:
-        with torch.no_grad():
-            target = network(**given)[0]
-    if trained:
-        given = given | {"hidden_states": given["hidden_states"].clone().requires_grad_()}
-        (network(**given)[0] - target).square().mean().backward()
+@torch.no_grad()
+def forward(network: Any, given: dict[str, Any]) -> Tensor:
+    return network(**given)[0]
+
+
+def without(network: Any, given: dict[str, Any], old: bool) -> None:
+    """The forwards and the backward pass of `optimise` where there is no LoRA."""
+    given = given | {"hidden_states": given["hidden_states"].clone().requires_grad_()}
+    output = network(**given)[0]
+    target: Any = forward(network, given) if old else 0.0
+    (output - target).square().mean().backward()
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
@@ -120,9 +122,9 @@ def seconds(work: Callable[[], Any], device: torch.device) -> float:
 def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
     given = inputs(rows, device)
     floors: dict[str, Callable[[], Any]] = {
-        "sampling": lambda: without(plain, given, old=False, trained=False),
-        "nft": lambda: without(plain, given, old=True, trained=True),
-        "grpo": lambda: without(plain, given, old=False, trained=True),
+        "sampling": lambda: forward(plain, given),
+        "nft": lambda: without(plain, given, old=True),
+        "grpo": lambda: without(plain, given, old=False),
     }
     phases: dict[str, Callable[[Adapters], Any]] = {
         "sampling": lambda side: sampling(side, given),

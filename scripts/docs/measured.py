@@ -38,9 +38,7 @@ def results(folder: str, *variants: str, columns: str = "playground strict clip 
     found = {label: read(f"{folder}/{file}" if folder else file) for label, file in pairs}
     for result in found.values():
         for side in (run[side] for run in result["runs"] for side in ("before", "after")):
-            corrected = "plain" in side and "clip" in side  # `clip` is trained in a corrected form
-            side.update({"clip": side["plain"]} if corrected else {})
-            side.setdefault("points", side.get("preference"))  # of a plain one the trained reward itself
+            side.update({"clip": side["plain"]} if "plain" in side else {})  # `clip` may be trained in a corrected form
     return table(found, columns.split()) + _origin(found, "half the width of the mean's 95 % interval")
 
 
@@ -98,26 +96,6 @@ def pilots(*names: str) -> str:
     return "\n".join(lines) + f"\n\n{told} {_machines(found)}\n"
 
 
-@page_function
-def curve(folder: str, *variants: str, key: str = "clip", other: str | None = None, points: int = 5) -> str:
-    """A value over the images seen (`other` in brackets), mean over the seeds: variants are LABEL=FILE."""
-    rows, head = [], ""
-    for text in variants:
-        label, _, file = text.rpartition("=")
-        curves = [run["curve"] for run in read(f"{folder}/{file}" if folder else file)["runs"]]
-        count = min(len(one) for one in curves)
-        chosen = sorted({round(i) for i in np.linspace(0, count - 1, min(points, count))})
-        seen = [f"{curves[0][i]['samples']:,}" for i in chosen]
-        head = head or f"| images | {' | '.join(seen)} |\n{'| --- ' * (len(seen) + 1)}|"
-
-        def mean(i: int, name: str, curves: list[Any] = curves) -> float:
-            return float(np.mean([one[i][f"eval/{name}"] for one in curves]))
-
-        cells = [f"{mean(i, key):.3f}" + (f" ({mean(i, other):.3f})" if other else "") for i in chosen]
-        rows.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join([head, *rows]) + "\n"
-
-
 DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
 
 
@@ -135,13 +113,17 @@ def divgen(file: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _at(found: Any, path: str) -> Any:
+    """What a dotted path leads to; a number chooses from a list."""
+    for part in path.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return found
+
+
 @page_function
 def value(file: str, path: str, form: str = "{}") -> str:
     """One number of a results file: `path` is dotted."""
-    found: Any = read(file)
-    for part in path.split("."):
-        found = found[int(part)] if isinstance(found, list) else found[part]
-    return form.format(found)
+    return form.format(_at(read(file), path))
 
 
 @page_function
@@ -156,13 +138,7 @@ def gain(file: str, name: str) -> str:
 @page_function
 def mean(file: str, listed: str, path: str, form: str = "{:.2f}") -> str:
     """The mean of a number over the entries of a list of a results file; `listed` and `path` are dotted."""
-
-    def at(found: Any, path: str) -> Any:
-        for part in path.split("."):
-            found = found[part]
-        return found
-
-    return form.format(np.mean([at(entry, path) for entry in at(read(file), listed)]))
+    return form.format(np.mean([_at(entry, path) for entry in _at(read(file), listed)]))
 
 
 @page_function

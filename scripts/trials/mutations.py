@@ -15,7 +15,8 @@ they take `--limit` seconds; so many tests are taken as need a quarter of that w
 
 The result has, for each module, how many places could be changed, how many were tried and killed, and every survivor as
 a diff. Why a survivor is harmless is kept in `mutations_harmless.yaml` beside this script: {module: {"- line | + line":
-reason}}. Not part of `make test`.
+reason}}. A file keeps samples under their names, so that one after another can be compared; whenever it is written, the
+reasons that are known then are put to the survivors of all of them. Not part of `make test`.
 """
 
 from __future__ import annotations
@@ -217,9 +218,7 @@ def survives(module: str, code: str, tests: list[str], limit: float) -> bool:
     return False
 
 
-def trial(
-    module: str, seen: dict[str, Any], sample: int | None, seed: int, limit: float, reasons: dict[str, str]
-) -> dict[str, Any]:
+def trial(module: str, seen: dict[str, Any], sample: int | None, seed: int, limit: float) -> dict[str, Any]:
     code = (ROOT / "diffrl" / f"{module}.py").read_text(encoding="utf-8")
     order = places(code)
     if sample is not None:
@@ -230,9 +229,8 @@ def trial(
         text, lines = change(code, changed)
         tests = tests_of(seen, module, lines, limit / 4)
         if not tests or survives(module, changed, tests, limit):
-            survivors.append({"operator": name, "change": text, "tests": len(tests), "harmless": reasons.get(text)})
-    harmless = sum(bool(entry["harmless"]) for entry in survivors)
-    result = {"places": len(order), "tried": len(chosen), "killed": len(chosen) - len(survivors), "harmless": harmless}
+            survivors.append({"operator": name, "change": text, "tests": len(tests)})
+    result = {"places": len(order), "tried": len(chosen), "killed": len(chosen) - len(survivors)}
     print(f"{module:<22}{result}", flush=True)
     return result | {"survivors": survivors}
 
@@ -246,7 +244,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for a mutant's tests")
     parser.add_argument("--tests", nargs="+", default=["tests/unit", "tests/numerics"], metavar="PATH")
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutations_map.json", help="kept between runs")
-    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file; other samples that it has are kept")
+    parser.add_argument("--name", help="of the sample in it; default: by the seed")
     arguments = parser.parse_args()
     if importlib.util.find_spec("cosmic_ray") is None:
         raise SystemExit('the changes are made by cosmic-ray: pip install -c constraints.txt -e ".[dev,mutations]"')
@@ -255,28 +254,40 @@ def main() -> None:
     for name in WARM:
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)  # before any parallel region, so that processes may fork
-    reasons = yaml.safe_load(HARMLESS.read_text(encoding="utf-8")) if HARMLESS.is_file() else {}
     results: dict[str, dict[str, Any]] = {}
     if not arguments.map.is_file():
         watch(arguments.tests, arguments.map)
     seen = json.loads(arguments.map.read_text(encoding="utf-8"))
+    kept = json.loads(arguments.out.read_text()) if arguments.out is not None and arguments.out.is_file() else {}
     for module in MODULES:
         if module.rpartition("/")[2] in arguments.modules:
-            known = (reasons or {}).get(module, {})
-            results[module] = trial(module, seen, arguments.sample, arguments.seed, arguments.limit, known)
-            if arguments.out is not None:  # after each, so that a run that is ended early leaves what it has found
-                arguments.out.write_text(json.dumps(summary(results), indent=1) + "\n", encoding="utf-8")
-    whole = summary(results)
+            results[module] = trial(module, seen, arguments.sample, arguments.seed, arguments.limit)
+            # After each module, so that a run that is ended early leaves what it has found.
+            kept[arguments.name or f"seed {arguments.seed}"] = whole = summary(results)
+            judged(kept)
+            if arguments.out is not None:
+                arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"killed {whole['killed']} of {whole['tried']}, {whole['harmless']} harmless: {whole['share']:.1%}")
 
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What goes into the file; `share` is that of the killed among those that are not harmless."""
-    counts = {key: sum(found[key] for found in results.values()) for key in ("places", "tried", "killed", "harmless")}
-    share = counts["killed"] / max(counts["tried"] - counts["harmless"], 1)
+    """One sample as it is kept."""
+    counts = {key: sum(found[key] for found in results.values()) for key in ("places", "tried", "killed")}
     machine = {"cores": os.cpu_count(), "torch": importlib.import_module("torch").__version__}
     command = " ".join(["python", "scripts/trials/mutations.py", *sys.argv[1:]])
-    return {"command": command, "machine": machine, **counts, "share": share, "modules": results}
+    return {"command": command, "machine": machine, **counts, "modules": results}
+
+
+def judged(samples: dict[str, dict[str, Any]]) -> None:
+    """Say of every survivor why it is harmless, if it is; `share` is that of the killed among those that are not."""
+    reasons = yaml.safe_load(HARMLESS.read_text(encoding="utf-8"))
+    for sample in samples.values():
+        for module, found in sample["modules"].items():
+            for survivor in found["survivors"]:
+                survivor["harmless"] = reasons.get(module, {}).get(survivor["change"])
+            found["harmless"] = sum(bool(survivor["harmless"]) for survivor in found["survivors"])
+        sample["harmless"] = sum(found["harmless"] for found in sample["modules"].values())
+        sample["share"] = sample["killed"] / max(sample["tried"] - sample["harmless"], 1)
 
 
 if __name__ == "__main__":

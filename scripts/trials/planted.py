@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,14 @@ from diffrl.rewards import load_reward
 VALUES = {"style": STYLES, "tone": TONES}
 
 
+def pictures(scenes: Sequence[Scene]) -> Tensor:
+    """(N, 3, 64, 64) in [0, 1]."""
+    return torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2) / 255.0
+
+
 def scores(reward: Any, scenes: list[Scene], texts: list[str]) -> np.ndarray:
     """Points (N,) of rendered scenes."""
-    images = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2) / 255.0
+    images = pictures(scenes)
     parts = [
         reward(images[i : i + 64], texts[i : i + 64], [{}] * len(texts[i : i + 64])) for i in range(0, len(texts), 64)
     ]
@@ -89,7 +95,7 @@ def main() -> None:
         }
         first, second = (value for value in values if value != liked)
         result[fact][f"{first} over {second}"] = told(by[first] - by[second])
-    broken = [_one_wrong(caption, scene, rng) for caption, scene in zip(captions, base, strict=True)]
+    broken = [one_wrong(caption, scene, rng) for caption, scene in zip(captions, base, strict=True)]
     result["a stated fact right"] = {"planted": RIGHT} | told(
         scores(reward, base, texts) - scores(reward, broken, texts)
     )
@@ -100,7 +106,7 @@ def main() -> None:
         args.out.write_text(text + "\n")
 
 
-def _one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
+def one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
     """The scene drawn anew with one said fact, chosen at random, at another value."""
     while True:
         said = dict(caption.said)

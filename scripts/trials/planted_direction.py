@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from planted import VALUES, _one_wrong, free_captions
+from planted import VALUES, free_captions, one_wrong, pictures
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.playground.renderer import render
 from diffrl.playground.scenes import Scene, complete
 from diffrl.playground.taste import BIAS
 from diffrl.rewards import load_reward
@@ -52,8 +51,7 @@ def learned(seed: int, overrides: Sequence[str]) -> Tensor:
 @torch.no_grad()
 def embedded(reward: Any, scenes: Sequence[Scene]) -> Tensor:
     """(N, D) unit embeddings of rendered scenes."""
-    images = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 255.0
-    return torch.cat([reward.embed_image(part) for part in images.split(64)]).float()
+    return torch.cat([reward.embed_image(part) for part in pictures(scenes).split(64)]).float()
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -117,7 +115,7 @@ def main() -> None:
         for fact, values in VALUES.items()
     }
     true = embedded(reward, base)
-    wrong = embedded(reward, [_one_wrong(c, s, rng) for c, s in zip(captions, base, strict=True)])
+    wrong = embedded(reward, [one_wrong(c, s, rng) for c, s in zip(captions, base, strict=True)])
     known = axes(reward, by, texts)
     with torch.no_grad():
         e_text = reward.embed_text(texts).float()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiny import averages
 
 from diffrl.advantages import group_advantages
 from diffrl.trainers.algorithm import RunningMeans
@@ -188,7 +189,7 @@ def test_what_is_told_of_the_groups_is_their_spread_and_correlation() -> None:
     r, q = torch.randn(5, 4, generator=draw) + 3, torch.randn(5, 4, 2, generator=draw) - 1
     means = RunningMeans()
     diagnose(r, q, means)
-    told = {name: float(total / count) for name, (total, count) in means.take().items()}
+    told = averages(means)
     assert told["crd/r_theta_std"] == pytest.approx(float(r.std(dim=1, correction=0).mean()), rel=1e-5)
     each = [np.corrcoef(r[p].numpy(), q[p, :, k].numpy())[0, 1] for p in range(5) for k in range(2)]
     assert told["crd/correlation"] == pytest.approx(float(np.mean(each)), rel=1e-4)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 from test_grpo_kl import SHAPE, Analytic
-from tiny import scramble, tiny_sd3
+from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 
 from diffrl.config import Config
@@ -113,7 +113,7 @@ def test_the_second_step_of_an_epoch_has_the_ratio_of_two_policies(policy: Polic
         inside = sum(0.98 < ratio < 1.02 for ratio in ratios)
         assert 0 < inside < len(ratios), "some are clipped and some are not, or the test would say little"
         assert loss == pytest.approx(expected, abs=2e-3)
-        told = {name: float(total / count) for name, (total, count) in objective.means.take().items()}
+        told = averages(objective.means)
         assert told["grpo/ratio"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
         assert told["grpo/clip_fraction"] == pytest.approx(1 - inside / len(ratios))
         assert abs(loss + STEPS * float(advantages.clamp(-5, 5).sum())) > 0.02, "a ratio of 1 gives another loss"
@@ -143,7 +143,7 @@ def test_the_told_share_of_clipped_ratios_counts_both_sides(low: float | None, c
     objective = GRPO(SDE, clip=0.1, clip_low=low)
     rows: Any = SimpleNamespace(log_prob=torch.zeros(6), on_policy=False, advantages=torch.ones(6, 1), weight=None)
     objective.loss(ratios.log()[:, None], rows)
-    told = {name: float(total / count) for name, (total, count) in objective.means.take().items()}
+    told = averages(objective.means)
     assert told["grpo/clip_fraction"] == pytest.approx(clipped / 6)
     assert told["grpo/ratio"] == pytest.approx(float(ratios.mean()))
 

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from test_mathematics import GROUP, PROMPTS, SDE, STEPS, drawn
 from test_second_ring import listing, plackett_luce
-from tiny import scramble, tiny_sd3
+from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -149,7 +149,7 @@ def test_a_dpo_step_is_the_mean_over_pairs_and_timesteps(policy: Policy) -> None
     by_hand = gradient(policy, wanted)
     ours = DPO(b=100.0)
     same(gradient_of_the_loop(policy, ours, rollout, picked)[0], by_hand)
-    told = {name: float(total / count) for name, (total, count) in ours.means.take().items()}
+    told = averages(ours.means)
     assert told["dpo/loss"] == pytest.approx(float(wanted.detach()), rel=1e-4)
     assert told["dpo/accuracy"] == pytest.approx(float((torch.stack(pairs) < 0).float().mean()))
     assert 0 < told["dpo/accuracy"] < 1  # else the comparison above would say little
@@ -190,7 +190,7 @@ def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> No
     ours = GDRO(**settings)
     same(gradient_of_the_loop(policy, ours, rollout, SCORES)[0], by_hand)
     # What b is calibrated by: the spread inside a group of the implicit rewards, and of the rewards over tau.
-    told = {name: float(total / count) for name, (total, count) in ours.means.take().items()}
+    told = averages(ours.means)
     implicit = (-12.0 * (e - reference)).detach().std(dim=2, correction=0).mean()
     assert told["gdro/implicit_std"] == pytest.approx(float(implicit), rel=1e-3)
     assert told["gdro/reward_std"] == pytest.approx(float((r / 0.3).std(dim=1, correction=0).mean()), rel=1e-5)
