@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import json
 import sys
 from dataclasses import dataclass, field
@@ -51,14 +52,19 @@ class Experiment:
 
 
 def experiments(path: Path = LIST) -> list[Experiment]:
-    """All of them, in the file's order; defaults of the file are filled in. Raises TypeError for an unknown key."""
+    """All of them, in the file's order; defaults of the file are filled in. Raises TypeError for an unknown key.
+
+    An entry of `overrides` may be a list: YAML can refer to one, and not join two.
+    """
     told = yaml.safe_load(path.read_text())
     defaults = told.pop("defaults", {})
     found = []
     for name, row in told.items():
         row = defaults | row
         settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}
-        row |= {key: tuple(row[key]) for key in ("overrides", "seeds") if key in row}
+        row["seeds"] = tuple(row["seeds"])
+        parts = [part if isinstance(part, list) else [part] for part in row.get("overrides", [])]
+        row["overrides"] = tuple(itertools.chain.from_iterable(parts))
         found.append(Experiment(name=name, settings=settings, **row))
     return found
 
