@@ -41,6 +41,29 @@ def pictures(prompts: list[Prompt], lora: str | None) -> np.ndarray:
     return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
 
+def sheet(
+    out: Path, texts: list[str], drawn: dict[str, np.ndarray], right: dict[str, list[bool]], columns: int
+) -> None:
+    """Write a picture: in every block of `columns` prompts a row for each title of `drawn`, prompts above."""
+    rows, blocks = len(drawn), -(-len(texts) // columns)
+    size = (1.15 * columns, (1.15 * rows + 0.8) * blocks)
+    figure, axes = plt.subplots(rows * blocks, columns, figsize=size, squeeze=False)
+    for axis in axes.ravel():
+        axis.set_axis_off()
+    for i, text in enumerate(texts):
+        block, column = divmod(i, columns)
+        for row, title in enumerate(drawn):
+            axis = axes[rows * block + row][column]
+            show(axis, drawn[title][i], right[title][i])
+            if row == 0:
+                axis.set_title(textwrap.fill(text, 18), fontsize=6)
+            if column == 0:
+                axis.set_ylabel(textwrap.fill(title, 14), fontsize=8)
+    figure.tight_layout(pad=0.3)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lora", required=True, help="folder of the trained LoRA")
@@ -54,23 +77,7 @@ def main() -> None:
     texts = [prompt.text for prompt in prompts]
     drawn = {title: pictures(prompts, args.lora if key else None) for key, title in ROWS}
     right = {title: [v.all_right for v in verify(images, texts)] for title, images in drawn.items()}
-    blocks = -(-len(prompts) // args.columns)
-    size = (1.15 * args.columns, 3.1 * blocks)
-    figure, axes = plt.subplots(2 * blocks, args.columns, figsize=size, squeeze=False)
-    for axis in axes.ravel():
-        axis.set_axis_off()
-    for i, text in enumerate(texts):
-        block, column = divmod(i, args.columns)
-        for row, (_, title) in enumerate(ROWS):
-            axis = axes[2 * block + row][column]
-            show(axis, drawn[title][i], right[title][i])
-            if row == 0:
-                axis.set_title(textwrap.fill(text, 18), fontsize=6)
-            if column == 0:
-                axis.set_ylabel(title, fontsize=8)
-    figure.tight_layout(pad=0.3)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=120)
+    sheet(args.out, texts, drawn, right, args.columns)
     counts = {title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()}
     print(counts)
     if args.result:

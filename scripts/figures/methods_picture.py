@@ -9,14 +9,9 @@ order: they are not chosen by how the pictures look. A frame is green where the 
 from __future__ import annotations
 
 import argparse
-import textwrap
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from demo_picture import pictures, show
+from demo_picture import pictures, sheet
 
 from diffrl.playground.verifier import verify
 from diffrl.prompts import load_prompts
@@ -31,20 +26,10 @@ def main() -> None:
     args = parser.parse_args()
     prompts = load_prompts(args.prompts)[: args.count]
     texts = [prompt.text for prompt in prompts]
-    size = (1.15 * len(prompts), 1.15 * len(args.models) + 0.35)
-    figure, axes = plt.subplots(len(args.models), len(prompts), figsize=size, squeeze=False)
-    for row, text in zip(axes, args.models, strict=True):
-        label, _, lora = text.partition("=")
-        drawn = pictures(prompts, lora or None)
-        for axis, image, verdict in zip(row, drawn, verify(drawn, texts), strict=True):
-            axis.set_axis_off()
-            show(axis, image, verdict.all_right)
-        row[0].set_ylabel(textwrap.fill(label, 14), fontsize=8)
-    for axis, text in zip(axes[0], texts, strict=True):
-        axis.set_title(textwrap.fill(text, 18), fontsize=6)
-    figure.tight_layout(pad=0.3)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=120)
+    loras = dict(text.partition("=")[::2] for text in args.models)
+    drawn = {label: pictures(prompts, lora or None) for label, lora in loras.items()}
+    right = {label: [verdict.all_right for verdict in verify(images, texts)] for label, images in drawn.items()}
+    sheet(args.out, texts, drawn, right, columns=len(texts))
 
 
 if __name__ == "__main__":
