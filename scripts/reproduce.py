@@ -270,6 +270,9 @@ def main() -> None:
         chosen = [e for e in experiments() if e.name.startswith(tuple(args.only))]
         if not chosen:
             raise SystemExit(f"reproduce: no experiment is called {' or '.join(args.only)} (--list shows them)")
+        if args.list:  # shows only, whatever stands beside it: a look must not start hours of work
+            show(chosen)
+            return
         if args.all and (failed := run_all(chosen, args.jobs, args.runs.resolve())):
             raise SystemExit(f"reproduce: {failed} seeds failed")
         if args.confirm and (failed := confirm_all(chosen, args.jobs, args.runs.resolve())):
