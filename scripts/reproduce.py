@@ -112,6 +112,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
         "after": after,
         "p_value_paired_over_prompts": tests,
         "images": history[-1]["samples"],
+        "forwards": sum(m.get("rollout/forwards", 0) for m in history),  # of the network in the rollouts, by images
         "optimiser_steps": history[-1]["step"],
         "training_seconds": round(seconds, 1),
         "evaluation_seconds": round(sum(m.get("seconds/evaluate", 0.0) for m in history), 1),
