@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
 sys.path[:0] = [str(ROOT / "scripts" / "figures")]
 
-from results_table import half_width, table  # noqa: E402
+from results_table import cell, half_width, table  # noqa: E402
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
@@ -39,13 +39,16 @@ def results(folder: str, *variants: str, columns: str = "playground strict clip 
     for result in found.values():
         for side in (run[side] for run in result["runs"] for side in ("before", "after")):
             side.update({"clip": side["plain"]} if "plain" in side else {})  # `clip` may be trained in a corrected form
-    return table(found, columns.split()) + _origin(found, "half the width of the mean's 95 % interval")
+    return table(found, columns.split()) + _origin(found, HALF)
 
 
-def _origin(found: dict[str, dict[str, Any]], spread: str) -> str:
+HALF = "half the width of the mean's 95 % interval"
+
+
+def _origin(found: dict[str, dict[str, Any]], spread: str, prompts: str = "held-out") -> str:
     runs = [len(one["runs"]) for one in found.values()]
     seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
-    return f"\n\nMean over {seeds} seeds and {spread}; held-out prompts. {_machines(found)}\n"
+    return f"\n\nMean over {seeds} seeds and {spread}; {prompts} prompts. {_machines(found)}\n"
 
 
 def _machines(found: dict[str, dict[str, Any]]) -> str:
@@ -83,17 +86,50 @@ def pilots(*names: str) -> str:
         (run,) = result["runs"]
         before, after = run["before"], run["after"]
 
-        def cell(key: str, before: dict[str, Any] = before, after: dict[str, Any] = after) -> str:
+        def both(key: str, before: dict[str, Any] = before, after: dict[str, Any] = after) -> str:
             return f"{before[key]:.3f} > {after[key]:.3f}" if after.get(key) is not None else ""
 
         trained = list(result["config"]["rewards"])
         chances = [run["p_value_paired_over_prompts"][reward] for reward in trained]
         p = "<br>".join("< 1e-6" if chance < 1e-6 else f"{chance:.1g}" for chance in chances)
-        rewards = "<br>".join(f"{reward} {cell(reward)}" for reward in trained)
-        cells = " | ".join(cell(key) for key in columns.values())
+        rewards = "<br>".join(f"{reward} {both(reward)}" for reward in trained)
+        cells = " | ".join(both(key) for key in columns.values())
         lines.append(f"| `playground/{name}` | {run['images']:,} | {rewards} | {p} | {cells} |")
     told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
     return "\n".join(lines) + f"\n\n{told} {_machines(found)}\n"
+
+
+@page_function
+def ring(base: str, *names: str) -> str:
+    """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml."""
+    columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
+    heads = ["recipe", "images", "forwards", "seconds", "verifier", "against the base", *columns]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
+    reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
+    first = found[base]["runs"][0]["before"]
+    cells = [f"{first[key]:.3f}" for key in ("playground", *columns.values())]
+    lines.append(f"| the model before | | | | {cells[0]} | | {' | '.join(cells[1:])} |")
+    for name, result in found.items():
+        runs = result["runs"]
+        if any(abs(run["before"]["playground"] - first["playground"]) > 1e-4 for run in runs):
+            raise ValueError(f"pilots/{name}.json is judged on other prompts, or on another model, than {base}'s")
+        against = ""
+        if name != base:
+            further = np.array([run["after"]["playground"] - reached[run["seed"]] for run in runs])
+            against = f"{further.mean():+.3f}" + (f" ± {half_width(further):.3f}" if len(runs) > 1 else "")
+        counted = [run["forwards"] for run in runs if "forwards" in run]
+        cells = [
+            f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"),
+            f"{runs[0]['images']:,}",
+            f"{np.mean(counted):,.0f}" if counted else "",
+            f"{np.mean([run['training_seconds'] for run in runs]):.0f}",
+            cell(runs, "playground"),
+            against,
+            *(cell(runs, key) for key in columns.values()),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + _origin(found, HALF, "validation")
 
 
 DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
