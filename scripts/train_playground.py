@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).parent / "playground"))
 
 from autoencoder import train_autoencoder, train_decoder
 from clips import train_aesthetic, train_clip, train_preference
-from drawing import Prompts, encode_pool, train_drawing
+from drawing import Design, Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
 from turbo import save_turbo, train_turbo
@@ -147,16 +147,18 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 
 
 def go_on(
-    work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0
-) -> None:
+    work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
+    bf16: bool = False,
+) -> None:  # fmt: skip
     """Train the generator or the decoder further, from the weights in --out, or the generator's distilled sibling."""
     pool = work.pool()
     vae, texts, drawn = shipped(work)
     if "generator" in stages:
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
+        design, latents = Design(bf16=bf16), work.latents(vae)
         drawn = train_drawing(
-            work.folder, pool, work.latents(vae), prompts, minutes, start=start, compiled=compiled, rate=rate
+            work.folder, pool, latents, prompts, minutes, start=start, compiled=compiled, rate=rate, design=design
         )
         drawn.load_state_dict({name: (1 - keep) * new + keep * start[name] for name, new in drawn.state_dict().items()})
         work.export_pipeline(vae, texts, drawn)
@@ -167,7 +169,7 @@ def go_on(
         save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
-def train(work: Work, last: int, compiled: bool = False) -> None:
+def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     for stage in STAGES[1 : last + 1]:
@@ -177,8 +179,8 @@ def train(work: Work, last: int, compiled: bool = False) -> None:
             texts = train_texts(work.folder, pool, work.tokenizer, minutes[stage])
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
-            latents = work.latents(vae)
-            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled)
+            design, latents = Design(bf16=bf16), work.latents(vae)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, design=design)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder":
             vae = train_decoder(work.folder, pool, vae, minutes[stage])
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=SCENES, help="scenes of the pool")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the pool: another one has other scenes")
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
+    parser.add_argument("--bf16", action="store_true", help="the generator's forwards in bfloat16 (where it is fast)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--export", action="store_true", help="only export what the states hold now")
     parser.add_argument(
@@ -277,9 +280,9 @@ def main() -> None:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
-        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, args.bf16)
     else:
-        train(work, STAGES.index(args.stage), args.compile)
+        train(work, STAGES.index(args.stage), args.compile, args.bf16)
     record(work, stages)
 
 

@@ -46,11 +46,11 @@ def build_vae() -> AutoencoderKL:
     )
 
 
-def build_transformer(layers: int = 4, heads: int = 4, head_dim: int = 32) -> SD3Transformer2DModel:
-    """The MMDiT: 16 image tokens and 16 text tokens through `layers` joint blocks, 2.3 M parameters."""
+def build_transformer(layers: int = 4, heads: int = 4, head_dim: int = 32, patch: int = 2) -> SD3Transformer2DModel:
+    """The MMDiT: 16 image tokens (`patch` 1: 64), 16 text tokens, `layers` joint blocks; 2.3 M parameters."""
     return SD3Transformer2DModel(
         sample_size=IMAGE_SIZE // 8,
-        patch_size=2,
+        patch_size=patch,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         num_layers=layers,
@@ -59,7 +59,7 @@ def build_transformer(layers: int = 4, heads: int = 4, head_dim: int = 32) -> SD
         caption_projection_dim=heads * head_dim,
         joint_attention_dim=2 * TEXT_WIDTH,
         pooled_projection_dim=2 * TEXT_WIDTH,
-        pos_embed_max_size=IMAGE_SIZE // 16,
+        pos_embed_max_size=IMAGE_SIZE // 8 // patch,
         qk_norm="rms_norm",  # as SD3.5; without it Muon's large steps make the attention sharp too early
     )
 

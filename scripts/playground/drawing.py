@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,29 @@ from diffrl.playground import models
 
 BATCH = 128
 RATE, MUON_RATE = 1.5e-3, 2e-2
-READ = 0.3  # weight of the throw-away heads' loss
 LAYER = 2  # the block whose output they read, counted from 1
 NOISIER = 0.4  # mean of the logit of the noise level
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of the transformer and the frozen encoders
 EMPTY = 0.1  # share of prompts that are emptied, for classifier-free guidance
+SIMPLE = [KINDS.index(kind) for kind in ("objects", "heads", "words")]  # kinds that show one thing
+
+
+@dataclass(frozen=True)
+class Design:
+    """What can be chosen; the defaults are the shipped model's, and `scripts/trials/generator_designs.py` compares.
+
+    patch: latents a side of a token, 2 (16 tokens) or 1 (64). heads: of 32 channels. read: weight of the loss of the
+    throw-away heads. muon: for the matrices inside, else AdamW for all. bf16: autocast to it, which is worth it on
+    machines that have units for it. simple: the share of the time in which only scenes of one thing are shown.
+    """
+
+    patch: int = 2
+    heads: int = 4
+    layers: int = 4
+    read: float = 0.3
+    muon: bool = True
+    bf16: bool = False
+    simple: float = 0.0
 
 
 @torch.no_grad()
@@ -44,9 +65,9 @@ def encode_pool(work: Path, pool: Pool, vae: Any, part: int = 0, parts: int = 1)
 class Learner(nn.Module):
     """The transformer, and what is thrown away: a head that reads the cells' classes from the image tokens inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, design: Design) -> None:
         super().__init__()
-        transformer: Any = models.build_transformer()
+        transformer: Any = models.build_transformer(design.layers, design.heads, patch=design.patch)
         self.transformer = transformer
         width, patch = transformer.inner_dim, transformer.config.patch_size
         self.classifier = nn.Sequential(
@@ -101,35 +122,42 @@ class Prompts:
 
 def train_drawing(
     work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, name: str = "generator",
-    start: Any = None, fall: float = 0.7, compiled: bool = False, rate: float = 1.0,
+    start: Any = None, fall: float = 0.7, compiled: bool = False, rate: float = 1.0, design: Design | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Any:  # fmt: skip
     """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights.
 
     `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter. `rate`: factor of the
-    learning rates; a small one only bends the weights of the start, and the average is shorter.
+    learning rates; a small one only bends the weights of the start, and the average is shorter. `clock`: of `minutes`.
     """
     torch.manual_seed(0)
-    learner = Learner().to(DEVICE)
+    design = design or Design()
+    learner = Learner(design).to(DEVICE)
     if start is not None:
         learner.transformer.load_state_dict(start)
-    optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE)
+    optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE if design.muon else None)
+    one_thing = np.flatnonzero(np.isin(np.asarray(pool.kinds), SIMPLE))
     decay = 0.999 if rate == 1 else 0.99
-    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers, fall, decay)
+    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers, fall, decay, clock)
     if compiled:  # after the stage has copied it for the average
         learner.transformer.forward = torch.compile(learner.transformer.forward, dynamic=False)
 
     def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
-        rows = torch.randint(len(pool), (BATCH,), generator=generator).numpy()
+        among = one_thing if done < design.simple else np.arange(len(pool))
+        rows = among[torch.randint(len(among), (BATCH,), generator=generator).numpy()]
         x0 = torch.from_numpy(latents[rows].astype(np.float32))
         t = torch.sigmoid(torch.randn(BATCH, generator=generator) + NOISIER)
         eps = torch.randn(x0.shape, generator=generator)
         x0, t, eps = (tensor.to(DEVICE, non_blocking=True) for tensor in (x0, t, eps))
         level = t[:, None, None, None]
-        velocity, read = learner((1 - level) * x0 + level * eps, t, *prompts.embed(rows, generator))
+        embedded = prompts.embed(rows, generator)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=design.bf16):
+            velocity, read = learner((1 - level) * x0 + level * eps, t, *embedded)
+        velocity, read = velocity.float(), read.float()
         content, paint = (torch.from_numpy(a[rows].astype(np.int64)).to(DEVICE) for a in (pool.content, pool.paint))
         logits = read.split([CONTENTS, PAINTS], dim=1)
         known = F.cross_entropy(logits[0], content) + F.cross_entropy(logits[1], paint)
         error = F.mse_loss(velocity, eps - x0)
-        return error + READ * known, {"v": error.item(), "read": known.item()}
+        return error + design.read * known, {"v": error.item(), "read": known.item()}
 
     return stage.run(loss_of, BATCH).cpu()

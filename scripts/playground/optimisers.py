@@ -72,8 +72,8 @@ class Muon(torch.optim.Optimizer):
         return None
 
 
-def optimisers_of(model: nn.Module, rate: float, muon_rate: float) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW] over the parameters of `model`; embeddings and in- and output layers are AdamW's."""
+def optimisers_of(model: nn.Module, rate: float, muon_rate: float | None) -> list[torch.optim.Optimizer]:
+    """[Muon, AdamW] over the parameters of `model`; embeddings and in- and output layers are AdamW's, or all (None)."""
     inside: list[nn.Parameter] = []
     outside: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -81,4 +81,6 @@ def optimisers_of(model: nn.Module, rate: float, muon_rate: float) -> list[torch
             matrix = parameter.ndim in (2, 4) and min(parameter.flatten(1).shape) >= 8
             matrix = matrix and not any(word in name for word in _OUTSIDE)
             (inside if matrix else outside).append(parameter)
+    if muon_rate is None:
+        return [torch.optim.AdamW([*inside, *outside], rate, betas=(0.9, 0.99), weight_decay=0.01)]
     return [Muon(inside, muon_rate), torch.optim.AdamW(outside, rate, betas=(0.9, 0.99), weight_decay=0.01)]
