@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -83,24 +82,13 @@ def build_text_encoder(tokenizer: CLIPTokenizer, layers: int) -> CLIPTextModelWi
 
 
 class Generator(nn.Module):
-    """Transformer and the two text encoders, trained end to end with the flow-matching loss."""
+    """Transformer and the two text encoders with new weights: what `save_pipeline` writes."""
 
     def __init__(self, tokenizer: CLIPTokenizer) -> None:
         super().__init__()
         self.transformer: Any = build_transformer()
         self.text_encoder = build_text_encoder(tokenizer, layers=2)
         self.text_encoder_2 = build_text_encoder(tokenizer, layers=3)
-
-    def encode(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, T) to embeddings (B, T, D) and pooled (B, P), as `StableDiffusion3Pipeline.encode_prompt` does."""
-        outputs = [e(tokens, output_hidden_states=True) for e in (self.text_encoder, self.text_encoder_2)]
-        embeds = torch.cat([o.hidden_states[-2] for o in outputs], dim=-1)
-        pooled = torch.cat([o.text_embeds for o in outputs], dim=-1)
-        return embeds, pooled
-
-    def forward(self, x_t: Tensor, t: Tensor, tokens: Tensor) -> Tensor:
-        """Velocity (B, C, h, w) at noise level `t` (B,) in [0, 1]."""
-        return velocity(self.transformer, x_t, t, *self.encode(tokens))
 
 
 def velocity(transformer: Any, x_t: Tensor, t: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
