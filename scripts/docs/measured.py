@@ -103,9 +103,10 @@ def pilots(*names: str) -> str:
 def ring(base: str, *names: str) -> str:
     """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml."""
     columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
-    heads = ["recipe", "images", "forwards", "seconds", "verifier", "against the base", *columns]
+    heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *columns]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
+    costs = read("ring_cost.json")["methods"]  # of one run: trainings ran beside other work
     reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
     first = found[base]["runs"][0]["before"]
     cells = [f"{first[key]:.3f}" for key in ("playground", *columns.values())]
@@ -123,7 +124,7 @@ def ring(base: str, *names: str) -> str:
             f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"),
             f"{runs[0]['images']:,}",
             f"{np.mean(counted):,.0f}" if counted else "",
-            f"{np.mean([run['training_seconds'] for run in runs]):.0f}",
+            f"{costs[name]['epoch']:.2f}",
             cell(runs, "playground"),
             against,
             *(cell(runs, key) for key in columns.values()),
@@ -169,6 +170,14 @@ def gain(file: str, name: str) -> str:
     before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
     spread = f" ± {half_width(after - before):.3f}" if len(runs) > 1 else ""
     return f"{before.mean():.3f} > {after.mean():.3f}{spread}"
+
+
+@page_function
+def share_of_gain(file: str, of: str, name: str) -> str:
+    """The gain of a measured value as a share of another result's, seed by seed, and half the 95 % interval's width."""
+    gains = [[run["after"][name] - run["before"][name] for run in read(one)["runs"]] for one in (file, of)]
+    shares = np.divide(*gains)
+    return f"{shares.mean():.0%} ± {half_width(shares):.0%}"
 
 
 @page_function
@@ -243,9 +252,9 @@ def planted_direction() -> str:
 
 
 @page_function
-def drift() -> str:
+def drift(file: str = "planted_drift.json") -> str:
     """Which styles and tones trained models draw where they are free (`scripts/trials/planted_drift.py`)."""
-    told = read("planted_drift.json")
+    told = read(file)
     keys = list(next(iter(told["methods"].values()))[0])
     liked = set(told["liked"].values())
     head = [f"{key} (liked)" if key in liked else key for key in keys]
