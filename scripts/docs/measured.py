@@ -138,15 +138,23 @@ DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity
 
 @page_function
 def divgen(file: str) -> str:
-    """DivGenBench's scores of several methods (`scripts/figures/divgen_table.py`)."""
-    lines = [f"| method | {' | '.join(DIVGEN.values())} |", "| --- " * (len(DIVGEN) + 1) + "|"]
-    for label, runs in read(file).items():
+    """DivGenBench's scores of several methods (`scripts/figures/divgen_table.py`), and the exact variety."""
+    told = read(file)
+    agreed = told.pop("agreement with the variety", None)
+    extra = {"variety": "**variety** (exact)", "facts right": "facts right"} if agreed else {}
+    columns = DIVGEN | extra
+    lines = [f"| method | {' | '.join(columns.values())} |", "| --- " * (len(columns) + 1) + "|"]
+    for label, runs in told.items():
         if isinstance(runs, list):
             cells = []
-            for name in DIVGEN:
-                values = np.array([run[name] for run in runs])
-                cells.append(f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""))
+            for name in columns:
+                values = np.array([run[name] for run in runs if name in run])
+                spread = f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""
+                cells.append(f"{values.mean():.3f}{spread}" if len(values) else "")
             lines.append(f"| {label} | {' | '.join(cells)} |")
+    if agreed:
+        cells = [f"{agreed[name]['correlation']:+.2f}" for name in DIVGEN]
+        lines.append(f"| rank correlation with the variety, {agreed['folders']} models | {' | '.join(cells)} | | |")
     return "\n".join(lines) + "\n"
 
 

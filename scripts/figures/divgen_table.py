@@ -1,8 +1,12 @@
 """DivGenBench over the seeds of several methods: a Markdown table, and the same as JSON.
 
     python scripts/figures/divgen_table.py base=divgen/base GRPO=divgen/grpo-0,divgen/grpo-1 --out divgen.json
+    python scripts/figures/divgen_table.py ... --gold GRPO=assets/results/grpo.json --out divgen.json
 
 The folders are those of `diffrl divgen score`. A cell is the mean over the folders and the deviation between them.
+`--gold`: results of `scripts/reproduce.py` whose seeds are a method's folders, in their order. Their exact variety and
+share of right facts stand beside the scores then, and Spearman's correlation of each score with the variety over all
+folders that have one.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from diffrl import __version__
 
@@ -25,21 +30,46 @@ def values(folder: str) -> dict[str, float]:
     return {name: scores[name]["value"] for name in COLUMNS}
 
 
+def gold(file: str) -> list[dict[str, float]]:
+    """Variety and facts right of each seed of a result."""
+    runs = json.loads(Path(file).read_text())["runs"]
+    return [{"variety": run["after"]["variety"], "facts right": run["after"]["strict"]} for run in runs]
+
+
+def agreement(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Spearman's correlation with the variety, and its p, of each score."""
+    varieties = [row["variety"] for row in rows]
+    found = {}
+    for name in COLUMNS:
+        test = stats.spearmanr([row[name] for row in rows], varieties)
+        found[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="+", metavar="LABEL=DIR[,DIR...]")
+    parser.add_argument("--gold", nargs="+", default=[], metavar="LABEL=FILE")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    golds = {label: gold(file) for label, _, file in (text.partition("=") for text in args.gold)}
+    methods: dict[str, list[dict[str, float]]] = {}
     result: dict[str, object] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
     print(f"| method | {' | '.join(COLUMNS.values())} |")
     print("| --- " * (len(COLUMNS) + 1) + "|")
     for text in args.methods:
         label, _, folders = text.partition("=")
         found = [values(folder) for folder in folders.split(",")]
-        result[label] = found
+        if label in golds and len(golds[label]) != len(found):
+            raise SystemExit(f"divgen_table: {label} has {len(found)} folders and {len(golds[label])} seeds")
+        methods[label] = [row | more for row, more in zip(found, golds.get(label, [{}] * len(found)), strict=True)]
         table = np.array([list(one.values()) for one in found])
         spread = [f" ± {x:.3f}" for x in table.std(axis=0, ddof=1)] if len(found) > 1 else [""] * table.shape[1]
         print(f"| {label} | {' | '.join(f'{m:.3f}{s}' for m, s in zip(table.mean(axis=0), spread, strict=True))} |")
+    result |= methods
+    if golds:
+        rows = [row for found in methods.values() for row in found if "variety" in row]
+        result["agreement with the variety"] = agreement(rows) | {"folders": len(rows)}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
