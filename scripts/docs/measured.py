@@ -183,8 +183,10 @@ def gain(file: str, name: str) -> str:
 @page_function
 def share_of_gain(file: str, of: str, name: str) -> str:
     """The gain of a measured value as a share of another result's, seed by seed, and half the 95 % interval's width."""
-    gains = [[run["after"][name] - run["before"][name] for run in read(one)["runs"]] for one in (file, of)]
-    shares = np.divide(*gains)
+    own, others = (
+        np.array([run["after"][name] - run["before"][name] for run in read(one)["runs"]]) for one in (file, of)
+    )
+    shares = own / others
     return f"{shares.mean():.0%} ± {half_width(shares):.0%}"
 
 
