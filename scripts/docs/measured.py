@@ -220,6 +220,19 @@ def drawing() -> str:
 
 
 @page_function
+def designs() -> str:
+    """Designs of the playground's generator at equal CPU time (`scripts/trials/generator_designs.py`)."""
+    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["designs"]["designs"]
+    heads = ["error on unseen scenes", "facts right, guidance 1", "facts right, guidance 3"]
+    lines = [f"| design | parameters | images in {next(iter(told.values()))['seconds']} s | {' | '.join(heads)} |"]
+    lines += ["| --- " * (len(heads) + 3) + "|"]
+    for name, row in told.items():
+        cells = [f"{row['parameters'] / 1e6:.1f} M", f"{row['images']:,}", *(f"{row[key]:.3f}" for key in heads)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@page_function
 def turbo() -> str:
     """The distilled sibling beside the generator (`playground_facts.py`), and a trained LoRA on both (nft.json)."""
     told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["turbo"]
