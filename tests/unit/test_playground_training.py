@@ -15,7 +15,7 @@ from diffrl.resources import shipped
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "playground"))
 
-from drawing import Prompts
+from drawing import Design, Learner, Prompts
 
 
 def prompts(kinds: np.ndarray, wrong: float) -> Prompts:
@@ -32,3 +32,13 @@ def test_a_share_of_captions_is_of_another_scene_of_the_same_kind() -> None:
     assert abs((found != rows).mean() - 0.25) < 0.03  # three standard deviations
     taken = np.bincount(found[found != rows] // 1000, minlength=4)
     assert taken.min() > 80  # of 500, from all over the pool
+
+
+def test_every_design_reads_the_cells_and_draws_the_latents() -> None:
+    x, t, embeds, pooled = torch.randn(2, 8, 8, 8), torch.rand(2), torch.randn(2, 16, 128), torch.randn(2, 128)
+    for design, tokens in ((Design(), 16), (Design(patch=1), 64), (Design(heads=6, layers=2), 16)):
+        learner = Learner(design)
+        inside: list[int] = []
+        learner.classifier.register_forward_pre_hook(lambda module, given, seen=inside: seen.append(given[0].shape[1]))
+        velocity, read = learner(x, t, embeds, pooled)
+        assert velocity.shape == x.shape and read.shape[2:] == (8, 8) and inside == [tokens]
