@@ -148,7 +148,7 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 
 def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
-    bf16: bool = False,
+    design: Design | None = None,
 ) -> None:  # fmt: skip
     """Train the generator or the decoder further, from the weights in --out, or the generator's distilled sibling."""
     pool = work.pool()
@@ -156,7 +156,7 @@ def go_on(
     if "generator" in stages:
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
-        design, latents = Design(bf16=bf16), work.latents(vae)
+        latents = work.latents(vae)
         drawn = train_drawing(
             work.folder, pool, latents, prompts, minutes, start=start, compiled=compiled, rate=rate, design=design
         )
@@ -169,7 +169,7 @@ def go_on(
         save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
-def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> None:
+def train(work: Work, last: int, compiled: bool = False, design: Design | None = None) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     for stage in STAGES[1 : last + 1]:
@@ -179,7 +179,7 @@ def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> 
             texts = train_texts(work.folder, pool, work.tokenizer, minutes[stage])
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
-            design, latents = Design(bf16=bf16), work.latents(vae)
+            latents = work.latents(vae)
             drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, design=design)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder":
@@ -271,6 +271,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
+    design = Design(bf16=args.bf16)
     stages: list[str] = []
     if args.export:
         export(work)
@@ -280,9 +281,9 @@ def main() -> None:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
-        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, args.bf16)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, design)
     else:
-        train(work, STAGES.index(args.stage), args.compile, args.bf16)
+        train(work, STAGES.index(args.stage), args.compile, design)
     record(work, stages)
 
 

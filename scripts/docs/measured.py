@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
 sys.path[:0] = [str(ROOT / "scripts" / "figures")]
 
+from divgen_table import COLUMNS as DIVGEN  # noqa: E402
 from results_table import cell, half_width, table  # noqa: E402
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -29,6 +30,16 @@ def page_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text())
+
+
+def _training() -> dict[str, Any]:
+    """What was recorded of the playground's own models."""
+    return json.loads((ROOT / "assets" / "playground" / "training.json").read_text())
+
+
+def _sides(runs: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A measured value before and after, each (seeds,)."""
+    return np.array([run["before"][name] for run in runs]), np.array([run["after"][name] for run in runs])
 
 
 @page_function
@@ -66,7 +77,7 @@ def gains(*variants: str) -> str:
         found[label] = read(file)
         runs = found[label]["runs"]
         for i, name in enumerate(runs[0]["before"]):
-            before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+            before, after = _sides(runs, name)
             spread = f" ± {np.std(after - before, ddof=1):.3f}" if len(runs) > 1 else ""
             chances = [run.get("p_value_paired_over_prompts", {}).get(name) for run in runs]
             p = "" if None in chances else "< 1e-6" if max(chances) < 1e-6 else f"{max(chances):.2g}"
@@ -76,11 +87,13 @@ def gains(*variants: str) -> str:
     return "\n".join(lines) + _origin(found, "the standard deviation between them")
 
 
+HELD_OUT = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
+
+
 @page_function
 def pilots(*names: str) -> str:
     """What ten epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
-    columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
-    lines = [f"| recipe | images | trained | p | {' | '.join(columns)} |", "| --- " * (len(columns) + 4) + "|"]
+    lines = [f"| recipe | images | trained | p | {' | '.join(HELD_OUT)} |", "| --- " * (len(HELD_OUT) + 4) + "|"]
     found = {name: read(f"pilots/{name}.json") for name in names}
     for name, result in found.items():
         (run,) = result["runs"]
@@ -93,7 +106,7 @@ def pilots(*names: str) -> str:
         chances = [run["p_value_paired_over_prompts"][reward] for reward in trained]
         p = "<br>".join("< 1e-6" if chance < 1e-6 else f"{chance:.1g}" for chance in chances)
         rewards = "<br>".join(f"{reward} {both(reward)}" for reward in trained)
-        cells = " | ".join(both(key) for key in columns.values())
+        cells = " | ".join(both(key) for key in HELD_OUT.values())
         lines.append(f"| `playground/{name}` | {run['images']:,} | {rewards} | {p} | {cells} |")
     told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
     return "\n".join(lines) + f"\n\n{told} {_machines(found)}\n"
@@ -102,14 +115,13 @@ def pilots(*names: str) -> str:
 @page_function
 def ring(base: str, *names: str) -> str:
     """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml."""
-    columns = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
-    heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *columns]
+    heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *HELD_OUT]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
     costs = read("ring_cost.json")["methods"]  # of one run: trainings ran beside other work
     reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
     first = found[base]["runs"][0]["before"]
-    cells = [f"{first[key]:.3f}" for key in ("playground", *columns.values())]
+    cells = [f"{first[key]:.3f}" for key in ("playground", *HELD_OUT.values())]
     lines.append(f"| the model before | | | | {cells[0]} | | {' | '.join(cells[1:])} |")
     for name, result in found.items():
         runs = result["runs"]
@@ -127,13 +139,10 @@ def ring(base: str, *names: str) -> str:
             f"{costs[name]['epoch']:.2f}",
             cell(runs, "playground"),
             against,
-            *(cell(runs, key) for key in columns.values()),
+            *(cell(runs, key) for key in HELD_OUT.values()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + _origin(found, HALF, "validation")
-
-
-DIVGEN = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
 
 
 @page_function
@@ -175,7 +184,7 @@ def value(file: str, path: str, form: str = "{}") -> str:
 def gain(file: str, name: str) -> str:
     """`base > trained` of a measured value, mean over the seeds, with half the width of the gain's 95 % interval."""
     runs = read(file)["runs"]
-    before, after = (np.array([run[side][name] for run in runs]) for side in ("before", "after"))
+    before, after = _sides(runs, name)
     spread = f" ± {half_width(after - before):.3f}" if len(runs) > 1 else ""
     return f"{before.mean():.3f} > {after.mean():.3f}{spread}"
 
@@ -183,9 +192,7 @@ def gain(file: str, name: str) -> str:
 @page_function
 def share_of_gain(file: str, of: str, name: str) -> str:
     """The gain of a measured value as a share of another result's, seed by seed, and half the 95 % interval's width."""
-    own, others = (
-        np.array([run["after"][name] - run["before"][name] for run in read(one)["runs"]]) for one in (file, of)
-    )
+    own, others = (after - before for before, after in (_sides(read(one)["runs"], name) for one in (file, of)))
     shares = own / others
     return f"{shares.mean():.0%} ± {half_width(shares):.0%}"
 
@@ -199,7 +206,7 @@ def mean(file: str, listed: str, path: str, form: str = "{:.2f}") -> str:
 @page_function
 def drawing() -> str:
     """How well the playground's generator draws, before and after its last stage (`playground_facts.py`)."""
-    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())
+    told = _training()
     now, before = told["figures"], told["figures before wrong captions"]
     columns = {
         "through the autoencoder": now["autoencoder"],
@@ -222,7 +229,7 @@ def drawing() -> str:
 @page_function
 def designs() -> str:
     """Designs of the playground's generator at equal CPU time (`scripts/trials/generator_designs.py`)."""
-    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["designs"]["designs"]
+    told = _training()["designs"]["designs"]
     heads = ["error on unseen scenes", "facts right, guidance 1", "facts right, guidance 3"]
     lines = [f"| design | parameters | images in {next(iter(told.values()))['seconds']} s | {' | '.join(heads)} |"]
     lines += ["| --- " * (len(heads) + 3) + "|"]
@@ -235,7 +242,7 @@ def designs() -> str:
 @page_function
 def turbo() -> str:
     """The distilled sibling beside the generator (`playground_facts.py`), and a trained LoRA on both (nft.json)."""
-    told = json.loads((ROOT / "assets" / "playground" / "training.json").read_text())["turbo"]
+    told = _training()["turbo"]
     lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
     for name, row in told["figures"].items():
         cells = [f"{row[key]:.3f}" for key in ("facts", "all_right", "variety", "artefact")]

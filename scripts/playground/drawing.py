@@ -136,6 +136,7 @@ def train_drawing(
     if start is not None:
         learner.transformer.load_state_dict(start)
     optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE if design.muon else None)
+    every = np.arange(len(pool))
     one_thing = np.flatnonzero(np.isin(np.asarray(pool.kinds), SIMPLE))
     decay = 0.999 if rate == 1 else 0.99
     stage = Stage(name, work, learner.transformer, learner, minutes, optimisers, fall, decay, clock)
@@ -143,7 +144,7 @@ def train_drawing(
         learner.transformer.forward = torch.compile(learner.transformer.forward, dynamic=False)
 
     def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
-        among = one_thing if done < design.simple else np.arange(len(pool))
+        among = one_thing if done < design.simple else every
         rows = among[torch.randint(len(among), (BATCH,), generator=generator).numpy()]
         x0 = torch.from_numpy(latents[rows].astype(np.float32))
         t = torch.sigmoid(torch.randn(BATCH, generator=generator) + NOISIER)

@@ -81,6 +81,6 @@ def optimisers_of(model: nn.Module, rate: float, muon_rate: float | None) -> lis
             matrix = parameter.ndim in (2, 4) and min(parameter.flatten(1).shape) >= 8
             matrix = matrix and not any(word in name for word in _OUTSIDE)
             (inside if matrix else outside).append(parameter)
-    if muon_rate is None:
-        return [torch.optim.AdamW([*inside, *outside], rate, betas=(0.9, 0.99), weight_decay=0.01)]
-    return [Muon(inside, muon_rate), torch.optim.AdamW(outside, rate, betas=(0.9, 0.99), weight_decay=0.01)]
+    muon = [] if muon_rate is None else [Muon(inside, muon_rate)]
+    others = outside if muon else [*inside, *outside]
+    return [*muon, torch.optim.AdamW(others, rate, betas=(0.9, 0.99), weight_decay=0.01)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -79,7 +80,7 @@ def main() -> None:
     trained = Work(args.work / "trained", source, MINUTES, args.scenes, seed=2)
     held_out = Work(args.work / "held_out", source, MINUTES, HELD_OUT, seed=3)
     vae, texts, _ = shipped(trained)
-    shipped(held_out)
+    shutil.copy(trained.folder / "scale.json", held_out.folder)
     latents, unseen = trained.latents(vae), held_out.latents(vae)
     prompts = Prompts(trained.pool(), texts, trained.tokenizer)
     asked = Prompts(held_out.pool(), texts, held_out.tokenizer)
