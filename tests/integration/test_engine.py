@@ -102,6 +102,7 @@ def test_on_a_cpu_auto_is_native(config_file: Any) -> None:
 @pytest.mark.long
 def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str, Policy]) -> None:
     """Dynamo traces the blocks, and must see a switch of snapshots; the backend does not matter for that."""
+    torch.manual_seed(0)
     for policy in policies.values():
         policy.add_snapshot("old")
         with torch.no_grad():
@@ -117,10 +118,11 @@ def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str
             return found
 
         expected = all_of()
-        assert not torch.allclose(expected[0], expected[1])
+        # Traced operations may sum in another order; another snapshot is a hundred times further away than that.
+        assert min((expected[0] - expected[1]).abs().max(), (expected[1] - expected[2]).abs().max()) > 1e-2
         assert compile_blocks(policy.backbone.network, backend="eager") >= 2
         for ours, theirs in zip(all_of(), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
         torch.compiler.reset()
 
 
