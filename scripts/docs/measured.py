@@ -136,7 +136,8 @@ def ring(base: str, *names: str) -> str:
             f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"),
             f"{runs[0]['images']:,}",
             f"{np.mean(counted):,.0f}" if counted else "",
-            f"{costs[name]['epoch']:.2f}",
+            # More epochs of the base itself cost what their images cost.
+            f"{costs[name]['epoch'] if name in costs else runs[0]['images'] / found[base]['runs'][0]['images']:.2f}",
             cell(runs, "playground"),
             against,
             *(cell(runs, key) for key in HELD_OUT.values()),
