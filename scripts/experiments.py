@@ -2,7 +2,8 @@
 
 `scripts/experiments.yaml` names them. Every seed has a digest of what its figures depend on: the resolved config, the
 prompts of the judgement, the shipped weights, and the code that it ran. The code is that of the modules of this package
-which the run imported, without comments and docstrings; so a change elsewhere repeats nothing.
+which the run imported, without comments and docstrings, but for those that only look on; so a change elsewhere repeats
+nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from diffrl.resources import shipped
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "experiments.yaml"
 RESULTS = ROOT / "assets" / "results"
+# What a run imports and no figure depends on: the page that shows it, and the estimate of its memory, which decides
+# nothing but micro-batches where a config leaves them to it (`optimise.micro_batch: auto`).
+ONLOOKERS = ("diffrl/report/", "diffrl/run/fit.py")
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,11 @@ def weights() -> str:
 
 
 def loaded() -> list[str]:
-    """The package's source files that this process has imported, relative to the checkout, sorted."""
+    """The package's source files that this process has imported, relative to the checkout, sorted; no `ONLOOKERS`."""
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     ours = (ROOT / "diffrl", ROOT / "rewards")
-    return sorted(str(file.relative_to(ROOT)) for file in files if any(map(file.is_relative_to, ours)))
+    names = sorted(str(file.relative_to(ROOT)) for file in files if any(map(file.is_relative_to, ours)))
+    return [name for name in names if not name.startswith(ONLOOKERS)]
 
 
 @functools.cache

@@ -342,6 +342,9 @@ def _with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
     before = _bytes(backbone.network)
     inject_adapter_in_model(spec, backbone.network)
     layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
+    for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
+        layer.lora_A.float()
+        layer.lora_B.float()
     return _bytes(backbone.network) - before, Fused(backbone.network, layers, ["default"])
 
 

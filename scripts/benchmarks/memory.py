@@ -27,14 +27,14 @@ CHECKPOINTING = "optimise.gradient_checkpointing"
 CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
     ("SD3.5-Medium, 512 px", "sd35/nft_ocr", "sd35-medium", 8, False, []),
     ("SD3.5-Medium, checkpointing", "sd35/nft_ocr", "sd35-medium", 8, False, [f"{CHECKPOINTING}=true"]),
-    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", "sd35-medium", 1, False, ["optimise.accumulation=480"]),
+    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", "sd35-medium", 1, False, ["optimise.accumulation=432"]),
     (
         "SD3.5-Medium, 1 GPU of 24 GB",
         "sd35/nft_ocr",
         "sd35-medium",
         1,
         False,
-        ["optimise.accumulation=960", f"{CHECKPOINTING}=true"],
+        ["optimise.accumulation=864", f"{CHECKPOINTING}=true"],
     ),
     ("FLUX.1-dev, 512 px", "flux/nft_pickscore", "flux-dev", 8, False, []),
     ("FLUX.1-dev, FSDP2 over 8", "flux/nft_pickscore", "flux-dev", 8, True, []),
@@ -51,7 +51,7 @@ def main() -> None:
         folders = {model: write_model(Path(work) / model, model) for model in MODELS}
         for label, config, model, processes, sharded, overrides in CASES:
             prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]  # not counted
-            loaded = load_config(config, [*overrides, *prompts, f"model={folders[model]}"])
+            loaded = load_config(config, [*overrides, *prompts, f"model={folders[model]}"], world=processes)
             fit = estimate(loaded, processes, sharded)
             sizes = {name: round(size / GIB, 2) for name, size in {**fit.parts, **fit.peaks}.items()}
             total, host = round(fit.total / GIB, 1), round(fit.host / GIB, 1)

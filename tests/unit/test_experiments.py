@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -73,3 +74,18 @@ def test_a_result_is_confirmed_only_by_the_same_figures_of_the_same_config(tmp_p
         confirmed(one, told, again | {"runs": [run(0, [], 0.5 + 1e-12)]})
     with pytest.raises(ValueError, match=r"not as before: config$"):
         confirmed(one, told, again | {"config": config | {"epochs": 3}})
+
+
+def test_what_only_looks_on_makes_no_result_outdated() -> None:
+    for module in ("diffrl.report.page", "diffrl.run.fit", "diffrl.run.loop"):
+        importlib.import_module(module)
+    files = experiments.loaded()
+    assert "diffrl/run/loop.py" in files and files == sorted(files)
+    assert [file for file in files if file.startswith(experiments.ONLOOKERS)] == []
+    assert all((experiments.ROOT / name).exists() for name in experiments.ONLOOKERS)
+
+
+@pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
+def test_no_micro_batch_is_left_to_the_estimate_of_memory(experiment: Experiment) -> None:
+    config = experiments.load_config(experiments.ROOT / experiment.config, list(experiment.overrides))
+    assert config.optimise.micro_batch != "auto"

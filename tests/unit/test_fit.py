@@ -78,6 +78,21 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     assert found.parts["LoRA, 3 of them"] == 3 * sum(p.nbytes for _, p in policy.trainable)
 
 
+def test_in_bf16_the_lora_is_counted_in_float32_and_no_weights_are_merged(config_file, tmp_path: Path) -> None:
+    model = MODELS["sd3"](tmp_path / "sd3")
+    wide, narrow = (
+        fit.estimate(load_config(config_file(name, model=str(model), optimise={"precision": name})))
+        for name in ("fp32", "bf16")
+    )
+    policy = load_policy(str(model), lora=LoraSpec(rank=4, alpha=8), precision="bf16")
+    assert narrow.parts["LoRA, 3 of them"] == 3 * sum(p.nbytes for _, p in policy.trainable)
+    assert narrow.parts["LoRA, 3 of them"] == wide.parts["LoRA, 3 of them"]
+    assert 2 * narrow.parts["network"] == wide.parts["network"]
+    assert policy.lora.fused.prepare(torch.bfloat16) == [], "as in a run"
+    assert [name for name in narrow.parts if name.startswith("merged")] == []
+    assert [name for name in wide.parts if name.startswith("merged")] == ["merged weights, 2 of them"]
+
+
 def test_options_that_save_memory_do(config_file) -> None:
     path = config_file("run")
 
