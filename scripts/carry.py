@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import FIGURES, RESULTS, ROOT, Experiment, code_of, experiments, kept
+from reproduce import write
 from safetensors.numpy import load_file
 
 # Which seeds of which result are of the code of the checkout that this is run in.
@@ -91,9 +92,8 @@ def trained(experiment: Experiment, tree: Path, folder: Path, epochs: int) -> Tr
 
 
 def timeless(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what two equal runs differ in: times, rates and memory."""
-    dropped = ("seconds", "time", "memory", "images_per", "rows_per", "eta")
-    return {key: value for key, value in metrics.items() if not key.startswith(dropped)}
+    """A line of metrics without what two equal runs differ in."""
+    return {key: value for key, value in metrics.items() if key.partition("/")[0] != "seconds"}
 
 
 def differences(before: Trained, now: Trained) -> list[str]:
@@ -126,9 +126,7 @@ def carry(experiment: Experiment, tree: Path, folder: Path, revision: str, epoch
     except ValueError as error:
         print(error, flush=True)
         return False
-    temporary = experiment.out.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(carried(experiment, now, revision, epochs), indent=1) + "\n")
-    temporary.replace(experiment.out)
+    write(experiment.out, carried(experiment, now, revision, epochs))
     print(f"{experiment.name}: equal", flush=True)
     return True
 
