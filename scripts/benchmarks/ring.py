@@ -28,7 +28,17 @@ from diffrl.run.train import Run
 ROOT = Path(__file__).resolve().parents[2]
 RING = {
     "nft": ("dpo", "rwr", "sft", "gdro", "qma"),
-    "grpo": ("prdp", "mixgrpo", "tempflow", "branch", "g2rpo", "tempflow_branches", "dense"),
+    "grpo": (
+        "prdp",
+        "mixgrpo",
+        "tempflow",
+        "branch",
+        "g2rpo",
+        "tempflow_branches",
+        "dense",
+        "hicogen_noise",
+        "renoise",
+    ),
 }
 PHASES = ("rollout", "reward", "optimise")
 

@@ -114,7 +114,10 @@ def pilots(*names: str) -> str:
 
 @page_function
 def ring(base: str, *names: str) -> str:
-    """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml."""
+    """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml.
+
+    More epochs of the base itself (`grpo_27`) cost what their images cost.
+    """
     heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *HELD_OUT]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
@@ -132,12 +135,13 @@ def ring(base: str, *names: str) -> str:
             further = np.array([run["after"]["playground"] - reached[run["seed"]] for run in runs])
             against = f"{further.mean():+.3f}" + (f" ± {half_width(further):.3f}" if len(runs) > 1 else "")
         counted = [run["forwards"] for run in runs if "forwards" in run]
+        longer = runs[0]["images"] / found[base]["runs"][0]["images"]
+        share = costs[name]["epoch"] if name in costs else longer if name.startswith(f"{base}_") else None
         cells = [
             f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"),
             f"{runs[0]['images']:,}",
             f"{np.mean(counted):,.0f}" if counted else "",
-            # More epochs of the base itself cost what their images cost.
-            f"{costs[name]['epoch'] if name in costs else runs[0]['images'] / found[base]['runs'][0]['images']:.2f}",
+            "" if share is None else f"{share:.2f}",
             cell(runs, "playground"),
             against,
             *(cell(runs, key) for key in HELD_OUT.values()),
