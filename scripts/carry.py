@@ -3,7 +3,7 @@
     python scripts/carry.py REV                              # all results that were of the code of REV, a commit
     python scripts/carry.py HEAD~3 --only nft gardo --epochs 5 --jobs 2
 
-`reproduce.py` calls a result outdated as soon as code has changed that its runs imported: a new column of a report
+`reproduce.py` calls a result outdated as soon as code has changed that its runs imported: a new column of the metrics
 does that, too. `--confirm` runs one seed again, which takes minutes for each result and needs the kind of CPU that made
 it. Here the first epochs (`--epochs`) of one seed are trained with the code of REV and with today's, both here and now,
 from each result's own config. If the LoRA, the judged scores and every logged figure but times are equal to the last
@@ -27,9 +27,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from experiments import FIGURES, RESULTS, ROOT, Experiment, code_of, experiments, kept
+from experiments import RESULTS, ROOT, Experiment, experiments, figures_that_differ, kept, of_today
 from reproduce import write
 from safetensors.numpy import load_file
+
+from diffrl.records.tracking import read_metrics
 
 # Which seeds of which result are of the code of the checkout that this is run in.
 STANDING = (
@@ -87,8 +89,8 @@ def trained(experiment: Experiment, tree: Path, folder: Path, epochs: int) -> Tr
     for path in sorted((run / "lora").rglob("*.safetensors")):  # by tensor: the header's order is not told
         for name, tensor in sorted(load_file(path).items()):
             lora.update(name.encode() + tensor.tobytes())
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return Trained(json.loads((folder / "result.json").read_text()), lora.hexdigest(), [timeless(m) for m in lines])
+    result = json.loads((folder / "result.json").read_text())
+    return Trained(result, lora.hexdigest(), [timeless(metrics) for metrics in read_metrics(run)])
 
 
 def timeless(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def timeless(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def differences(before: Trained, now: Trained) -> list[str]:
     """What differs between two short trainings, by name; a figure that only today's code logs does not count."""
-    names = [name for name in FIGURES if before.result["runs"][0].get(name) != now.result["runs"][0].get(name)]
+    names = figures_that_differ(before.result["runs"][0], now.result["runs"][0])
     if before.lora != now.lora:
         names.append("LoRA")
     if len(before.metrics) != len(now.metrics):
@@ -111,8 +113,7 @@ def differences(before: Trained, now: Trained) -> list[str]:
 def carried(experiment: Experiment, now: Trained, revision: str, epochs: int) -> dict[str, Any]:
     """The experiment's result as of today's code."""
     told = json.loads(experiment.out.read_text())
-    files = now.result["runs"][0]["code"]
-    runs = [run | {"code": files, "digest": experiment.digest(run["seed"], code_of(files))} for run in told["runs"]]
+    runs = of_today(experiment, told["runs"], now.result["runs"][0]["code"])
     return told | {"runs": runs, "carried": {"from": revision, "epochs": epochs, "seed": experiment.seeds[0]}}
 
 

@@ -125,13 +125,22 @@ def kept(experiment: Experiment) -> dict[int, dict[str, Any]]:
 FIGURES = ("before", "after", "images", "optimiser_steps", "curve")
 
 
+def figures_that_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Which figures of a seed are not equal to the last digit."""
+    return [name for name in FIGURES if before.get(name) != now.get(name)]
+
+
+def of_today(experiment: Experiment, runs: list[dict[str, Any]], files: list[str]) -> list[dict[str, Any]]:
+    """The seeds of a result as of today's code, which is that of `files`."""
+    return [run | {"code": files, "digest": experiment.digest(run["seed"], code_of(files))} for run in runs]
+
+
 def differing(told: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """In which figures two runs of one seed differ, and whether in their configs; nothing: equal to the last digit."""
     (run,) = found["runs"]
     (before,) = (one for one in told["runs"] if one["seed"] == run["seed"])
-    names = [name for name in FIGURES if before.get(name) != run.get(name)]
     configs = ({k: v for k, v in one["config"].items() if k not in ("seed", "run_dir")} for one in (told, found))
-    return names + (["config"] if next(configs) != next(configs) else [])
+    return figures_that_differ(before, run) + (["config"] if next(configs) != next(configs) else [])
 
 
 def confirmed(experiment: Experiment, told: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +151,5 @@ def confirmed(experiment: Experiment, told: dict[str, Any], found: dict[str, Any
     """
     if names := differing(told, found):
         raise ValueError(f"{experiment.name}: not as before: {', '.join(names)}")
-    files = found["runs"][0]["code"]
-    runs = [run | {"code": files, "digest": experiment.digest(run["seed"], code_of(files))} for run in told["runs"]]
+    runs = of_today(experiment, told["runs"], found["runs"][0]["code"])
     return told | {"runs": runs, "confirmed_by_seed": found["runs"][0]["seed"]}

@@ -136,12 +136,12 @@ def ring(base: str, *names: str) -> str:
             against = f"{further.mean():+.3f}" + (f" ± {half_width(further):.3f}" if len(runs) > 1 else "")
         counted = [run["forwards"] for run in runs if "forwards" in run]
         longer = runs[0]["images"] / found[base]["runs"][0]["images"]
-        share = costs[name]["epoch"] if name in costs else longer if name.startswith(f"{base}_") else None
+        recipe = base if name.startswith(f"{base}_") else name
         cells = [
             f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"),
             f"{runs[0]['images']:,}",
             f"{np.mean(counted):,.0f}" if counted else "",
-            "" if share is None else f"{share:.2f}",
+            f"{costs[recipe]['epoch'] * longer:.2f}",
             cell(runs, "playground"),
             against,
             *(cell(runs, key) for key in HELD_OUT.values()),
