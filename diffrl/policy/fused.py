@@ -259,11 +259,11 @@ class Fused:
 
     def prepare(self, precision: torch.dtype, name: str = "default") -> list[Tensor]:
         """Merge now what forwards of this precision would merge; the tensors that are kept for it (the parameters' own
-        are not among them). Nothing in bf16 and fp16, where forwards with gradient keep weights apart."""
+        are not among them). In bf16 and fp16 only forwards without gradient merge, and they only where `lossy`."""
         kept: list[Tensor] = []
         for group in self.groups:
             matrices = group.matrices(name)
-            if group.plain and self.merging and precision == matrices[0].dtype:
+            if group.plain and self.merging and (self.lossy or precision == matrices[0].dtype):
                 made = group.shelf.merged(name, matrices)
                 kept += [tensor for tensor in (made.weight, made.bias, made.down) if tensor is not None]
         return kept

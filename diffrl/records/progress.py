@@ -16,7 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 Metrics = Mapping[str, Any]
-PARTS = ("rollout", "reward", "optimise")
+PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": for other processes
+# Of an epoch of each of several processes, in their order. What a process waits between rollout and advantages ("wait")
+# is for the slowest rollout. What it waits in optimiser steps ("reduce") is seen on a CPU only: an accelerator's
+# reductions run beside the host, as a part of "optimise".
+PHASES = ("rollout", "reward", "wait", "optimise", "reduce")
 _REWARD_WIDTH = 12  # "0.512 +0.031"
 
 

@@ -109,7 +109,7 @@ class RunData:
         return sum(row[key] for row in self.metrics for key in ("seconds", "seconds/evaluate") if finite(row.get(key)))
 
     def shares(self) -> dict[str, float]:
-        """Seconds of the whole run by part: rollout, reward, optimise, other, evaluate."""
+        """Seconds of the whole run by part: rollout, reward, wait, optimise, other, evaluate."""
         parts = {}
         for part in PARTS:
             parts[part] = sum(self.series(f"seconds/{part}")[1])

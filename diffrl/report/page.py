@@ -24,14 +24,14 @@ _LIGHT = """
   --good: #0b7a4b; --bad: #b8321f; --warn: #a65a00; --warn-paper: #fff6e5; --track: #eceded;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa3f8c; --c4: #3a9bd9; --c5: #b58900;
   --c6: #6b5fc7; --c7: #6f7780;
-  --rollout: #0072b2; --reward: #e69f00; --optimise: #009e73; --other: #a7adb5; --evaluate: #aa3f8c;
+  --rollout: #0072b2; --reward: #e69f00; --wait: #d04a35; --optimise: #009e73; --other: #a7adb5; --evaluate: #aa3f8c;
 """
 _DARK = """
   --paper: #131518; --card: #1b1e22; --ink: #eceef0; --muted: #9ba2ab; --grid: #2d3137; --edge: #2d3137;
   --good: #4fc98f; --bad: #ff8a73; --warn: #f0b04a; --warn-paper: #2c2415; --track: #2b2f35;
   --c0: #5ab4f0; --c1: #ff9248; --c2: #35d0a2; --c3: #e58bcb; --c4: #8fd0ff; --c5: #e8c547;
   --c6: #a79cff; --c7: #a3abb5;
-  --rollout: #5ab4f0; --reward: #f0b84a; --optimise: #35d0a2; --other: #6d747d; --evaluate: #e58bcb;
+  --rollout: #5ab4f0; --reward: #f0b84a; --wait: #ff8a73; --optimise: #35d0a2; --other: #6d747d; --evaluate: #e58bcb;
 """
 _STYLE = """
 * { box-sizing: border-box }
@@ -79,6 +79,8 @@ p.legend { max-width: none; margin: 8px 0 16px }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14.5px } td, th { text-align: left; padding: 5px 18px 5px 0;
   border-bottom: 1px solid var(--edge); vertical-align: top; overflow-wrap: anywhere } th { font-weight: 600 }
+.lines { margin-bottom: 16px } .lines td { white-space: nowrap } .lines td:nth-child(2) { width: 100%; min-width: 12em }
+.lines .bar { height: 14px; margin-top: 5px }
 .facts th { white-space: nowrap; color: var(--muted); font-weight: 400 }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; padding: 5px 0 5px 22px }
 .numbers th, .numbers td { overflow-wrap: normal } .numbers span, .numbers b { white-space: nowrap }

@@ -18,9 +18,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from diffrl.records.progress import PARTS
+
 # Names of the style sheet's colours, each with the placeholder that it replaces.
-COLORS = ("ink", "muted", "grid", "warn", "rollout", "reward", "optimise", "other", *(f"c{i}" for i in range(8)))
-_PLACEHOLDER = {name: f"#0{i:x}f{i:x}0{i:x}" for i, name in enumerate(COLORS)}
+COLORS = ("ink", "muted", "grid", "warn", *PARTS, "other", *(f"c{i}" for i in range(8)))
+_PLACEHOLDER = {name: f"#0f{i:02x}f0" for i, name in enumerate(COLORS)}
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
 _SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
 _STYLE: Any = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, mode
 
 import yaml
 
-from diffrl.records.progress import duration, number
+from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
@@ -107,15 +108,14 @@ def time_split(run: RunData) -> str:
         for part, value in shares.items()
     )
     text = f'<div class="bar" role="img" aria-label="Shares of the time">{bar}</div><p class="legend">{legend}</p>'
+    text += processes(run)
     rows = [row for row in run.metrics if row.get("seconds") is not None]
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
     note = "Evaluation on held-out prompts counts in the bar, not in the chart."
     if overhead:
         note += f" Of the training, {overhead / seconds:.1%} was neither model, VAE nor reward."
     if len(rows) > 1:
-        parts = {
-            part: [row.get(f"seconds/{part}") or 0.0 for row in rows] for part in ("rollout", "reward", "optimise")
-        }
+        parts = {part: [row.get(f"seconds/{part}") or 0.0 for row in rows] for part in PARTS if shares.get(part)}
         sums = [sum(values) for values in zip(*parts.values(), strict=True)]
         parts["other"] = [max(row["seconds"] - done, 0.0) for row, done in zip(rows, sums, strict=True)]
         axis = Axis(x="epoch", y="seconds", floor=0, description="Seconds of each epoch by part")
@@ -123,6 +123,40 @@ def time_split(run: RunData) -> str:
         keys = [(part, "block", part) for part in parts]
         text += grid([figure("seconds per epoch", stack(epochs, parts, axis), legend=keys)])
     return section("Time", text, note)
+
+
+def processes(run: RunData) -> str:
+    """A mean epoch of each process on one time line, and who waited for whom; empty for a run of one process."""
+    ranks = sum(key.endswith("/rollout") for key in run.last if key.startswith("seconds/process/"))
+    keys = [[f"seconds/process/{rank}/{phase}" for phase in PHASES] for rank in range(ranks)]
+    rows = [row for row in run.metrics if ranks and keys[-1][0] in row]  # a resume may have changed how many they are
+    if not rows:
+        return ""
+    means = [[fmean(row[key] for row in rows) for key in own] for own in keys]
+    longest = max(map(sum, means))
+    lines = [
+        [f"process {rank}", f'<div class="bar">{_segments(means[rank], longest)}</div>', f"{sum(means[rank]):.1f} s"]
+        for rank in range(ranks)
+    ]
+    ready = [[sum(row[key] for key in own[:2]) for own in keys] for row in rows]  # seconds until it has its images
+    last = [each.index(max(each)) for each in ready]
+    slowest = mode(last)
+    waited = sum(phases[PHASES.index("wait")] for phases in means) / sum(map(sum, means))
+    said = (
+        "A mean epoch of each process, in its order: sampling, scoring, waiting for the others' images, optimising, "
+        f"waiting in optimiser steps. Process {slowest} had its images last in {last.count(slowest)} of {len(rows)} "
+        f"epochs; {waited:.1%} of all processes' time went into waiting for images."
+    )
+    return f'<p class="note">{said}</p>{table(lines, kind="facts lines")}'
+
+
+def _segments(phases: Sequence[float], longest: float) -> str:
+    colors = [("wait" if phase == "reduce" else phase) for phase in PHASES]
+    return "".join(
+        f'<span style="width: {100 * value / longest:.2f}%; background: var(--{color})" '
+        f'title="{phase} {value:.2f} s"></span>'
+        for phase, color, value in zip(PHASES, colors, phases, strict=True)
+    )
 
 
 def facts(run: RunData) -> str:

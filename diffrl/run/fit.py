@@ -135,7 +135,8 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     """
     backbone = hollow_backbone(config)
     lora, fused = _with_lora(backbone, config)
-    fused.merging = config.engine.merge != "off" and not (sharded and world > 1)
+    compiled, merge = config.engine.compile, config.engine.merge  # what is compiled does not merge
+    fused.merging, fused.lossy = merge != "off" and not (compiled or (sharded and world > 1)), merge == "all"
     objective = build_objective(config, sampler_spec(config), {})
     copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
     frozen, whole = _bytes(backbone.network) - lora, 0
@@ -193,7 +194,7 @@ def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) 
         backbone = hollow_backbone(own)
         _, fused = _with_lora(backbone, own)
         weights = _bytes(backbone.network) + _bytes(backbone.vae)
-        fused.merging = config.engine.merge != "off"
+        fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
         rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
         with _counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []

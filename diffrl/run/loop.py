@@ -19,10 +19,11 @@ from torch import Tensor
 from diffrl.divgen.diversity import Features, group_diversity
 from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, PromptStream
+from diffrl.records.progress import PHASES
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
-from diffrl.run.clock import Clock
+from diffrl.run.clock import Clock, by_process, split_epoch
 from diffrl.seeds import seed_of
 from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
 from diffrl.trainers.microbatches import holds_groups, part_sizes
@@ -109,6 +110,7 @@ class Loop:
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
+        self.clock.take()  # a calibration's forwards are not the epoch's
         started = mark = time.perf_counter()
         rollout, scores, features = self._rollout(epoch)
         mark = self._phase("rollout+reward", mark)
@@ -176,16 +178,18 @@ class Loop:
         features: list[Tensor] = []
 
         def on_view(images: Tensor, part: slice, view: int) -> None:
+            mark = time.perf_counter()
             owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
             if len(pending[view]) >= 8:
                 pending[view][-8].result()  # images wait on the device for their scores: not more than eight batches
             pending[view].append(self.scorer.submit(images, owners))
             if self.scorer.groupwise:
                 pictures[view].append(images.cpu())
+            self.clock.add("reward", mark)
 
         def on_batch(images: Tensor, part: slice) -> None:
-            mark = time.perf_counter()
             on_view(images, part, final)
+            mark = time.perf_counter()
             features.append(self.features(images))
             self.clock.add("reward", mark)
             self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
@@ -323,13 +327,19 @@ class Loop:
         """The sum over processes."""
         if self.accelerator.num_processes == 1:
             return values
-        return self.accelerator.reduce(values, reduction="sum")
+        mark = time.perf_counter()
+        total = self.accelerator.reduce(values, reduction="sum")
+        self.clock.add("reduce", mark)
+        return total  # type: ignore[no-any-return]
 
     def _gather(self, values: Tensor) -> Tensor:
         """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
         if self.accelerator.num_processes == 1:
             return values.cpu()
-        return self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
+        mark = time.perf_counter()
+        everything = self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
+        self.clock.add("wait", mark)
+        return everything
 
     def _metrics(self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor]) -> dict[str, Any]:
         metrics: dict[str, Any] = {"epoch": epoch, "step": self.step}
@@ -356,16 +366,13 @@ class Loop:
         return metrics | self.gradients.metrics() | self.compose.metrics()
 
     def _seconds(self, started: float) -> dict[str, float]:
-        seconds = self.clock.take()
-        reward = seconds.pop("reward", 0.0)
-        rollout = seconds.pop("rollout+reward", 0.0) - reward
-        total = time.perf_counter() - started
-        named = {"seconds": total, "seconds/rollout": rollout, "seconds/reward": reward}
-        named["seconds/optimise"] = seconds.pop("optimise", 0.0)
-        if self.policy.device.type == "cpu":
-            # Model forwards and backwards, VAE and rewards; the rest of the epoch is the loop's own cost.
-            work = reward + sum(seconds.get(part, 0.0) for part in ("forward", "backward", "decode"))
-            named |= {"seconds/model": work - reward, "seconds/overhead": total - work}
+        """Where the epoch's seconds went, here and, with several processes, in each of them."""
+        total, world = time.perf_counter() - started, self.accelerator.num_processes
+        parts, named = split_epoch(self.clock.take(), total, on_cpu=self.policy.device.type == "cpu")
+        if world > 1:
+            named["seconds/wait"] = parts["wait"] + parts["reduce"]
+            mine = torch.tensor([[parts[phase] for phase in PHASES]], device=self.policy.device)
+            named |= by_process(self._gather(mine))
         return {name: round(value, 4) for name, value in named.items()}
 
     def state_dict(self) -> dict[str, Any]:

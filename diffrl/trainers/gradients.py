@@ -23,7 +23,8 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.policy.lora import Adapters
 
-_GRAM_CHUNK = 1 << 20  # columns that are in float64 at a time
+# Numbers that are in float64 at a time: few enough to stay in a CPU's cache, enough to fill a GPU.
+_GRAM_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 
 class LoraGradients:
@@ -183,7 +184,8 @@ class Passes:
 def gram_matrix(rows: Tensor) -> Tensor:
     """(K, K) float64 of inner products of the rows (K, size), on their device, without a float64 copy of them all."""
     gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for part in rows.split(_GRAM_CHUNK, dim=1):
+    columns = max(_GRAM_CHUNK.get(rows.device.type, 1 << 24) // max(len(rows), 1), 1)
+    for part in rows.split(columns, dim=1):
         wide = part.double()
         gram.addmm_(wide, wide.T)
     return gram

@@ -70,6 +70,7 @@ class Marble:
         self._capture: LoraGradients | None = None
         self._passes: Passes | None = None
         self._bank: Bank | None = None  # within a step; K columns, or K + 1 with a total
+        self._space: Tensor | None = None  # the bank's memory, kept where new memory is slow
         self._scaler: GradScaler | None = None
 
     @property
@@ -123,13 +124,21 @@ class Marble:
             self._passes = Passes(objective.basis, policy.device)
         if self._bank is None:
             columns, device = rows.advantages.shape[1], policy.device
-            gradients = torch.zeros(columns + self._passes.shared, self._capture.size, device=device)
+            gradients = self._zeros(columns + self._passes.shared, self._capture.size, device)
             # Modes that balance nothing are as one pass of the losses would be.
             counts = None if self.mode in (*TOTALS, "sequential") else torch.zeros(2, columns, device=device)
             self._bank = Bank(gradients, torch.zeros(columns, device=device), objective.penalty.beta != 0, counts)
             self._scaler = scaler
         self._bank.see(rows)
         return self._capture, self._passes, self._bank
+
+    def _zeros(self, columns: int, size: int, device: torch.device) -> Tensor:
+        """On a CPU the pages of fresh memory cost more than what is written to them; a GPU's rollouts need it back."""
+        if device.type != "cpu":
+            return torch.zeros(columns, size, device=device)
+        if self._space is None or self._space.shape != (columns, size):
+            self._space = torch.empty(columns, size)
+        return self._space.zero_()
 
     def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
         if self._bank is None:

@@ -11,6 +11,7 @@ from launching import launch
 from test_equivalence import lora_of, same_lora
 
 from diffrl.config import load_config
+from diffrl.records.progress import PHASES
 from diffrl.records.tracking import read_metrics
 from diffrl.run.train import train
 
@@ -52,6 +53,12 @@ def test_four_processes_are_one(config_file: Any, objective: str) -> None:
     one, four = (Path(load_config(path).run_dir) for path in (alone, shared))
     assert same_lora(lora_of(four), lora_of(one))
     same_metrics(one, four)
+    assert not any(key.startswith("seconds/process") for line in read_metrics(one) for key in line)
+    for line in read_metrics(four)[1:]:
+        spent = [[line[f"seconds/process/{rank}/{phase}"] for phase in PHASES] for rank in range(4)]
+        assert all(min(phases) >= 0 < phases[0] for phases in spent)
+        assert line["seconds/wait"] == pytest.approx(spent[0][2] + spent[0][4], abs=1e-3)
+        assert min(phases[2] for phases in spent) < max(phases[2] for phases in spent), "somebody waits for the last"
 
 
 def test_saved_on_two_processes_it_goes_on_on_one_or_four(config_file: Any, tmp_path: Path) -> None:

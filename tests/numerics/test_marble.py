@@ -21,7 +21,7 @@ from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
 from diffrl.trainers.bank import Bank, loss_slopes, set_columns
 from diffrl.trainers.crd import CRD
-from diffrl.trainers.gradients import LoraGradients, gram_matrix
+from diffrl.trainers.gradients import _GRAM_CHUNK, LoraGradients, gram_matrix
 from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.nft import NFT, nft_loss
@@ -413,7 +413,7 @@ def test_slopes_are_the_derivatives_of_each_loss(make) -> None:
 
 
 def test_the_gram_matrix_is_summed_in_float64(monkeypatch) -> None:
-    monkeypatch.setattr("diffrl.trainers.gradients._GRAM_CHUNK", 7)
+    monkeypatch.setitem(_GRAM_CHUNK, "cpu", 7)
     rows = torch.randn(3, 40)
     rows[1] = rows[0] * (1 + 1e-7)
     assert np.allclose(gram_matrix(rows), rows.double() @ rows.double().T, rtol=1e-14)

@@ -93,6 +93,21 @@ def test_in_bf16_the_lora_is_counted_in_float32_and_no_weights_are_merged(config
     assert [name for name in wide.parts if name.startswith("merged")] == ["merged weights, 2 of them"]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rollouts_that_merge_in_any_precision_keep_what_is_counted(config_file, tmp_path: Path, precision) -> None:
+    model = MODELS["sd3"](tmp_path / "sd3")
+    config = load_config(config_file("run", model=str(model), optimise={"precision": precision}), ["engine.merge=all"])
+    policy = load_policy(str(model), lora=LoraSpec(rank=4, alpha=8), precision=precision)
+    policy.lora.fused.lossy = True
+    kept = policy.lora.fused.prepare(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[precision]))
+    assert fit.estimate(config).parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
+
+
+def test_compiled_blocks_merge_nothing(config_file) -> None:
+    found = fit.estimate(load_config(config_file("run"), ["engine.compile=true"]))
+    assert not [name for name in found.parts if name.startswith("merged")]
+
+
 def test_options_that_save_memory_do(config_file) -> None:
     path = config_file("run")
 

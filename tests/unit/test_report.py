@@ -19,11 +19,14 @@ from PIL import Image
 
 from diffrl import report
 from diffrl.errors import UserError
+from diffrl.records.progress import PHASES
 from diffrl.records.tracking import Tracker, record_environment, save_samples
 from diffrl.report import data, plots
+from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
-from diffrl.report.sections import pick
+from diffrl.report.sections import pick, processes
 from diffrl.rewards.protocol import Card
+from diffrl.run.clock import split_epoch
 
 EVIL = '<script>alert("&amp;")</script>'
 
@@ -298,6 +301,31 @@ def test_pick_keeps_first_and_last() -> None:
     chosen = pick(list(range(0, 400, 10)), 9)
     assert len(chosen) == 9 and chosen[0] == 0 and chosen[-1] == 390
     assert {b - a for a, b in itertools.pairwise(chosen)} <= {40, 50}
+
+
+def test_who_waits_for_whom_is_shown_for_several_processes(tmp_path: Path) -> None:
+    """By hand: process 1 needs 3 s more for its images, in two of three epochs; the others wait for it."""
+    assert processes(read_run(make_run(tmp_path / "alone"))) == ""
+    metrics = []
+    for epoch, (slow, fast) in enumerate([(1, 0), (1, 0), (0, 1)], start=1):
+        row: dict[str, Any] = {"epoch": epoch, "samples": epoch, "seconds": 20.0, "seconds/wait": 1.5}
+        for rank, phases in ((slow, (7, 1, 0, 4, 0)), (fast, (4, 1, 3, 3, 1))):
+            row |= {f"seconds/process/{rank}/{phase}": value for phase, value in zip(PHASES, phases, strict=True)}
+        metrics.append(row)
+    metrics.insert(0, {"epoch": 1, "seconds/process/0/rollout": 1.0})  # of the time before a resume, with one process
+    shown = processes(RunData(tmp_path, "two", metrics))
+    assert "Process 1 had its images last in 2 of 3 epochs; 12.5% of" in shown
+    assert shown.count("<tr>") == 2 and shown.count("12.0 s") == 2
+    assert 'width: 50.00%; background: var(--rollout)" title="rollout 6.00 s"' in shown, "of process 1, of 12 seconds"
+
+
+def test_an_epoch_is_split_into_phases_without_counting_anything_twice() -> None:
+    taken = {"rollout+reward": 8.0, "reward": 3.0, "optimise": 6.0, "wait": 1.0, "reduce": 0.5}
+    taken |= {"forward": 4.0, "backward": 3.0, "decode": 1.0}
+    parts, named = split_epoch(taken, 15.0, on_cpu=True)
+    assert parts == {"rollout": 5.0, "reward": 3.0, "wait": 1.0, "optimise": 4.5, "reduce": 0.5}
+    assert named["seconds/model"] == 8.0 and named["seconds/overhead"] == 15.0 - 8.0 - 3.0 - 1.5
+    assert "seconds/model" not in split_epoch(taken, 15.0, on_cpu=False)[1]
 
 
 def test_test_prompts_that_are_trained_on_are_told(tmp_path):
