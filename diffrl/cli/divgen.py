@@ -170,6 +170,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_model
     from diffrl.divgen.prompts import world_of
     from diffrl.prompts import load_prompts
+    from diffrl.resources import find_merge
 
     try:
         check_model(arguments.model)
@@ -178,6 +179,11 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     for option, folder in (("--lora", arguments.lora), ("--checkpoint", arguments.checkpoint)):
         if folder is not None and not (folder.is_dir() and any(folder.glob("*.safetensors"))):
             raise UserError(f'{option}: "{folder}" is not a folder with tensors (.safetensors)')
+    if arguments.merge is not None:
+        try:
+            find_merge(arguments.merge)
+        except UserError as error:
+            raise UserError(f"--merge: {error}") from error
     if arguments.lora is not None and arguments.checkpoint is not None:
         raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
     if arguments.out.is_file():
@@ -189,7 +195,8 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.run import Job, generate_images
     from diffrl.drawing import Drawing
 
-    names = ("model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size", "family")
+    names = ["model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size", "family"]
+    names += ["merge"]
     drawing = Drawing(
         **{name: getattr(arguments, name) for name in names},
         lora=None if arguments.lora is None else str(arguments.lora),

@@ -209,10 +209,6 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
         _add_drawing(command, members)
-        text = (
-            "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
-        )
-        command.add_argument("--merge", metavar="LORA", help=text)
         text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
         command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
 
@@ -223,6 +219,8 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     command.add_argument("model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
+    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
+    command.add_argument("--merge", metavar="LORA", help=text)
     command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
     command.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"

@@ -66,6 +66,8 @@ class Job:
             precision="fp32" if device.type == "cpu" else "bf16",
             device=device,
             resolution=self.drawing.resolution,
+            family=self.drawing.family,
+            merge=self.drawing.merge,
         )
         policy.load_state("default", tensors.get("ema", tensors["lora"]))
         return policy
@@ -78,6 +80,7 @@ class Job:
             "diffrl_version": __version__,
             "model": drawing.model,
             "lora": drawing.lora,
+            "merge": drawing.merge,
             "checkpoint": self.checkpoint,
             "weights": _digest(drawing.lora or self.checkpoint),
             "world": self.world,

@@ -165,6 +165,13 @@ def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path],
     assert pictures(tmp_path / "base") != pictures(tmp_path / "lora")
     record = json.loads((tmp_path / "checkpoint" / "job.json").read_text())
     assert record["checkpoint"] == str(checkpoint) and record["weights"]
+    merged = replace(drawing, merge=lora.lora)  # into the model, to which the checkpoint's is then added
+    generate_images(Job(merged, checkpoint=str(checkpoint)), PROMPTS[:3], tmp_path / "merged")
+    assert pictures(tmp_path / "merged") != pictures(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match=r"another job \(merge None there"):
+        generate_images(Job(merged, checkpoint=str(checkpoint)), PROMPTS[:3], tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="nothing"):
+        Job(replace(drawing, family="nothing.py:Family"), checkpoint=str(checkpoint)).policy()
 
 
 def test_every_kind_of_collapse_lowers_its_own_metric() -> None:

@@ -414,7 +414,7 @@ def test_slopes_are_the_derivatives_of_each_loss(make) -> None:
 
 def test_the_gram_matrix_is_summed_in_float64(monkeypatch) -> None:
     monkeypatch.setitem(_GRAM_CHUNK, "cpu", 7)
-    rows = torch.randn(3, 40)
+    rows = torch.randn(3, 40)  # in pieces of two columns
     rows[1] = rows[0] * (1 + 1e-7)
     assert np.allclose(gram_matrix(rows), rows.double() @ rows.double().T, rtol=1e-14)
 

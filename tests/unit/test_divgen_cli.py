@@ -109,6 +109,7 @@ def test_a_single_set_and_a_set_without_images_have_reports(scored: dict[str, Pa
         (["report", "a", "--out", "r.pdf"], "ends in .html"),
         (["generate", "playgroun", "--out", "x"], "MODEL:"),
         (["generate", "playground", "--out", "x", "--lora", "."], "--lora:"),
+        (["generate", "playground", "--out", "x", "--merge", "playground/turb"], "--merge: no LoRA"),
         (["generate", "playground", "--out", "x", "--checkpoint", "."], "--checkpoint:"),
         (["generate", "playground", "--out", "x", "--prompts", "p.txt", "--small"], "leave out --small"),
         (["generate", "playground"], "--out"),
