@@ -5,12 +5,14 @@ python scripts/benchmarks/floor.py --rows 8 64 --out floor_gpu.json  # on CUDA
 
 One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
-gradient, and the backward pass; `grpo` the same without the snapshot. Both sides take turns, so that a machine that
-slows down slows both; a figure is the median over the pairs of diffrl's time over the bare loop's. On the CPU it is the
-process's own CPU time. `without` is the same network without a LoRA (its backward pass goes through to the input), over
+gradient, and the backward pass; `grpo` the same without the snapshot, `crd` with the guided reference of its anchor
+beside it: the network without a LoRA, on twice the rows. Both sides take turns, so that a machine that slows down slows
+both; a figure is the median over the pairs of diffrl's time over the bare loop's. On the CPU it is the process's own
+CPU time. `without` is the same network without a LoRA (its backward pass goes through to the input), over
 the bare loop: nothing that a framework does with the LoRA can be faster than that. `gradients` is the largest relative
 difference (by norm) of a matrix's gradient, without the snapshot: the loss of `nft` is a small difference of two
-outputs, whose gradient enlarges the rounding of both.
+outputs, whose gradient enlarges the rounding of both. `memory`: MiB that a forward with gradient keeps for its backward
+pass, weights that are made for it among them, but not the network's own.
 """
 
 from __future__ import annotations
@@ -83,13 +85,16 @@ def sampling(adapters: Adapters, given: dict[str, Any]) -> None:
         adapters.network(**given)
 
 
-def optimise(adapters: Adapters, given: dict[str, Any], old: bool) -> list[Tensor]:
+def optimise(adapters: Adapters, given: dict[str, Any], old: bool = False, reference: bool = False) -> list[Tensor]:
     """The gradients of one micro-batch."""
     output = adapters.network(**given)[0]
     target: Any = 0.0
     if old:
         with torch.no_grad(), adapters.using("old"):
             target = adapters.network(**given)[0]
+    if reference:
+        with adapters.using(None):
+            target = target + guided(adapters.network, given)
     (output - target).square().mean().backward()
     found = [parameter.grad for _, parameter in adapters.trainable]
     for _, parameter in adapters.trainable:
@@ -102,12 +107,37 @@ def forward(network: Any, given: dict[str, Any]) -> Tensor:
     return network(**given)[0]
 
 
-def without(network: Any, given: dict[str, Any], old: bool) -> None:
+def guided(network: Any, given: dict[str, Any]) -> Tensor:
+    """Without gradient, as CRD's anchor: each row twice, mixed."""
+    twice = {k: torch.cat([v, v]) if isinstance(v, Tensor) else v for k, v in given.items()}
+    empty, full = forward(network, twice).chunk(2)
+    return empty + 4.5 * (full - empty)
+
+
+def without(network: Any, given: dict[str, Any], old: bool = False, reference: bool = False) -> None:
     """The forwards and the backward pass of `optimise` where there is no LoRA."""
     given = given | {"hidden_states": given["hidden_states"].clone().requires_grad_()}
     output = network(**given)[0]
     target: Any = forward(network, given) if old else 0.0
+    target = target + guided(network, given) if reference else target
     (output - target).square().mean().backward()
+
+
+def kept(adapters: Adapters, given: dict[str, Any]) -> float:
+    """MiB that a forward keeps for its backward pass."""
+    own = {part.untyped_storage().data_ptr() for part in adapters.network.parameters()}
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = adapters.network(**given)[0]  # alive, so that no storage takes another's place
+    del output
+    return sum(found.values()) / 2**20
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
@@ -124,15 +154,19 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, dev
     floors: dict[str, Callable[[], Any]] = {
         "sampling": lambda: forward(plain, given),
         "nft": lambda: without(plain, given, old=True),
-        "grpo": lambda: without(plain, given, old=False),
+        "grpo": lambda: without(plain, given),
+        "crd": lambda: without(plain, given, old=True, reference=True),
     }
     phases: dict[str, Callable[[Adapters], Any]] = {
         "sampling": lambda side: sampling(side, given),
         "nft": lambda side: optimise(side, given, old=True),
-        "grpo": lambda side: optimise(side, given, old=False),
+        "grpo": lambda side: optimise(side, given),
+        "crd": lambda side: optimise(side, given, old=True, reference=True),
     }
-    gradients = zip(*(optimise(side, given, old=False) for side in sides.values()), strict=True)
+    gradients = zip(*(optimise(side, given) for side in sides.values()), strict=True)
     found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
+    found["memory"] = {name: round(kept(adapters, given), 1) for name, adapters in sides.items()}
+    found["memory"]["ratio"] = round(found["memory"]["diffrl"] / found["memory"]["bare"], 3)
     for name, phase in phases.items():
         taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,23 @@ def pilots(*names: str) -> str:
 
 
 @page_function
+def together(*files: str) -> str:
+    """The chance of so large a gain on the verifier without any effect, over each file's seeds together.
+
+    Stouffer's one-sided sum of the seeds' tests, each paired over prompts; the largest of the files.
+    """
+    normal, chances = NormalDist(), []
+    for runs in (read(file)["runs"] for file in files):
+        tests = [
+            (run["p_value_paired_over_prompts"]["playground"], run["after"]["playground"] - run["before"]["playground"])
+            for run in runs
+        ]
+        signed = [np.sign(gain) * normal.inv_cdf(1 - max(p, 1e-15) / 2) for p, gain in tests]
+        chances.append(1 - normal.cdf(sum(signed) / len(signed) ** 0.5))
+    return f"{max(chances):.1g}"
+
+
+@page_function
 def ring(base: str, *names: str) -> str:
     """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml.
 
@@ -192,6 +210,16 @@ def gain(file: str, name: str) -> str:
     before, after = _sides(runs, name)
     spread = f" ± {half_width(after - before):.3f}" if len(runs) > 1 else ""
     return f"{before.mean():.3f} > {after.mean():.3f}{spread}"
+
+
+@page_function
+def difference(file: str, other: str, name: str, form: str = "{:+.3f} ± {:.3f}") -> str:
+    """How far two results end from each other, seed by seed, and half the 95 % interval's width."""
+    own, others = (
+        np.array([run["after"][name] for run in sorted(read(one)["runs"], key=lambda run: run["seed"])])
+        for one in (file, other)
+    )
+    return form.format((own - others).mean(), half_width(own - others))
 
 
 @page_function
@@ -337,12 +365,56 @@ def floor() -> str:
     told = read("floor.json")
     lines = ["| rows of a micro-batch | phase | diffrl | the network without a LoRA |", "| --- | --- | --- | --- |"]
     for rows, phases in told["rows"].items():
-        for name in ("sampling", "nft", "grpo"):
+        for name in ("sampling", "nft", "grpo", "crd"):
             phase = phases[name]
             lines.append(f"| {rows} | {name} | {phase['ratio']:.2f} | {phase['ratio without']:.2f} |")
     worst = max(phases["gradients"] for phases in told["rows"].values())
     told_by = f"`{told['command']}`, {told['device']}, torch {told['torch']}, {told['threads']} thread"
-    return "\n".join(lines) + f"\n\n{told_by}; gradients differ by at most {worst:.0e} of their norm.\n"
+    memory = ", ".join(f"{phases['memory']['ratio']:.2f} ({rows} rows)" for rows, phases in told["rows"].items())
+    said = f"gradients differ by at most {worst:.0e} of their norm. For the backward pass a forward keeps {memory}"
+    return "\n".join(lines) + f"\n\n{told_by}; {said} of what the bare loop's does, with the merged weights.\n"
+
+
+@page_function
+def compiling() -> str:
+    """What compiled blocks cost at the start and gain later (`scripts/benchmarks/compiling.py`)."""
+    told = read("compiling.json")
+    lines = ["| | seconds to compile | forward, step | epochs until it has paid | graphs, breaks |", "| --- " * 5 + "|"]
+    for mode, own in told["modes"].items():
+        if "graphs" in own:
+            paid = own["epochs until it has paid"]
+            breaks = sum(own["breaks"].values())
+            speed = f"{own['speed of a forward']:.2f}, {own['speed of a step']:.2f}"
+            cells = (own["seconds to compile"], speed, "never" if paid is None else paid, f"{own['graphs']}, {breaks}")
+            lines.append(f"| {mode} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+
+
+@page_function
+def options() -> str:
+    """What each option gives beside the plain run (`scripts/benchmarks/options.py`)."""
+    told = read("options.json")
+    lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
+    plain = f"{told['base']['training_micro_batch_mib']:g}"
+    lines.append(f"| none | 1 | 1 | {plain} |")
+    for name, own in told["options"].items():
+        if "relative" in own:
+            speeds = " | ".join(f"{own['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
+            lines.append(f"| {name} | {speeds} | {own['training_micro_batch_mib']:g} |")
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+
+
+@page_function
+def caches() -> str:
+    """What caches of diffusers save in a rollout, and what they do to its rewards (`scripts/benchmarks/caches.py`)."""
+    told, rewards = read("caches.json"), ("playground", "clip", "aesthetic")
+    heads = [f"{name}: correlation in groups, mean" for name in rewards]
+    lines = [f"| cache | speed | {' | '.join(heads)} |", "| --- " * (len(rewards) + 2) + "|"]
+    for name, own in told["caches"].items():
+        cells = [f"{own[key]['within']:.2f}, {own[key]['exact']:.3f} > {own[key]['cached']:.3f}" for key in rewards]
+        lines.append(f"| {name} | {own['speed']:.2f} | {' | '.join(cells)} |")
+    said = f"{told['images']} images, {told['steps']} steps, {told['machine']}"
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {said}.\n"
 
 
 @page_function
