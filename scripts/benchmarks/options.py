@@ -74,12 +74,12 @@ def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
         rollout |= {"sampler": "flow_sde", "window": 2}
     (folder / "reward.py").write_text(REWARD)
     (folder / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(args.groups)))
-    prompts = str(folder / "prompts.txt")
+    (folder / "test.txt").write_text("another prompt\n")
     rows = images * (2 if args.objective == "grpo" else 6)
     config = objective | {
         "model": str(write_model(folder / "model", args.model)),
         "family": f"{FAMILIES}:{'Flux' if args.model.startswith('flux') else 'SD3'}",
-        "prompts": {"train": prompts, "test": prompts},
+        "prompts": {"train": str(folder / "prompts.txt"), "test": str(folder / "test.txt")},
         "rollout": rollout,
         "rewards": {"constant": {"plugin": f"{folder / 'reward.py'}:Constant"}},
         "optimise": {

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 from compiling import compared
 from memory import CASES
+from options import OPTIONS, write_config
 from published_models import MODELS
 from ring import RING
 
@@ -28,6 +29,12 @@ def test_every_method_of_the_ring_has_a_playground_recipe_and_a_base() -> None:
     for base, methods in RING.items():
         for name in (base, *methods):
             assert load_config(f"playground/{name}").objective
+
+
+def test_the_options_that_are_compared_are_valid(tmp_path: Path) -> None:
+    path = write_config(tmp_path, Namespace(model="small", groups=1, batch=12, objective="nft"), cuda=False)
+    for name, words in OPTIONS.items():
+        assert load_config(path, [word.replace("HALF", "24") for word in words]).objective == "nft", name
 
 
 def test_compiling_has_paid_when_what_it_saves_is_what_it_cost() -> None:
