@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat
-
-from diffrl.config.base import PAIR, Problem, Section, key
+from diffrl.config.base import Problem, Section, key
 
 EXACT = ("grpo", "prdp")  # objectives that train on the very steps of the rollout
 
 
 class CacheSection(Section):
-    kind: Literal["off", "first_block", "taylorseer", "mag", "pyramid"] = key(
+    kind: Literal["off", "taylorseer", "pyramid"] = key(
         "off",
         "diffusers' caches; never with grpo. taylorseer: attention extrapolated from earlier steps; pyramid: attention "
-        "taken over from the last one; mag: all blocks' residual taken over, by measured ratios; first_block: the same "
-        "where the first block says that little has changed, which depends on all images of a forward",
+        "taken over from the last one",
     )
-    interval: int = key(2, "taylorseer, pyramid: attention is computed in every so many-th step", "steps", ge=1)
+    interval: int = key(2, "attention is computed in every so many-th step", "steps", ge=1)
     warmup: int = key(2, "steps that are computed whole before any is left out", "steps", ge=1)
-    threshold: FiniteFloat | None = key(
-        None, "first_block, mag: how large a change may be left out; null: diffusers' own (0.05, 0.06)", gt=0, le=10
-    )
-    ratios: Annotated[tuple[FiniteFloat, ...], PAIR, Field(min_length=2)] | None = key(
-        None, "mag: the model's magnitude ratios (diffusers' MagCacheConfig(calibrate=True)); null: known for FLUX.1"
-    )
 
     def check_with(self, config: Any) -> None:
         """Raise Problem where the rest of the config needs what a cache leaves out."""
@@ -39,5 +30,3 @@ class CacheSection(Section):
         if self.warmup >= config.rollout.steps:
             text = f"{self.warmup} steps are computed whole, and there are {config.rollout.steps} (rollout.steps)"
             raise Problem("rollout.cache.warmup", text)
-        if self.ratios is not None and self.kind != "mag":
-            raise Problem("rollout.cache.ratios", f'kind "{self.kind}" does not use them; leave them out')

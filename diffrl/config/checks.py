@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 from diffrl.config.base import Problem
-from diffrl.config.reward import Reward, check_shapes
+from diffrl.config.removed import removed
+from diffrl.config.reward import Reward, Watched, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.siblings import check_sibling
 from diffrl.errors import UserError, nearest
@@ -44,14 +45,6 @@ def check(config: Config, world: int | None = None) -> None:
         if sibling.merge is not None:
             _at(f"evaluate.also.{name}.merge", find_merge, sibling.merge)
         check_sibling(name, config)
-    beta = getattr(config.objective_section, "beta", 0)
-    if config.penalty != "kl" and not (
-        beta if config.gardo is None or config.gardo.beta is None else config.gardo.beta
-    ):
-        text = (
-            f'"{config.penalty}" is the form of a penalty, but it has no weight ({config.objective}.beta is {beta:g})'
-        )
-        raise Problem("penalty", text)
     check_geometry(config, world_size() if world is None else world)
     for name in ("wandb", "tensorboard"):
         if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:
@@ -197,16 +190,16 @@ def check_rewards(config: Config) -> None:
         _check_plain(f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload"))
 
 
-def _check_reward(key: str, name: str, reward: Reward) -> None:
+def _check_reward(key: str, name: str, reward: Watched) -> None:
     from diffrl.rewards.registry import check_wrapped
 
     if not re.fullmatch(r"[\w-]+", name):
         raise Problem(key, f'a reward\'s name has letters, digits, "_" and "-" only, got "{name}"')
     _at(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
     _at(key, check_wrapped, reward.plugin or name, reward.arguments)
-    both = sorted(set(reward.params) & set(reward.model_extra or {}))
-    if both:
-        raise Problem(f"{key}.{both[0]}", f"given beside params and in params; {both[0]} may be given once")
+    for argument in reward.arguments:  # keys beside a reward's own go to the plugin: nobody else would see these
+        if (entry := removed((*key.split("."), argument))) is not None:
+            raise Problem(f"{key}.{argument}", f"removed since an earlier version; {entry.text}")
 
 
 def _check_plain(key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload")) -> None:

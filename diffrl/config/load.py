@@ -13,6 +13,7 @@ from diffrl import __version__
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
 from diffrl.config.explain import explain, show
+from diffrl.config.removed import without_removed
 from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
@@ -82,6 +83,7 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
     if not isinstance(version, str):
         raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {show(version)}")
     if version:
+        source.data = without_removed(source.data)
         _drop_unused(source)
     try:
         config = Config.model_validate(source.data)

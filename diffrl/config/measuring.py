@@ -27,8 +27,6 @@ class Sibling(Section):
     )
     steps: int = key(8, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
     guidance_scale: FiniteFloat = key(1.0, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
-    family: PathText | None = key(None, "path/to/file.py:Class of its family; null: the trained model's")
-    offload: bool = key(True, "between evaluations it waits in main memory; false: it stays on the device")
 
     def base(self, trained: str) -> str:
         """Its model; that of the training, where none is given."""

@@ -35,8 +35,7 @@ from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
-from diffrl.config.rehearsal import RehearsalSection
-from diffrl.config.reward import Reward
+from diffrl.config.reward import Reward, Watched
 from diffrl.errors import UserError
 
 UP_TO_ONE = ("cps", "renoise", "ddim")  # whose noise level is a share
@@ -284,7 +283,9 @@ class Config(Section, metaclass=_OneLine):
     lora: Lora = section(Lora, "the trained low-rank update")
     rollout: Rollout = section(Rollout, "how an epoch's images are drawn")
     rewards: dict[str, Reward] = key({}, "what is optimised: NAME: {weight, ...}; at least one")
-    watch: dict[str, Reward] = key({}, "what is scored in evaluations and never optimised: NAME: {...}")
+    watch: dict[str, Watched] = key(
+        {}, "what is scored in evaluations and never optimised: NAME: {...}, a reward's keys but weight"
+    )
     objective: str = key("nft", "how scores become a loss; its section below has its keys")
     nft: NFT = section(NFT, "DiffusionNFT (arXiv 2509.16117)")
     grpo: GRPO = section(GRPO, "Flow-GRPO (arXiv 2505.05470)")
@@ -306,14 +307,6 @@ class Config(Section, metaclass=_OneLine):
     )
     marble: Marble | None = key(None, "MARBLE, rewards balanced by their gradients (arXiv 2605.06507); present = on")
     advantages: Advantages | None = key(None, "what groups that agree give, and other estimates; present = on")
-    penalty: Literal["kl", "chi2", "js"] = key(
-        "kl",
-        "form of the penalty that beta weighs: kl; chi2 = exp(2 kl) - 1, which holds back what has gone far; js, which "
-        "is at most ln 2 and lets it go",
-    )
-    rehearsal: RehearsalSection | None = key(
-        None, "the pretrained model's own images are trained on, too, so that what it knew stays; present = on"
-    )
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")

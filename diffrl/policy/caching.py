@@ -16,7 +16,6 @@ from typing import Any
 
 import diffusers
 from diffusers import CacheMixin
-from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
 from torch import nn
 
 from diffrl.errors import UserError
@@ -29,8 +28,6 @@ class CacheSpec:
     kind: str
     interval: int = 2
     warmup: int = 2
-    threshold: float | None = None
-    ratios: tuple[float, ...] | None = None
 
 
 class _Blocks(nn.Module, CacheMixin):
@@ -78,9 +75,6 @@ class RolloutCache:
     def _config(self, levels: Sequence[float]) -> Any:
         """Diffusers' own."""
         spec, steps = self.spec, len(levels) - 1
-        own = {} if spec.threshold is None else {"threshold": spec.threshold}
-        if spec.kind == "first_block":
-            return diffusers.FirstBlockCacheConfig(**own)
         if spec.kind == "taylorseer":
             dtype = next(self.network.parameters()).dtype
             return diffusers.TaylorSeerCacheConfig(
@@ -94,18 +88,11 @@ class RolloutCache:
                 spatial_attention_timestep_skip_range=(-1, top),
                 current_timestep_callback=lambda: int(1000 * self._level()),
             )
-        if spec.kind != "mag":
-            raise UserError(f'rollout.cache.kind: "{spec.kind}" is none of first_block, taylorseer, mag, pyramid')
-        ratios = FLUX_MAG_RATIOS if spec.ratios is None else list(spec.ratios)
-        return diffusers.MagCacheConfig(
-            num_inference_steps=steps, retention_ratio=spec.warmup / steps, mag_ratios=ratios, **own
-        )
+        raise UserError(f'rollout.cache.kind: "{spec.kind}" is neither taylorseer nor pyramid')
 
     def check(self, forward: Callable[[float], object], levels: Sequence[float]) -> None:
         """Try it, `forward(level)` running the network on one row. UserError where this network cannot be cached."""
         name = type(self.network).__name__
-        if self.spec.kind == "mag" and self.spec.ratios is None and name != "FluxTransformer2DModel":
-            raise UserError(f"rollout.cache.ratios: null, but diffusers knows none for {name}; measure them")
         try:
             with self.batch(levels):
                 if not self._blocks.hooked:

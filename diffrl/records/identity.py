@@ -32,8 +32,6 @@ FREE_OF_REWARDS = (
     "offload",
     "device",
     "batch_size",
-    "params.device",
-    "params.batch_size",
 )
 # What the stored tensors and the methods' states are made for: no override helps, only a new run.
 STRUCTURE = ("model", "objective", "lora", "engine.optimiser")

@@ -1,4 +1,4 @@
-"""From scores to what is optimised: each reward's column clipped, tamed, standardised, compared, combined or gated.
+"""From scores to what is optimised: each reward's column clipped, tamed, bounded, compared or modulated.
 
 Symbols: N images of an epoch over all processes, K rewards, G group ids. Columns are (N,) float, NaN = not applicable.
 Two steps remember something between epochs: `tame` whether it is on, `bound` its reference; both are in the
@@ -24,29 +24,9 @@ def clip(column: Tensor, low: float = -math.inf, high: float = math.inf) -> Tens
     return column.clamp(low, high)
 
 
-def log(column: Tensor, scale: float = 1.0) -> Tensor:
-    """sign(s) ln(1 + |s| / scale): straight near 0, tame far out (symlog; DreamerV3, arXiv 2301.04104)."""
-    return column.sign() * (column.abs() / scale).log1p()
-
-
 def threshold(column: Tensor, at: float) -> Tensor:
     """1 where the score is at least `at`, else 0."""
     return (column >= at).to(column).where(~column.isnan(), column)
-
-
-def standardise(column: Tensor, limit: float = math.inf) -> Tensor:
-    """(s - mean) / std over all of the epoch's images that have a score, held to +-limit; 0 if they all score the same.
-
-    Statistics of the epoch itself and not running ones: they need no state, and every process count gives the same.
-    """
-    known = column[~column.isnan()]
-    if len(known) == 0:
-        return column
-    std = known.std(correction=0)
-    # As `group_advantages`: a spread of float rounding is no spread.
-    if std <= 1e-6 * known.abs().max():
-        return column * 0.0
-    return ((column - known.mean()) / std).clamp(-limit, limit)
 
 
 def win_rate(column: Tensor, groups: Tensor) -> Tensor:
@@ -59,32 +39,6 @@ def win_rate(column: Tensor, groups: Tensor) -> Tensor:
         rows = groups == group
         rates[rows] = win_rates(column[rows, None])[:, 0].to(rates.dtype)
     return rates
-
-
-def ensemble(columns: Tensor, reduce: str = "mean", coefficient: float = 1.0) -> Tensor:
-    """(N, M) columns of M rewards to one: over those that have a score, "mean", "min" or "lower".
-
-    "min" is the worst case and "lower" the bound `mean - coefficient * std`, the std being that between the rewards
-    (Coste et al., arXiv 2310.02743). An image without a score in the first column, the reward's own, gets none.
-    """
-    own, known = columns[:, 0], ~columns.isnan()
-    if reduce == "min":
-        combined = columns.masked_fill(~known, math.inf).amin(dim=1)
-    else:
-        combined = columns.nanmean(dim=1)
-        if reduce == "lower":
-            squares = (columns - combined[:, None]).square().nansum(dim=1)
-            combined = combined - coefficient * (squares / known.sum(dim=1)).sqrt()
-    return combined.where(~own.isnan(), own)
-
-
-def gate(column: Tensor, by: Tensor, least: float, otherwise: float = 0.0) -> Tensor:
-    """The score where `by` is at least `least`, else `otherwise`: quality counts only where the content is right.
-
-    Where `by` has no score the gate is open.
-    """
-    shut = (by < least) & ~column.isnan()
-    return column.masked_fill(shut, otherwise)
 
 
 def modulate(column: Tensor, by: Tensor, base: float = 0.4) -> Tensor:
@@ -152,25 +106,20 @@ class Composition:
             if step == "win_rate":
                 column = win_rate(column, groups)
             elif step == "tame":
-                column = log(column) if self._tames(name, **arguments) else column
+                column = column.sign() * column.abs().log1p() if self._tames(name, **arguments) else column
             elif step == "bound":
                 column = bound(column, self._reference(name, column, **arguments), arguments.get("scale", 1.0))
-            elif step == "ensemble":
-                others = [columns[other] for other in arguments.pop("others")]
-                column = ensemble(torch.stack([column, *others], dim=1), **arguments)
-            elif step == "gate":
-                column = gate(column, columns[arguments.pop("by")], **arguments)
             elif step == "modulate":
                 column = modulate(column, columns[arguments.pop("by")], **arguments)
             else:
                 column = _POINTWISE[step](column, **arguments)
         return column
 
-    def _tames(self, name: str, delta: float | None = None, slack: float = 0.1) -> bool:
-        """Whether h > delta, or the mean h of the rewards; once on, until h is below (1 - slack) of that."""
+    def _tames(self, name: str, delta: float | None = None) -> bool:
+        """Whether h > delta, or the mean h of the rewards; once on, until h is a tenth below that."""
         known = [self._spreads[other] for other in self.tamed_by]
         limit = sum(known) / len(known) if delta is None else delta
-        self.tamed[name] = self._spreads[name] > limit * (1 - slack if self.tamed.get(name) else 1)
+        self.tamed[name] = self._spreads[name] > limit * (0.9 if self.tamed.get(name) else 1)
         return self.tamed[name]
 
     def _reference(self, name: str, column: Tensor, at: float | None = None, scale: float = 1.0) -> float:
@@ -196,7 +145,5 @@ class Composition:
 
 _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "clip": clip,
-    "log": log,
     "threshold": threshold,
-    "standardise": standardise,
 }

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# The order in which a reward's steps are applied; ensemble, gate and modulate read other rewards, too.
-STEPS = (
-    *("clip", "log", "tame", "threshold", "standardise", "bound", "win_rate"),
-    *("ensemble", "gate", "modulate"),
-)
+# The order in which a reward's steps are applied; modulate reads another reward, too.
+STEPS = ("clip", "tame", "threshold", "bound", "win_rate", "modulate")
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 
 def reads(steps: Steps) -> list[str]:
     """Names of the other rewards that a reward's steps read."""
-    others = list(steps.get("ensemble", {}).get("others", ()))
-    return [*others, *(steps[step]["by"] for step in ("gate", "modulate") if step in steps)]
+    return [steps["modulate"]["by"]] if "modulate" in steps else []
 
 
 def in_order(steps: Mapping[str, Steps]) -> list[str]:

@@ -55,7 +55,6 @@ from diffrl.run.parts import (
 from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
 from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.rehearsal import Rehearsal
 
 
 class Run:
@@ -139,7 +138,6 @@ class Run:
             gradients=build_gradients(config),
             compose=build_composition(config),
             fp16=config.optimise.precision == "fp16",
-            rehearsal=None if config.rehearsal is None else Rehearsal(**config.rehearsal.model_dump()),
         )
 
     def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
@@ -286,13 +284,11 @@ class Run:
         return "there is no checkpoint" if path is None else f"intact: {path}; continue with --resume {self.folder}"
 
     def begin_epoch(self) -> None:
-        """Before an epoch: calibrate the noise and draw what is rehearsed, once, if that is asked for; and keep in
+        """Before an epoch: calibrate the noise, once, if that is asked for; and keep in
         memory what the epoch goes back to if it is broken off, unless that is on the disk."""
         dense = self.config.dense
         if dense is not None and dense.calibrate is not None and self.loop.spec.levels is None:
             calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
-        if self.loop.rehearsal is not None and self.loop.rehearsal.latents is None:
-            self.loop.draw_rehearsal(evaluation_spec(self.config))
         on_disk = self.epoch % self.config.checkpoint.every == 0
         self._kept = self._state() if self.main and not on_disk else None
 

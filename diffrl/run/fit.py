@@ -180,16 +180,16 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
         "decoding": images * decoding / _chunk(backbone),
         "training": images * passes * (training / rows + silent),
     }
-    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, parts, peaks)
+    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, peaks)
     return Fit(parts, peaks, rows, host, {} if known else work)
 
 
-def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) -> int:
-    """What the models of `evaluate.also` need, put into `parts` and `peaks`; what of them is in main memory."""
+def _add_siblings(config: Config, peaks: dict[str, int]) -> int:
+    """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
     host = 0
     for name, section in config.evaluate.also.items():
         rollout = config.rollout.model_copy(update={"guidance_scale": section.guidance_scale})
-        update = {"model": section.base(config.model), "family": section.family or config.family, "rollout": rollout}
+        update = {"model": section.base(config.model), "rollout": rollout}
         own = config.model_copy(update=update)
         backbone = hollow_backbone(own)
         _, fused = _with_lora(backbone, own)
@@ -200,10 +200,8 @@ def _add_siblings(config: Config, parts: dict[str, int], peaks: dict[str, int]) 
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
             phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone))
             peak = max(_peak(backbone, phase, kept) for phase in phases) + KEPT * sum(tensor.nbytes for tensor in kept)
-        if not section.offload:
-            parts[f"{name}: network, LoRA and autoencoder"] = weights
-        peaks[f"sampling {rows} rows on {name}"] = peak + (weights if section.offload else 0)
-        host += sum(_bytes(encoder) for encoder in backbone.text_encoders) + (weights if section.offload else 0)
+        peaks[f"sampling {rows} rows on {name}"] = peak + weights
+        host += sum(_bytes(encoder) for encoder in backbone.text_encoders) + weights
     return host
 
 

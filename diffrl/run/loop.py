@@ -27,7 +27,6 @@ from diffrl.run.clock import Clock, by_process, split_epoch
 from diffrl.seeds import seed_of
 from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
 from diffrl.trainers.microbatches import holds_groups, part_sizes
-from diffrl.trainers.rehearsal import Rehearsal
 
 
 class TrainingError(RuntimeError):
@@ -90,7 +89,6 @@ class Loop:
         gradients: Gradients | None = None,
         compose: Composition | None = None,
         fp16: bool = False,
-        rehearsal: Rehearsal | None = None,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
         self.stream, self.spec, self.settings = stream, spec, settings
@@ -99,7 +97,6 @@ class Loop:
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.gradients: Gradients = gradients or SumOfLosses()
         self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
-        self.rehearsal = rehearsal
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
@@ -135,15 +132,6 @@ class Loop:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.levels or ())}
         metrics |= self._seconds(started)
         return metrics
-
-    def draw_rehearsal(self, spec: SamplerSpec) -> None:
-        """The pool of the pretrained model's images, by a deterministic `spec`."""
-        assert self.rehearsal is not None
-        self.status(f"drawing {self.rehearsal.pool} images of the pretrained model")
-        self.rehearsal.draw(
-            self.policy, self.stream.prompts, spec, seed=self.settings.seed, batch_size=self.settings.rollout_batch,
-            rank=self.accelerator.process_index, world=self.accelerator.num_processes, reduce=self._sum,
-        )  # fmt: skip
 
     def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
         """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views
@@ -250,10 +238,6 @@ class Loop:
                     # What is neither a forward nor a decoding in there is the loss and its backward.
                     self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
                     self.check()
-                if self.rehearsal is not None:
-                    loss_of_step += self.rehearsal.add(
-                        self.policy, rollout, samples, key, settings.batch_size, self.scaler, objective.means
-                    )
                 norm = self._step()
                 if norm is None:
                     self._skip(rollout, samples, loss_of_step, epoch)

@@ -57,7 +57,6 @@ def build_objective(
     `rewards` are for those that need them; `lower`: names of rewards of which a lower score is better.
     """
     objective = _objective(config, spec, rewards or {})
-    objective.penalty.form = config.penalty
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:

@@ -23,26 +23,23 @@ from diffrl.run.parts import prepare_engine
 
 @dataclass(frozen=True)
 class Sibling:
-    """A model that takes the trained one's LoRA, loaded once; `spec`: how it draws."""
+    """A model that takes the trained one's LoRA, loaded once; `spec`: how it draws. It waits in main memory."""
 
     name: str
     policy: Policy
     spec: SamplerSpec
-    offload: bool  # does it wait in main memory?
 
     @contextmanager
     def wearing(self, lora: Mapping[str, Tensor]) -> Iterator[Policy]:
         """The model on its device, with this LoRA (as `Policy.state` gives it) in the place of its own."""
         policy = self.policy
-        if self.offload:
-            self._move(policy.device)
+        self._move(policy.device)
         try:
             policy.load_state("default", dict(lora))
             yield policy
         finally:
             policy.lora.fused.forget()  # merged copies of its weights
-            if self.offload:
-                self._move(torch.device("cpu"))
+            self._move(torch.device("cpu"))
 
     def _move(self, device: torch.device) -> None:
         for module in (self.policy.network, self.policy.vae):
@@ -67,7 +64,7 @@ def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
                     device=trained.device,
                     resolution=config.rollout.resolution,
                     seed=config.seed,
-                    family=section.family or config.family,
+                    family=config.family,
                     merge=section.merge,
                 )
             policy.load_state("default", trained.state())
@@ -76,9 +73,8 @@ def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
         prepare_engine(plain, policy)
         solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
         spec = SamplerSpec(name=solver, steps=section.steps, guidance=section.guidance_scale, eta=0.0)
-        found.append(Sibling(name, policy, spec, section.offload))
-        if section.offload:
-            found[-1]._move(torch.device("cpu"))
+        found.append(Sibling(name, policy, spec))
+        found[-1]._move(torch.device("cpu"))
     return found
 
 

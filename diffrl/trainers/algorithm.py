@@ -55,7 +55,6 @@ from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
-from diffrl.trainers.divergences import Form, shaped
 from diffrl.trainers.rows import Noising, Rows
 
 
@@ -272,7 +271,6 @@ class Penalty:
     def __init__(self, objective: Objective, beta: float, guidance: float | None = None) -> None:
         self.objective, self.beta, self.guidance = objective, beta, guidance
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
-        self.form: Form = "kl"  # what of the divergence is weighed
 
     def anchor(self, policy: Policy, rows: Rows) -> Prediction:
         """What the rows are held to, without gradient: a forward of the reference."""
@@ -295,7 +293,7 @@ class Penalty:
             return None
         kl = self.divergence(policy, rows, self.anchor(policy, rows))
         self.objective.means.add("kl", kl)
-        return self.strength(rows) * shaped(kl, self.form)
+        return self.strength(rows) * kl
 
 
 class Gradients(Protocol):

@@ -11,7 +11,6 @@ from torch import Tensor
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Penalty, RunningMeans, Step
-from diffrl.trainers.divergences import shaped
 from diffrl.trainers.rows import Rows
 
 Normalise = Literal["rows", "gated"]
@@ -95,9 +94,7 @@ class Gated(Penalty):
         assert self._anchors is not None
         kl = self.own.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
         self._observe(kl.detach())
-        return kl.new_zeros(len(rows.slot)).index_add(
-            0, here.to(kl.device, non_blocking=True), self._weight * shaped(kl, self.own.form)
-        )
+        return kl.new_zeros(len(rows.slot)).index_add(0, here.to(kl.device, non_blocking=True), self._weight * kl)
 
     def _observe(self, kl: Tensor) -> None:
         self.means.add("gardo/kl_gated", kl)

@@ -64,7 +64,6 @@ def gradient_of_the_loop(
     rollout: Rollout,
     advantages: Tensor,
     gradients: Any = None,
-    rehearsal: Any = None,
 ) -> tuple[Tensor, float]:
     """What one optimiser step of the loop takes from the LoRA at step size 1, in three micro-batches; and its loss."""
     settings = LoopSettings(0, GROUP, IMAGES, IMAGES, 3, 1, max_grad_norm=1e9, ema=0.0)
@@ -73,7 +72,7 @@ def gradient_of_the_loop(
     parts: dict[str, Any] = {"scorer": None, "weights": torch.ones(1), "stream": None, "features": None}
     loop = Loop(
         policy=policy, objective=objective, spec=rollout.spec, settings=settings, optimiser=optimiser,
-        accelerator=Accelerator(cpu=True), gradients=gradients, compose=SimpleNamespace(), rehearsal=rehearsal,
+        accelerator=Accelerator(cpu=True), gradients=gradients, compose=SimpleNamespace(),
         **parts,  # type: ignore[arg-type]
     )  # fmt: skip
     try:

@@ -44,5 +44,5 @@ def test_the_page_on_resuming_lists_what_may_change() -> None:
     page = (ROOT / "docs" / "resume.md").read_text()
     table = page.split("## What may change on its own")[1].split("## ")[0]
     listed = set(re.findall(r"`([\w.]+)`", table))
-    own = {name for name in FREE_OF_REWARDS if not name.startswith("params.")}
+    own = set(FREE_OF_REWARDS)
     assert listed == {*FREE, *own, *(key.rpartition(".")[2] for key in NOT_FREE)}

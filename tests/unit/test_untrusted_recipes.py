@@ -111,7 +111,7 @@ def test_credentials_in_a_url_are_never_recorded(url: str, shown: str, tmp_path:
     from diffrl.cli.main import main
 
     path = tmp_path / "run.yaml"
-    path.write_text(json.dumps({"rewards": {"vlm": {"params": {"server": url}}}, "run_dir": str(tmp_path / "run")}))
+    path.write_text(json.dumps({"rewards": {"vlm": {"server": url}}, "run_dir": str(tmp_path / "run")}))
     assert main(["train", str(path)]) == 2
     said = capsys.readouterr().err
     assert "hunter2" not in said and shown in said and "rewards.vlm" in said
