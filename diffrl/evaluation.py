@@ -187,7 +187,7 @@ def evaluate(
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
         "rewards": {name: dict(entry.arguments) for name, entry in entries.items()},
         "prompts_count": len(chosen),
-        "sampler": spec.name,
+        "sampler": spec.sampler,
         "steps": spec.steps,
         "seconds": round(time.perf_counter() - started, 2),
         "mean": summarise(scorer.names, scores),

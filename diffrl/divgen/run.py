@@ -87,8 +87,8 @@ class Job:
             "seed": drawing.seed,
             "per_prompt": drawing.per_prompt,
             "steps": spec.steps,
-            "sampler": spec.name,
-            "guidance_scale": spec.guidance,
+            "sampler": spec.sampler,
+            "guidance_scale": spec.guidance_scale,
             "resolution": list(drawing.resolution) if isinstance(drawing.resolution, tuple) else drawing.resolution,
             "prompts": hashlib.sha256(lines.encode()).hexdigest()[:16],
         }

@@ -50,7 +50,6 @@ from diffrl.run.parts import (
     features_name,
     loop_settings,
     prepare_engine,
-    sampler_spec,
 )
 from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
@@ -86,7 +85,7 @@ class Run:
             self.policy.enable_gradient_checkpointing()
         self.siblings = load_siblings(config, self.policy)
         self.config = config = settle(config, device, self.accelerator, sharding is not None)
-        self.spec = sampler_spec(config)
+        self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
@@ -289,7 +288,7 @@ class Run:
         """Before an epoch: calibrate the noise and draw what is rehearsed, once, if that is asked for; and keep in
         memory what the epoch goes back to if it is broken off, unless that is on the disk."""
         dense = self.config.dense
-        if dense is not None and dense.calibrate is not None and self.loop.spec.levels is None:
+        if dense is not None and dense.calibrate is not None and self.loop.spec.noise_levels is None:
             calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
         if self.loop.rehearsal is not None and self.loop.rehearsal.latents is None:
             self.loop.draw_rehearsal(evaluation_spec(self.config))
