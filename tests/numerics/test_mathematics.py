@@ -47,7 +47,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 
 def drawn(policy: Policy, spec: SamplerSpec) -> Rollout:
-    kept = spec.name == "flow_sde"
+    kept = spec.sampler == "flow_sde"
     return collect(policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory=kept)
 
 
@@ -151,7 +151,7 @@ def test_the_told_share_of_clipped_ratios_counts_both_sides(low: float | None, c
 @pytest.mark.parametrize("kind", ["exact", "published"])
 def test_the_gradient_through_guidance_is_exact_or_that_of_the_prompts_branch(policy: Policy, kind: str) -> None:
     """v = v_empty + g (v_cond - v_empty): J_cond^T g c + J_empty^T (1 - g) c with c = dL / dv, or its first term."""
-    rollout, g = drawn(policy, SDE), SDE.guidance
+    rollout, g = drawn(policy, SDE), SDE.guidance_scale
     parameters = [parameter for _, parameter in policy.trainable]
     objective = GRPO(SDE, guidance_gradient=kind)  # type: ignore[arg-type]
     rows = objective.rows(rollout, torch.linspace(-1, 1, 2 * GROUP)[:, None], sample_pairs(torch.arange(6), 2), (0,))

@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffrl import rollout as module
-from diffrl import seeds
+from diffrl import sampling, seeds
 from diffrl.denoising import chain
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving
@@ -464,6 +466,42 @@ def test_noise_levels_differ_by_step() -> None:
         mean, std = sde_kernel("flow_sde", steps.x[:, j], prediction, steps.t[:, j], steps.t_next[:, j],
                                steps.noise_level[:, j], found.t_second, FlowMatching())  # fmt: skip
         assert torch.equal(gaussian_log_prob(steps.x_next[:, j], mean, std), steps.log_prob[:, j])
+
+
+OWN = """
+from diffrl.samplers import flow_sde
+from diffrl.sampling import Sampler
+
+own = Sampler(stochastic=True, step=lambda x, p, t, tn, a, t2, process: flow_sde(x, p.v, t, tn, a, t2))
+no_step = Sampler(stochastic=True)
+"""
+
+
+def test_a_sampler_of_ones_own_is_drawn_with_like_a_shipped_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    found = draw(spec=SamplerSpec(f"{file}:own", 6, guidance_scale=2.0), keep_trajectory=True)
+    shipped = draw(keep_trajectory=True)
+    assert torch.equal(found.latents, shipped.latents)
+    assert torch.equal(found.trajectory.log_prob, shipped.trajectory.log_prob)
+    process = VariancePreserving((1 - torch.linspace(1e-4, 0.02, 1000)).cumprod(0))
+    with pytest.raises(UserError, match="is not defined for a VariancePreserving model; use ddim"):
+        draw(Known(process=process), SamplerSpec(f"{file}:own", 6))
+    with pytest.raises(UserError, match=r'rollout.sampler: .*:onw" is not a .*Sampler with a step \(nearest: "own"\)'):
+        SamplerSpec(f"{file}:onw", 6)
+    with pytest.raises(UserError, match=r"no_step. is not a diffrl\.sampling\.Sampler with a step"):
+        SamplerSpec(f"{file}:no_step", 6)
+    with pytest.raises(UserError, match=r'no sampler file "nowhere\.py"'):
+        SamplerSpec("nowhere.py:own", 6)
+
+
+def test_an_installed_sampler_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("mine", "diffrl.sampling:SAMPLERS", sampling.GROUP)
+    monkeypatch.setattr(sampling, "entry_points", lambda group: [entry] if group == sampling.GROUP else [])
+    with pytest.raises(UserError, match=r'"mine" is not a diffrl\.sampling\.Sampler with a step'):
+        SamplerSpec("mine", 6)
+    with pytest.raises(UserError, match=r'unknown sampler "mime" \(nearest: "mine"'):
+        SamplerSpec("mime", 6)
 
 
 def test_which_steps_are_stochastic() -> None:
