@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging as _logging
 from typing import TYPE_CHECKING, Any
 
+from diffrl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from diffrl.api import Config, Model, Run, evaluate, load, load_config, save_config, train
     from diffrl.errors import UserError
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 # transformers and peft import it wherever it is installed; without a GPU it then asks, in every process, for a package
 # ("kernels") that nobody needs here.
 _logging.getLogger("bitsandbytes").setLevel(_logging.ERROR)
-
-__version__ = "0.2.0"
 
 __all__ = ["Config", "Model", "Run", "UserError", "evaluate", "load", "load_config", "save_config", "train"]
 

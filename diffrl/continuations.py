@@ -1,6 +1,6 @@
 """From a state on the way to the clean image: the ODE on what is left of the schedule; and plans of rollouts with it.
 
-Symbols: levels (S + 1,) the schedule's noise levels, the last is 0; x_j the state before step j, at levels[j]; latents
+Symbols: sigmas (S + 1,) of the schedule, the last is 0; x_j the state before step j, at sigmas[j]; latents
 (B, C, h, w). What goes on from one state needs nothing but the state: no noise, no history. A *view* is an image that
 is decoded and scored; a sample may have several, of which one, `final`, stands for it elsewhere (features, metrics).
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from diffrl.forward import FlowMatching, Prediction, Process
-from diffrl.samplers import DpmState, SamplerSpec, ode_step
+from diffrl.samplers import DpmState, ode_step
+from diffrl.sampling import SamplerSpec
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning
@@ -40,7 +41,7 @@ class Gains:
     ode_steps: int | None = None
 
     def views(self, spec: SamplerSpec) -> int:
-        return spec.width + (not self.common)
+        return spec.stochastic_steps + (not self.common)
 
     def final(self, spec: SamplerSpec) -> int:
         return self.views(spec) - 1
@@ -86,28 +87,28 @@ class Tree:
 Plan = Gains | Branches | Tree
 
 
-def strided(levels: Sequence[float], start: int, stride: int) -> list[float]:
-    """Every `stride`-th noise level from step `start` on, and 0: stride 1 takes all of them.
+def strided(sigmas: Sequence[float], start: int, stride: int) -> list[float]:
+    """Every `stride`-th sigma from step `start` on, and 0: stride 1 takes all of them.
 
-    G2RPO (arXiv 2510.01982) takes every l-th after the stochastic step; its code ends at the last level that it meets,
+    G2RPO (arXiv 2510.01982) takes every l-th after the stochastic step; its code ends at the last one that it meets,
     here the last step ends at 0.
     """
-    if start == len(levels) - 1:
-        return [levels[-1]]
-    return [*levels[start:-1:stride], levels[-1]]
+    if start == len(sigmas) - 1:
+        return [sigmas[-1]]
+    return [*sigmas[start:-1:stride], sigmas[-1]]
 
 
-def tail_levels(levels: Sequence[float], start: int, share: float) -> list[float]:
+def tail_sigmas(sigmas: Sequence[float], start: int, share: float) -> list[float]:
     """From step `start` on only this share of the steps that are left (at least one), evenly over their numbers."""
-    left = len(levels) - 1 - start
-    return thinned(levels, start, max(math.ceil(left * share - 1e-9), 1))
+    left = len(sigmas) - 1 - start
+    return thinned(sigmas, start, max(math.ceil(left * share - 1e-9), 1))
 
 
-def thinned(levels: Sequence[float], start: int, count: int) -> list[float]:
+def thinned(sigmas: Sequence[float], start: int, count: int) -> list[float]:
     """From step `start` on at most `count` steps, evenly over the numbers of those that are left."""
-    left = len(levels) - 1 - start
+    left = len(sigmas) - 1 - start
     count = min(count, left)
-    return [levels[start + round(i * left / count)] for i in range(count + 1)] if left else list(levels[start:])
+    return [sigmas[start + round(i * left / count)] for i in range(count + 1)] if left else list(sigmas[start:])
 
 
 def finish(
@@ -115,12 +116,12 @@ def finish(
     process: Process,
     x: Tensor,
     cond: Conditioning,
-    levels: Sequence[float],
+    sigmas: Sequence[float],
     guidance: float,
     solver: str = "euler",
     first: Prediction | None = None,
 ) -> Tensor:
-    """The ODE from x at levels[0] to levels[-1] = 0 in len(levels) - 1 forwards, by "euler" or "dpm2".
+    """The ODE from x at sigmas[0] to sigmas[-1] = 0 in len(sigmas) - 1 forwards, by "euler" or "dpm2".
 
     `first`: the prediction at x, where it is known already: one forward less. For a variance preserving process "euler"
     is DDIM without noise, the same first order.
@@ -128,8 +129,8 @@ def finish(
     if solver == "euler" and not isinstance(process, FlowMatching):
         solver = "ddim"
     state: DpmState | None = None
-    for level, following in pairwise(levels):
-        t, t_next = x.new_full((len(x),), level), x.new_full((len(x),), following)
+    for sigma, following in pairwise(sigmas):
+        t, t_next = x.new_full((len(x),), sigma), x.new_full((len(x),), following)
         prediction = predict(x, t, cond, guidance) if first is None else first
         x, state = ode_step(solver, x, prediction, t, t_next, state, process)
         first = None

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Branches, Gains, Plan, Tree, finish, strided, tail_levels, thinned
+from diffrl.continuations import Branches, Gains, Plan, Tree, finish, strided, tail_sigmas, thinned
 from diffrl.forward import Prediction
-from diffrl.samplers import DpmState, SamplerSpec, gaussian_log_prob, ode_step, sde_kernel
+from diffrl.samplers import DpmState, gaussian_log_prob, ode_step, sde_kernel, window_steps
+from diffrl.sampling import SamplerSpec
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
@@ -28,8 +29,8 @@ class Trajectory:
     """The w stochastic steps of n images, fp32 on the policy's device. `x` and `x_next` are views of `states`.
 
     states (n, w + 1, C, h, w): before each step of the window, and after the last one. t, t_next (n, w). log_prob
-    (n, w): of x_next under the sampling policy, averaged over the latent dimensions. level (n, w): of each step's
-    noise; None where it is the sampler's one. ends (n, w, C, h, w): where the steps do not follow one another but each
+    (n, w): of x_next under the sampling policy, averaged over the latent dimensions. noise_level (n, w): of each
+    step; None where it is the sampler's one. ends (n, w, C, h, w): where the steps do not follow one another but each
     starts from a kept state; then `states` are (n, w, C, h, w).
     """
 
@@ -37,7 +38,7 @@ class Trajectory:
     t: Tensor
     t_next: Tensor
     log_prob: Tensor
-    level: Tensor | None = None
+    noise_level: Tensor | None = None
     ends: Tensor | None = None
 
     @property
@@ -53,14 +54,14 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Job:
-    """What all batches of one call share; `levels` are Python floats, so the step loop never waits for the device."""
+    """What all batches of one call share; `sigmas` are Python floats, so the step loop never waits for the device."""
 
     policy: Policy
     spec: SamplerSpec
     seed: int
     epoch: int | str
     snapshot: str | None
-    levels: list[float]
+    sigmas: list[float]
     keep: bool = False
     plan: Plan | None = None
     group: int = 1  # G, for the plans that need it
@@ -75,15 +76,15 @@ class Job:
         self,
         x: Tensor,
         cond: Conditioning,
-        levels: Sequence[float],
+        sigmas: Sequence[float],
         solver: str = "euler",
         first: Prediction | None = None,
     ) -> Tensor:
-        return finish(self.predict, self.policy.process, x, cond, levels, self.spec.guidance, solver, first)
+        return finish(self.predict, self.policy.process, x, cond, sigmas, self.spec.guidance_scale, solver, first)
 
     def starts(self, texts: Sequence[str]) -> list[int]:
         """The first stochastic step of an image of each of these prompts."""
-        known = {text: self.spec.stochastic_steps(self.seed, self.epoch, text).start for text in set(texts)}
+        known = {text: window_steps(self.spec, self.seed, self.epoch, text).start for text in set(texts)}
         return [known[text] for text in texts]
 
 
@@ -105,52 +106,52 @@ def empty_trajectory(job: Job, latents: Tensor, starts: Sequence[int]) -> Trajec
     if isinstance(plan, Branches):
         number = torch.tensor(plan.steps).expand(n, -1)
     else:
-        number = torch.tensor(starts)[:, None] + torch.arange(job.spec.width)  # (n, w)
+        number = torch.tensor(starts)[:, None] + torch.arange(job.spec.stochastic_steps)  # (n, w)
     width = number.shape[1]
-    schedule, levels = torch.tensor(job.levels), job.spec.step_levels(job.levels)
+    schedule, by_step = torch.tensor(job.sigmas), job.spec.noise_by_step(job.sigmas)
     apart = isinstance(plan, Branches)
     return Trajectory(
         states=latents.new_empty(n, width if apart else width + 1, *latents.shape[1:]),
         t=schedule[number].to(latents.device, non_blocking=True),
         t_next=schedule[number + 1].to(latents.device, non_blocking=True),
         log_prob=latents.new_empty(n, width),
-        level=None if levels is None else torch.tensor(levels)[number].to(latents.device, non_blocking=True),
+        noise_level=None if by_step is None else torch.tensor(by_step)[number].to(latents.device, non_blocking=True),
         ends=latents.new_empty(n, width, *latents.shape[1:]) if apart else None,
     )
 
 
 def _kernel(job: Job, x: Tensor, prediction: Prediction, i: int) -> tuple[Tensor, Tensor]:
     """(mean, std) of the stochastic step i from x."""
-    spec, levels = job.spec, job.levels
-    own = spec.step_levels(levels)
+    spec = job.spec
+    by_step = spec.noise_by_step(job.sigmas)
     t, t_next = _ends(job, x, i)
-    level = spec.strength if own is None else x.new_full((len(x),), own[i])
-    return sde_kernel(spec.name, x, prediction, t, t_next, level, levels[1], job.policy.process)
+    noise_level = spec.noise_level if by_step is None else x.new_full((len(x),), by_step[i])
+    return sde_kernel(spec.sampler, x, prediction, t, t_next, noise_level, job.sigmas[1], job.policy.process)
 
 
 def _ends(job: Job, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """t, t_next (B,) filled from Python floats: the same arithmetic as in training, where t differs by row."""
-    return x.new_full((len(x),), job.levels[i]), x.new_full((len(x),), job.levels[i + 1])
+    return x.new_full((len(x),), job.sigmas[i]), x.new_full((len(x),), job.sigmas[i + 1])
 
 
 def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, starts: Sequence[int]) -> Drawn:
     """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window, which
     begins at step starts[i] for image i."""
     spec, process = job.spec, job.policy.process
-    first, last = min(starts), max(starts)
+    first, last, width = min(starts), max(starts), spec.stochastic_steps
     row = torch.arange(len(x), device=x.device)
     start = torch.tensor(starts).to(x.device, non_blocking=True)
     state: DpmState | None = None
-    states = x.new_empty(len(x), spec.width + 1, *x.shape[1:]) if job.keep else None
-    log_prob, views = x.new_empty(len(x), spec.width), []
+    states = x.new_empty(len(x), width + 1, *x.shape[1:]) if job.keep else None
+    log_prob, views = x.new_empty(len(x), width), []
     for i in range(spec.steps):
-        if spec.tail is not None and i == last + spec.width:  # one window for all: `SamplerSpec` sees to it
-            x = job.finish(x, cond, tail_levels(job.levels, i, spec.tail), spec.tail_solver)
+        if spec.tail is not None and i == last + width:  # one window for all: `SamplerSpec` sees to it
+            x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), spec.tail_solver)
             break
         t, t_next = _ends(job, x, i)
-        prediction = job.predict(x, t, cond, spec.guidance)
-        if not (spec.width and first <= i < last + spec.width):
-            x, state = ode_step(spec.name, x, prediction, t, t_next, state, process)
+        prediction = job.predict(x, t, cond, spec.guidance_scale)
+        if not (width and first <= i < last + width):
+            x, state = ode_step(spec.sampler, x, prediction, t, t_next, state, process)
             continue
         if isinstance(job.plan, Gains) and not (job.plan.common and i == first):
             views.append(_view(job, x, cond, i, prediction, job.plan))
@@ -158,8 +159,8 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, starts: Sequen
         if first == last:
             x_next = mean + std * noise[:, i - first]
         else:  # each its own window: outside of it an image takes the ODE's step
-            within, number = (i >= start) & (i < start + spec.width), (i - start).clamp(0, spec.width - 1)
-            ode, _ = ode_step(spec.name, x, prediction, t, t_next, None, process)
+            within, number = (i >= start) & (i < start + width), (i - start).clamp(0, width - 1)
+            ode, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, process)
             x_next = torch.where(within.view(-1, 1, 1, 1), mean + std * noise[row, number], ode)
         if states is not None:
             log_p = gaussian_log_prob(x_next, mean, std)
@@ -176,9 +177,9 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, starts: Sequen
 
 def _view(job: Job, x: Tensor, cond: Conditioning, i: int, prediction: Prediction, plan: Gains) -> Tensor:
     """The clean end of the ODE from the state x before step i, whose prediction is there already."""
-    left = len(job.levels) - 1 - i
-    levels = thinned(job.levels, i, left if plan.ode_steps is None else plan.ode_steps)
-    return job.finish(x, cond, levels, first=prediction)
+    left = len(job.sigmas) - 1 - i
+    sigmas = thinned(job.sigmas, i, left if plan.ode_steps is None else plan.ode_steps)
+    return job.finish(x, cond, sigmas, first=prediction)
 
 
 def branches(job: Job, plan: Branches, x: Tensor, cond: Conditioning, noise: Tensor, owner: Sequence[int]) -> Drawn:
@@ -193,7 +194,7 @@ def branches(job: Job, plan: Branches, x: Tensor, cond: Conditioning, noise: Ten
     states, ends, log_probs, views = [], [], [], []
     for i in range(plan.steps[-1] + 1):
         t, t_next = _ends(job, x, i)
-        prediction = job.predict(x, t, cond, spec.guidance)
+        prediction = job.predict(x, t, cond, spec.guidance_scale)
         if i in plan.steps:
             mean, std = _kernel(job, x, prediction, i)
             mean, std = mean[on], std[on]
@@ -201,8 +202,8 @@ def branches(job: Job, plan: Branches, x: Tensor, cond: Conditioning, noise: Ten
             states.append(x[on])
             ends.append(x_next)
             log_probs.append(gaussian_log_prob(x_next, mean, std))
-            views += [job.finish(x_next, mine, strided(job.levels, i + 1, stride)) for stride in plan.strides]
-        x, _ = ode_step(spec.name, x, prediction, t, t_next, None, process)
+            views += [job.finish(x_next, mine, strided(job.sigmas, i + 1, stride)) for stride in plan.strides]
+        x, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, process)
     stacked = torch.stack(views, 1)
     return Drawn(stacked[:, 0], stacked, torch.stack(states, 1), torch.stack(log_probs, 1), torch.stack(ends, 1))
 
@@ -216,18 +217,18 @@ def tree(
     G = `group`. noise (B', w, ...): of the members that lead an edge of these leaves, see `leaders`; edge (root, node)
     draws that of its first member, so member 0's path is what it would be alone.
     """
-    spec = job.spec
+    spec, width = job.spec, job.spec.stochastic_steps
     edges = [(root, 0) for root in range(len(x))]  # (root, node number) of the states in x
-    index = {name: i for i, name in enumerate(leaders(plan, leaves, group, spec.width))}
-    root_cond, kept = cond, [x.new_empty(0)] * (spec.width + 1)
-    log_prob = x.new_empty(len(leaves), spec.width)
+    index = {name: i for i, name in enumerate(leaders(plan, leaves, group, width))}
+    root_cond, kept = cond, [x.new_empty(0)] * (width + 1)
+    log_prob = x.new_empty(len(leaves), width)
     for i in range(spec.steps):
         span = group // plan.nodes(i)
         t, t_next = _ends(job, x, i)
         mine = root_cond.select(torch.tensor([root for root, _ in edges]))
-        prediction = job.predict(x, t, mine, spec.guidance)
-        if i >= spec.width:  # cps, renoise and ddim end without noise
-            x, _ = ode_step(spec.name, x, prediction, t, t_next, None, job.policy.process)
+        prediction = job.predict(x, t, mine, spec.guidance_scale)
+        if i >= width:  # cps, renoise and ddim end without noise
+            x, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, job.policy.process)
             continue
         mean, std = _kernel(job, x, prediction, i)
         before = {name: k for k, name in enumerate(edges)}

@@ -49,7 +49,8 @@ class Drawing:
 
     def spec(self, policy: Policy) -> SamplerSpec:
         name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
-        return SamplerSpec(name=name, steps=self.steps or 10, guidance=self.guidance_scale, eta=0.0)
+        spec = SamplerSpec(sampler=name, steps=self.steps or 10, guidance_scale=self.guidance_scale)
+        return spec.model_copy(update={"noise_level": 0.0}) if name == "ddim" else spec
 
     def amount(self) -> dict[str, Any]:
         return {"seed": self.seed, "per_prompt": self.per_prompt, "batch_size": self.batch_size}

@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl import __version__
 from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
 from diffrl.drawing import Drawing
 from diffrl.playground.grammar import understood
@@ -27,6 +26,7 @@ from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
+from diffrl.version import __version__
 
 
 class Evaluated(NamedTuple):
@@ -187,7 +187,7 @@ def evaluate(
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
         "rewards": {name: dict(entry.arguments) for name, entry in entries.items()},
         "prompts_count": len(chosen),
-        "sampler": spec.name,
+        "sampler": spec.sampler,
         "steps": spec.steps,
         "seconds": round(time.perf_counter() - started, 2),
         "mean": summarise(scorer.names, scores),

@@ -23,7 +23,8 @@ from diffrl.continuations import Branches, Plan, Tree
 from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
 from diffrl.forward import Process
-from diffrl.samplers import SamplerSpec, sampler_info
+from diffrl.samplers import check_process
+from diffrl.sampling import SamplerSpec
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
@@ -50,7 +51,7 @@ class Rollout:
     prompts, cond: all P prompts of the epoch. prompt_index (n,) int64 is also the id of the group; member (n,) int64 is
     i % G; both on the CPU. first, total: global index of the first local image, and N. latents (n, C, h, w) fp32 on the
     policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None. trajectory: None unless asked for.
-    schedule (S + 1,) float32 on the CPU: the noise levels, the last is 0. forwards: of the network for these images,
+    schedule (S + 1,) float32 on the CPU: the sigmas, the last is 0. forwards: of the network for these images,
     one for each image and step (guidance or not).
     """
 
@@ -71,7 +72,7 @@ class Rollout:
 
     @property
     def t_second(self) -> float:
-        """The schedule's second noise level (see `flow_sde`)."""
+        """The schedule's second sigma (see `flow_sde`)."""
         return float(self.schedule[1])
 
     def identity(self, i: int) -> tuple[str, int]:
@@ -111,7 +112,7 @@ def collect(
         keep_trajectory, keep_images: store the stochastic steps (GRPO alone needs them), the images on the CPU.
         plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
-        caching: entered with the noise levels for each batch (`Policy.cached`); never with a trajectory or a plan.
+        caching: entered with the sigmas for each batch (`Policy.cached`); never with a trajectory or a plan.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
     job = replace(job, caching=caching)
@@ -151,11 +152,11 @@ def collect(
         images=torch.cat(pictures) if keep_images else None,
         cond=cond,
         trajectory=trajectory,
-        schedule=torch.tensor(job.levels),
+        schedule=torch.tensor(job.sigmas),
         process=policy.process,
         spec=spec,
         forwards=job.count[0],
-        guidance=spec.guidance if policy.distilled_guidance else 1.0,
+        guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
     )
 
 
@@ -244,12 +245,12 @@ def _job(
     plan: Plan | None = None,
     group: int = 1,
 ) -> Job:
-    sampler_info(spec.name, policy.process)
-    if keep and spec.width == 0:
-        text = f'"{spec.name}" at noise level {spec.strength} and {spec.steps} steps has no stochastic step to train on'
-        raise UserError(f"rollout.sampler: {text}")
-    levels = policy.timesteps(spec.steps).tolist()
-    return Job(policy, spec, seed, epoch, snapshot, levels, keep, plan, group)
+    check_process(spec.sampler, policy.process)
+    if keep and spec.stochastic_steps == 0:
+        text = f'"{spec.sampler}" at noise level {spec.noise_level} and {spec.steps} steps has no stochastic step'
+        raise UserError(f"rollout.sampler: {text} to train on")
+    sigmas = policy.timesteps(spec.steps).tolist()
+    return Job(policy, spec, seed, epoch, snapshot, sigmas, keep, plan, group)
 
 
 def _plan(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tensor, Tensor, slice]:
@@ -284,7 +285,7 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 @torch.no_grad()
 def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
-    with job.policy.using(job.snapshot), job.caching(job.levels):
+    with job.policy.using(job.snapshot), job.caching(job.sigmas):
         drawn = _drawn(job, cond, texts, members)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()
@@ -292,7 +293,7 @@ def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequenc
         i, more = finite.index(False), finite.count(False) - 1
         raise SamplingError(
             f'sampling gave non-finite latents for prompt "{texts[i]}", member {members[i]} and {more} more of its '
-            f"batch (sampler {job.spec.name}, seed {job.seed}, epoch {job.epoch}): lower optimise.learning_rate, or "
+            f"batch (sampler {job.spec.sampler}, seed {job.seed}, epoch {job.epoch}): lower optimise.learning_rate, or "
             f"set optimise.precision to fp32"
         )
     return drawn
@@ -324,8 +325,8 @@ def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence
         roots = sorted(set(texts), key=list(texts).index)
         leaves = [(roots.index(text), member) for text, member in names]
         own = cond.select(torch.tensor([list(texts).index(root) for root in roots]))
-        first = [(roots[root], member) for root, member in leaders(plan, leaves, group, spec.width)]
-        noise = step_noise(first, spec.width)
+        first = [(roots[root], member) for root, member in leaders(plan, leaves, group, spec.stochastic_steps)]
+        noise = step_noise(first, spec.stochastic_steps)
         return tree(job, plan, begin(roots, [0] * len(roots), same=True), own, leaves, group, noise)
     x = begin(texts, members, spec.same_noise)
-    return chain(job, x, cond, step_noise(names, spec.width), job.starts(texts))
+    return chain(job, x, cond, step_noise(names, spec.stochastic_steps), job.starts(texts))

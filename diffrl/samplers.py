@@ -4,8 +4,8 @@ Symbols, as in the papers (shapes):
 
     x, x_next   latent before and after the step                        (B, C, h, w)
     x0, eps, v  the network's clean latent, noise and velocity at x, t  (B, C, h, w)
-    t, t_next   noise levels, 0 <= t_next < t <= 1, float               (B,); dt = t_next - t < 0
-    a, eta      strength of the fresh noise, >= 0                       a float, or (B,) one for each row
+    t, t_next   sigmas of the path, 0 <= t_next < t <= 1, float         (B,); dt = t_next - t < 0
+    a, eta      the noise level: strength of the fresh noise, >= 0      a float, or (B,) one for each row
     mean, std   of the Gaussian that x_next is drawn from               (B, C, h, w), (B, 1, 1, 1)
 
 A stochastic step returns (mean, std); `x_next = mean + std * noise`. Training re-evaluates the very same function, so
@@ -13,24 +13,24 @@ that on the first pass the importance ratio is one. No function here synchronise
 
 The last step (t_next = 0): `flow_sde` and `dance` keep its noise, as published; their std is positive whenever t is.
 The std of `cps`, `renoise` and `ddim` is proportional to sigma at t_next and so zero there: that step is deterministic
-and has no log-probability, and a rollout never counts it among the stochastic steps (`SamplerInfo.noisy_last`).
+and has no log-probability, and a rollout never counts it among the stochastic steps (`Sampler.quiet_steps`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
-from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving, expand
+from diffrl.errors import UserError
+from diffrl.forward import FlowMatching, Prediction, Process, expand
+from diffrl.sampling import SAMPLERS, SamplerSpec, find_sampler
 from diffrl.seeds import generator
 
-Level = float | Tensor  # of the noise: one for all rows, or (B,)
+NoiseLevel = float | Tensor  # one for all rows, or (B,)
 DpmState = tuple[Tensor, Tensor]  # the previous step's log-SNR / 2 (B,) and its x0
 
 
@@ -61,16 +61,16 @@ def dpm2_step(
     return expand(sigma_next / sigma, x) * x + expand(weight, x) * d, (lam, x0)
 
 
-def flow_sde(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: Level, t_second: float) -> tuple[Tensor, Tensor]:
+def flow_sde(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: NoiseLevel, t_second: float) -> tuple[Tensor, Tensor]:
     """Flow-GRPO's SDE with the ODE's marginals (2505.05470, eq. 9), s = a sqrt(t / (1 - t)).
 
-    `t_second` is the schedule's second noise level; it stands in for t in 1 - t where t = 1.
+    `t_second` is the schedule's second sigma; it stands in for t in 1 - t where t = 1.
     """
     s = a * (t / (1 - torch.where(t >= 1, t_second, t))).sqrt()
     return _sde(x, v, t, t_next, s)
 
 
-def dance(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: Level) -> tuple[Tensor, Tensor]:
+def dance(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: NoiseLevel) -> tuple[Tensor, Tensor]:
     """DanceGRPO's SDE (2505.07818): the same drift correction with a constant noise level, s = a."""
     return _sde(x, v, t, t_next, a if isinstance(a, Tensor) else torch.full_like(t, a))
 
@@ -83,7 +83,7 @@ def _sde(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, s: Tensor) -> tuple[Te
     return mean, expand(s * (-dt).sqrt(), x)
 
 
-def cps(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: Level) -> tuple[Tensor, Tensor]:
+def cps(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: NoiseLevel) -> tuple[Tensor, Tensor]:
     """Coefficients-preserving sampling (Flow-CPS, 2509.05952), a in [0, 1]: a share sin(a pi/2) of the noise is fresh.
 
     The total noise keeps the coefficient t_next, so an exact x0 prediction gives exact marginals in any number of
@@ -97,7 +97,7 @@ def cps(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, a: Level) -> tuple[Tens
     return (1 - tn) * x0 + tn * math.cos(angle) * eps, tn * math.sin(angle)
 
 
-def renoise(x0: Tensor, eps: Tensor, process: Process, t_next: Tensor, a: Level) -> tuple[Tensor, Tensor]:
+def renoise(x0: Tensor, eps: Tensor, process: Process, t_next: Tensor, a: NoiseLevel) -> tuple[Tensor, Tensor]:
     """Predict the clean latent and noise it again, a share a in [0, 1] of the noise fresh; for any Gaussian process.
 
     a = 1 is the step of consistency models and of RLCM (2404.03673): N(alpha' x0, sigma'^2); for flow matching it is
@@ -109,7 +109,9 @@ def renoise(x0: Tensor, eps: Tensor, process: Process, t_next: Tensor, a: Level)
     return expand(process.alpha(t_next), x0) * x0 + expand(old, x0) * eps, expand(sigma * fresh, x0)
 
 
-def ddim(x0: Tensor, eps: Tensor, process: Process, t: Tensor, t_next: Tensor, eta: Level) -> tuple[Tensor, Tensor]:
+def ddim(
+    x0: Tensor, eps: Tensor, process: Process, t: Tensor, t_next: Tensor, eta: NoiseLevel
+) -> tuple[Tensor, Tensor]:
     """DDIM (2010.02502, eq. 12 and 16) for any Gaussian process, eta in [0, 1]; eta = 1 is DDPM's posterior."""
     alpha, sigma = process.alpha(t), process.sigma(t)
     alpha_next, sigma_next = process.alpha(t_next), process.sigma(t_next)
@@ -130,42 +132,28 @@ def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return -0.5 * z.square().flatten(1).mean(1) - constant
 
 
-@dataclass(frozen=True)
-class SamplerInfo:
-    """One solver: its step in a common form, and the processes that it is defined for.
-
-    `step` is (x, prediction, t, t_next, level, t_second, process) -> (mean, std) when `stochastic`, else
-    (x, prediction, t, t_next, state, process) -> (x_next, state). `noisy_last`: std is positive at t_next = 0 too.
-    """
-
-    stochastic: bool
-    step: Callable[..., Any]
-    processes: tuple[type[Process], ...]
-    noisy_last: bool = False
-
-
-_FLOW = (FlowMatching,)
-_ANY = (FlowMatching, VariancePreserving)
-SAMPLERS: dict[str, SamplerInfo] = {
-    "euler": SamplerInfo(False, lambda x, p, t, tn, state, process: (euler_step(x, p.v, t, tn), state), _FLOW),
-    "dpm2": SamplerInfo(False, lambda x, p, t, tn, state, process: dpm2_step(x, p.x0, t, tn, state, process), _ANY),
-    "flow_sde": SamplerInfo(True, lambda x, p, t, tn, a, t2, process: flow_sde(x, p.v, t, tn, a, t2), _FLOW, True),
-    "dance": SamplerInfo(True, lambda x, p, t, tn, a, t2, process: dance(x, p.v, t, tn, a), _FLOW, True),
-    "cps": SamplerInfo(True, lambda x, p, t, tn, a, t2, process: cps(x, p.v, t, tn, a), _FLOW),
-    "ddim": SamplerInfo(True, lambda x, p, t, tn, a, t2, process: ddim(p.x0, p.eps, process, t, tn, a), _ANY),
-    "renoise": SamplerInfo(True, lambda x, p, t, tn, a, t2, process: renoise(p.x0, p.eps, process, tn, a), _ANY),
+# The steps in the two forms of `diffrl.sampling.Sampler`, where the facts of each sampler are.
+STEPS: dict[str, Callable[..., Any]] = {
+    "euler": lambda x, p, t, tn, state, process: (euler_step(x, p.v, t, tn), state),
+    "dpm2": lambda x, p, t, tn, state, process: dpm2_step(x, p.x0, t, tn, state, process),
+    "flow_sde": lambda x, p, t, tn, a, t2, process: flow_sde(x, p.v, t, tn, a, t2),
+    "dance": lambda x, p, t, tn, a, t2, process: dance(x, p.v, t, tn, a),
+    "cps": lambda x, p, t, tn, a, t2, process: cps(x, p.v, t, tn, a),
+    "ddim": lambda x, p, t, tn, a, t2, process: ddim(p.x0, p.eps, process, t, tn, a),
+    "renoise": lambda x, p, t, tn, a, t2, process: renoise(p.x0, p.eps, process, tn, a),
 }
 
 
-def sampler_info(name: str, process: Process | None = None) -> SamplerInfo:
-    """The sampler called `name`; UserError if there is none, or if it is not defined for `process`."""
-    if name not in SAMPLERS:
-        raise UserError(f'rollout.sampler: unknown sampler "{name}"{nearest(name, SAMPLERS)}')
-    info = SAMPLERS[name]
-    if process is not None and not isinstance(process, info.processes):
-        fit = [n for n, i in SAMPLERS.items() if i.stochastic == info.stochastic and isinstance(process, i.processes)]
+def _step(name: str) -> Callable[..., Any]:
+    return find_sampler(name).step or STEPS[name]
+
+
+def check_process(name: str, process: Process) -> None:
+    """UserError if the sampler called `name` is not defined for `process`, naming one that is."""
+    facts = find_sampler(name)
+    if facts.flow_only and not isinstance(process, FlowMatching):
+        fit = [n for n, other in SAMPLERS.items() if other.stochastic == facts.stochastic and not other.flow_only]
         raise UserError(f'rollout.sampler: "{name}" is not defined for a {type(process).__name__} model; use {fit[0]}')
-    return info
 
 
 def sde_kernel(
@@ -174,15 +162,15 @@ def sde_kernel(
     prediction: Prediction,
     t: Tensor,
     t_next: Tensor,
-    level: Level,
+    noise_level: NoiseLevel,
     t_second: float,
     process: Process,
 ) -> tuple[Tensor, Tensor]:
     """(mean, std) of the stochastic step `name`: what a rollout draws from, and what training re-evaluates.
 
-    `level` is a (flow_sde, dance, cps, renoise) or eta (ddim); t, t_next and a level (B,) may differ from row to row.
+    `noise_level` is a (flow_sde, dance, cps, renoise) or eta (ddim); it, t and t_next (B,) may differ from row to row.
     """
-    return SAMPLERS[name].step(x, prediction, t, t_next, level, t_second, process)
+    return _step(name)(x, prediction, t, t_next, noise_level, t_second, process)
 
 
 def ode_step(
@@ -190,134 +178,29 @@ def ode_step(
 ) -> tuple[Tensor, DpmState | None]:
     """One deterministic step (x_next, state) of sampler `name`; start with state None.
 
-    A stochastic sampler's steps without noise (outside its window, at level 0, or the last one of cps and ddim) are
-    Euler's, which for flow matching is DDIM with eta = 0; for a variance preserving process DDIM with eta = 0.
+    A stochastic sampler's steps without noise (outside its window, at noise level 0, or the last one of cps and ddim)
+    are Euler's, which for flow matching is DDIM with eta = 0; for a variance preserving process DDIM with eta = 0.
     """
-    if SAMPLERS[name].stochastic:
+    if find_sampler(name).stochastic:
         if isinstance(process, FlowMatching):
             return euler_step(x, prediction.v, t, t_next), state
         return process.add_noise(prediction.x0, prediction.eps, t_next), state
-    return SAMPLERS[name].step(x, prediction, t, t_next, state, process)
+    return _step(name)(x, prediction, t, t_next, state, process)
 
 
-@dataclass(frozen=True)
-class SamplerSpec:
-    """How to sample; the fields are checked on construction (UserError with the config's key).
-
-    name: one of SAMPLERS. steps: S >= 1. guidance: classifier-free guidance scale, 1 = none. level: noise level a of
-    flow_sde, dance, cps and renoise; eta: that of ddim; 0 is deterministic. levels: one for each of the S steps, above
-    0, in its place; decay: the level falls from `level` (or eta) at t = 1 to this at t = 0 (`step_levels`). window: w,
-    how many consecutive steps are stochastic (MixGRPO 2507.21802, Flow-GRPO-Fast), None = all that can be: S, but S - 1
-    for cps, renoise and ddim, whose last step has no noise. window_range: (first, end), the window lies within the
-    steps first ... end - 1 and is drawn anew every epoch; None = it starts at step 0, the noisiest. window_move:
-    (every, stride), it is not drawn but moves by `stride` steps after so many epochs, and from the end to the start.
-    window_by: "group" draws it for each prompt. tail: the steps behind the window are this share of what the schedule
-    has, by `tail_solver`, "dpm2" or "euler" (MixGRPO-Flash); None = all of them, Euler's. same_noise: one initial noise
-    for all members of a group.
-    """
-
-    name: str = "dpm2"
-    steps: int = 10
-    guidance: float = 1.0
-    level: float = 0.7
-    window: int | None = None
-    window_range: tuple[int, int] | None = None
-    same_noise: bool = False
-    eta: float = 1.0
-    levels: tuple[float, ...] | None = None
-    decay: float | None = None
-    window_move: tuple[int, int] | None = None
-    window_by: Literal["epoch", "group"] = "epoch"
-    tail: float | None = None
-    tail_solver: Literal["dpm2", "euler"] = "dpm2"
-
-    def __post_init__(self) -> None:
-        info = sampler_info(self.name)
-        if self.steps < 1:
-            raise UserError(f"rollout.steps: {self.steps} is not a number of steps; at least 1")
-        if not info.stochastic and (self.window, self.window_range) != (None, None):
-            raise UserError(f'rollout.window: the sampler "{self.name}" has no stochastic steps; use flow_sde or cps')
-        top = 1.0 if self.name in ("cps", "renoise", "ddim") else math.inf
-        for level in (self.strength, *([] if self.decay is None else [self.decay])):
-            if not 0 <= level <= top:
-                raise UserError(f"rollout.noise_level: {level} is outside [0, {top}], the range of {self.name}")
-        if self.levels is not None and len(self.levels) != self.steps:
-            raise UserError(
-                f"rollout.noise_levels: {len(self.levels)} levels for {self.steps} steps; give one for each"
-            )
-        if self.levels is not None and not all(0 < level <= top for level in self.levels):
-            raise UserError(f"rollout.noise_levels: {list(self.levels)}: each must be above 0 and at most {top}")
-        if self.window is not None and not 1 <= self.window <= self.noisy_steps:
-            raise UserError(f"rollout.window: {self.window} is outside [1, {self.noisy_steps}] at {self.steps} steps")
-        first, end = self.window_range or (0, self.noisy_steps)
-        if not (first >= 0 and first + self.width <= end <= self.noisy_steps):
-            inside = f"must lie in (0, {self.noisy_steps}) and hold the {self.width} steps of the window"
-            raise UserError(f"rollout.window_range: ({first}, {end}) {inside}")
-        self._check_window()
-        if self.same_noise and self.width == 0:
-            raise UserError("rollout.same_noise: without a stochastic step all images of a group would be the same")
-
-    def _check_window(self) -> None:
-        if self.window_move is not None:
-            every, stride = self.window_move
-            if every < 1 or stride < 1:
-                raise UserError(f"rollout.window_move: [{every}, {stride}]: both must be at least 1")
-            if self.window_by == "group":
-                raise UserError('rollout.window_by: "group" draws the window, and rollout.window_move moves it; choose')
-        if self.tail is not None:
-            if not 0 < self.tail <= 1:
-                raise UserError(f"rollout.tail: {self.tail} is not a share of the steps behind the window, in (0, 1]")
-            if self.window_by == "group":
-                raise UserError('rollout.tail: needs one window for all images, but rollout.window_by is "group"')
-            if self.width == 0:
-                raise UserError(f'rollout.tail: the sampler "{self.name}" has no window that a tail could follow')
-
-    @property
-    def strength(self) -> float:
-        """The noise level that this sampler reads: `eta` for ddim, `level` for the others; the highest of `levels`."""
-        if self.levels is not None:
-            return max(self.levels)
-        return self.eta if self.name == "ddim" else self.level
-
-    def step_levels(self, schedule: Sequence[float]) -> list[float] | None:
-        """The S noise levels of the steps from `schedule` (S + 1,); None where all are `strength`.
-
-        `decay` is HiCoGen's (2511.19965) cosine from `strength` (eta_max) to eta_min, by the noise level t itself:
-        eta(t) = eta_min + (eta_max - eta_min) (1 + cos(pi (1 - t))) / 2.
-        """
-        if self.levels is not None:
-            return list(self.levels)
-        if self.decay is None:
-            return None
-        half = (self.strength - self.decay) / 2
-        return [self.decay + half * (1 + math.cos(math.pi * (1 - t))) for t in schedule[:-1]]
-
-    @property
-    def noisy_steps(self) -> int:
-        """How many of the S steps can be stochastic: 0 to S."""
-        info = sampler_info(self.name)
-        return (self.steps if info.noisy_last else self.steps - 1) if info.stochastic else 0
-
-    @property
-    def width(self) -> int:
-        """w, how many steps are stochastic; 0 for a deterministic sampler or at noise level 0."""
-        if self.strength == 0:
-            return 0
-        return self.noisy_steps if self.window is None else self.window
-
-    def stochastic_steps(self, seed: int, epoch: int | str, prompt: str = "") -> range:
-        """The steps (0 is the noisiest) that draw fresh noise in this epoch, for this prompt; the same everywhere."""
-        first, end = self.window_range or (0, self.noisy_steps)
-        last = end - self.width
-        if self.window_move is not None:
-            every, stride = self.window_move
-            stops = -(-(last - first) // stride) + 1
-            moved = (epoch if isinstance(epoch, int) else 0) // every % stops
-            start = min(first + moved * stride, last)
-        elif self.window_by == "group":
-            start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, prompt, "window")))
-        elif self.window_range is not None:
-            start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, "window")))
-        else:
-            start = 0
-        return range(start, start + self.width)
+def window_steps(spec: SamplerSpec, seed: int, epoch: int | str, prompt: str = "") -> range:
+    """The steps (0 is the noisiest) that draw fresh noise in this epoch, for this prompt; the same everywhere."""
+    first, end = spec.window_range or (0, spec.noisy_steps)
+    last = end - spec.stochastic_steps
+    if spec.window_move is not None:
+        every, stride = spec.window_move
+        stops = -(-(last - first) // stride) + 1
+        moved = (epoch if isinstance(epoch, int) else 0) // every % stops
+        start = min(first + moved * stride, last)
+    elif spec.window_by == "group":
+        start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, prompt, "window")))
+    elif spec.window_range is not None:
+        start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, "window")))
+    else:
+        start = 0
+    return range(start, start + spec.stochastic_steps)

@@ -70,7 +70,7 @@ def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) 
     """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
     config = run.config.resolved()
     depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
-    depends += [asdict(evaluation_spec(run.config)), args.prompts, args.per_prompt, __version__]
+    depends += [evaluation_spec(run.config).model_dump(), args.prompts, args.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]

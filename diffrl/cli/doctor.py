@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from diffrl import __version__
 from diffrl.config import Config
 from diffrl.errors import in_one_line
 from diffrl.resources import shipped
+from diffrl.version import __version__
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from diffrl import __version__
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -32,6 +31,7 @@ from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 from diffrl.resources import file_of_run
+from diffrl.version import __version__
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
 FAILURES = (

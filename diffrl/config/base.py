@@ -1,142 +1,28 @@
-"""What config sections are made of: strict models, keys with a meaning and a unit, and the error at a key."""
+"""What the config's sections share: keys and strict models (`diffrl.keys`), and what they read of one another."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    PlainValidator,
-    ValidationInfo,
-    field_validator,
-)
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
+from diffrl.sampling import STOCHASTIC
+from diffrl.sampling import SamplerSpec as Sampling  # what a method's section reads of `rollout`
 
-from diffrl.errors import UserError
-
-# The most of each unit that is no slip of the pen: larger values cannot be run, or not told from their neighbours.
-MOST = {
-    "epochs": 10**6,
-    "prompts": 10**6,
-    "images": 10**6,
-    "steps": 10**4,
-    "timesteps": 10**4,
-    "passes": 10**4,
-    "micro-batches": 10**6,
-    "evaluations": 10**6,
-    "checkpoints": 10**4,
-    "attempts": 10**4,
-    "seconds": 10**7,
-    "pixels": 2**14,
-    "optimiser steps": 10**9,
-}
-LARGEST = 10**9  # of any other number: a float32 resolves no more than this to 64
-
-PathText = Annotated[str, AfterValidator(os.path.expanduser)]
-
-
-def _prompt_source(value: Any) -> str | dict[str, float]:
-    """A name, or {name: share}."""
-    if isinstance(value, str):
-        return os.path.expanduser(value)
-    numbers = value.values() if isinstance(value, dict) else []
-    if not numbers or not all(type(n) in (int, float) and 0 < n <= LARGEST for n in numbers):
-        text = "a set, a file, or a table {set or file: share} with shares above 0"
-        raise PydanticCustomError("prompt_source", text)  # type: ignore[arg-type]
-    return {os.path.expanduser(str(name)): float(share) for name, share in value.items()}
-
-
-def _resolution(value: Any) -> int | tuple[int, int]:
-    """A side of square images, or [width, height]."""
-    most = MOST["pixels"]
-    sides = list(value) if isinstance(value, list | tuple) else [value]
-    if len(sides) > 2 or not sides or not all(type(side) is int and 8 <= side <= most for side in sides):
-        text = f"a side of 8 to {most} pixels, or [width, height]"
-        raise PydanticCustomError("resolution", text)  # type: ignore[arg-type]
-    return (sides[0], sides[-1]) if isinstance(value, list | tuple) else sides[0]
-
-
-Resolution = Annotated[int | tuple[int, int], PlainValidator(_resolution)]
-PromptSource = Annotated[str | dict[str, float], PlainValidator(_prompt_source)]
-Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
-PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict
-# stochastic samplers: how many last steps draw no noise
-QUIET_STEPS = {"flow_sde": 0, "dance": 0, "cps": 1, "renoise": 1, "ddim": 1}
-
-
-class Problem(UserError):
-    """A value that cannot work, at a dotted key; `load_config` adds the file and the line."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(f"{key}: {text}")
-        self.key = key
-
-
-def key(default: Any, meaning: str, unit: str = "", **limits: Any) -> Any:
-    """A config key: default, one-line meaning, unit, and pydantic's limits (ge, gt, le, lt).
-
-    Without an upper limit of its own a key has its unit's, or that of all numbers.
-    """
-    number, below = type(default) in (int, float), bool({"ge", "gt"} & set(limits))
-    if not {"le", "lt"} & set(limits) and (number or (below and unit in MOST)):
-        limits["le"] = MOST.get(unit, LARGEST)
-    if number and not below:
-        limits["ge"] = -LARGEST
-    return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
-
-
-def section(kind: type[BaseModel], meaning: str) -> Any:
-    """A section whose keys all have defaults."""
-    return Field(default_factory=kind, description=meaning)
-
-
-class Section(BaseModel):
-    """Strict and frozen: no unknown keys, no conversions between types (except whole numbers to numbers)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @field_validator("*")
-    @classmethod
-    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """No number is beyond `LARGEST`, also none that may be null or is in a list; a key's own limit goes first."""
-        own = cls.model_fields[str(info.field_name)].metadata
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in own):
-            for number in numbers:
-                if type(number) in (int, float) and number > LARGEST:
-                    raise PydanticKnownError("less_than_equal", {"le": LARGEST})
-                if type(number) in (int, float) and number < -LARGEST:
-                    raise PydanticKnownError("greater_than_equal", {"ge": -LARGEST})
-        return value
-
-    def check(self, config: Any) -> None:
-        """Raise Problem where this section, which is in use, cannot work with the rest of the config.
-
-        A section that lies below `Config` sees it as `Whole`.
-        """
-
-
-class Sampling(Protocol):
-    """What a method's section reads of `rollout`."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def sampler(self) -> str: ...
-    @property
-    def noise_level(self) -> float: ...
-    @property
-    def guidance_scale(self) -> float: ...
-    @property
-    def window(self) -> int | None: ...
-    @property
-    def stochastic_steps(self) -> int: ...
+__all__ = [
+    "LARGEST",
+    "PAIR",
+    "STOCHASTIC",
+    "PathText",
+    "Problem",
+    "PromptSource",
+    "Resolution",
+    "Sampling",
+    "Section",
+    "Share",
+    "key",
+    "section",
+]
 
 
 class Entry(Protocol):

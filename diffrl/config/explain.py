@@ -49,6 +49,8 @@ def explain(
         path = path[:-1]
     if first["type"] == "extra_forbidden":
         text = f"unknown key{_nearest_key(path, keys, tables, switches)}"
+    elif first["type"] == "sampler":
+        text = first["msg"]
     else:
         limits = dict(first.get("ctx", {}))
         hint = ""

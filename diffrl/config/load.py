@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from diffrl import __version__
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
 from diffrl.config.explain import explain, show
@@ -19,6 +18,7 @@ from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import write_text
 from diffrl.resources import shipped
+from diffrl.version import __version__
 
 VERSION = "diffrl_version"
 

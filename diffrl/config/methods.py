@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Sampling, Section, Share, Whole, key, section
+from diffrl.config.base import PAIR, STOCHASTIC, PathText, Problem, Sampling, Section, Share, Whole, key, section
 from diffrl.errors import nearest
 
 AdvantageStd = Literal["group", "batch", "none"]
@@ -122,8 +122,8 @@ class GRPO(Section):
     def check(self, config: Whole) -> None:
         rollout = config.rollout
         needs = 'but objective "grpo" needs log-probabilities'
-        if rollout.sampler not in QUIET_STEPS:
-            choices = ", ".join(QUIET_STEPS)
+        if not rollout.facts.stochastic:
+            choices = ", ".join(STOCHASTIC)
             raise Problem("rollout.sampler", f'"{rollout.sampler}" is deterministic, {needs}: use one of {choices}')
         if rollout.noise_level == 0:
             raise Problem("rollout.noise_level", f"0 is deterministic, {needs}: use more than 0")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import QUIET_STEPS, Problem, Sampling, Section, Whole, key
+from diffrl.config.base import STOCHASTIC, Problem, Sampling, Section, Whole, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess, check_timesteps
 
 KL = "weight of mean (v_theta - v_ref)^2, v_ref the pretrained model's; 0 runs no reference forward for it"
@@ -86,8 +86,8 @@ class PRDP(Section):
     def check(self, config: Any) -> None:
         needs = 'but objective "prdp" needs log-probabilities'
         rollout = config.rollout
-        if rollout.sampler not in QUIET_STEPS:
-            choices = ", ".join(QUIET_STEPS)
+        if not rollout.facts.stochastic:
+            choices = ", ".join(STOCHASTIC)
             raise Problem("rollout.sampler", f'"{rollout.sampler}" is deterministic, {needs}: use one of {choices}')
         if rollout.stochastic_steps == 0:
             raise Problem("rollout.noise_level", f"no step of {rollout.sampler} is stochastic, {needs}")

@@ -8,7 +8,6 @@ What a section needs of the rest of the config, it says in its own `check`.
 from __future__ import annotations
 
 import importlib.util
-import math
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -18,7 +17,6 @@ from pydantic.fields import FieldInfo
 
 from diffrl.config.base import (
     PAIR,
-    QUIET_STEPS,
     PathText,
     Problem,
     PromptSource,
@@ -37,8 +35,7 @@ from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.errors import UserError
-
-UP_TO_ONE = ("cps", "renoise", "ddim")  # whose noise level is a share
+from diffrl.sampling import SamplerSpec
 
 
 class Prompts(Section):
@@ -58,47 +55,11 @@ class Lora(Section):
     targets: list[str] | None = key(None, "names of the adapted modules; null: the family's attention projections")
 
 
-class Rollout(Section):
+class Rollout(SamplerSpec):
+    """With what `SamplerSpec` has: a rollout reads this very section."""
+
     groups: int = key(48, "prompts per epoch, over all processes", "prompts", ge=1)
     group_size: int = key(24, "images per prompt (the group that advantages compare)", "images", ge=2)
-    steps: int = key(10, "sampling steps", "steps", ge=1)
-    sampler: Literal["euler", "dpm2", "flow_sde", "dance", "cps", "renoise", "ddim"] = key(
-        "dpm2",
-        "euler and dpm2 are deterministic; the others are stochastic, as grpo needs; ddim is for models of DDPM type; "
-        "renoise, with noise_level 1 (RLCM), for models of few steps",
-    )
-    guidance_scale: FiniteFloat = key(1.0, "classifier-free guidance; 1 is none, at half the cost", ge=1, le=1000)
-    noise_level: FiniteFloat = key(
-        0.7, "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim", ge=0, le=100
-    )
-    noise_levels: Annotated[tuple[FiniteFloat, ...], PAIR] | None = key(
-        None, "one for each step in place of noise_level, the noisiest step first; null: noise_level for all"
-    )
-    noise_decay: FiniteFloat | None = key(
-        None,
-        "the noise level falls as a cosine from noise_level at t = 1 to this at t = 0 (HiCoGen); null: it stays",
-        ge=0,
-    )
-    window: int | None = key(
-        None, "number of consecutive stochastic steps, the others are Euler's; null: all", "steps", ge=1
-    )
-    window_range: Annotated[tuple[int, int], PAIR] | None = key(
-        None, "[first, end]: drawn anew each epoch, within the steps first to end - 1; null: from step 0", "steps"
-    )
-    window_move: Annotated[tuple[int, int], PAIR] | None = key(
-        None,
-        "[every, stride]: not drawn, but after so many epochs so many steps towards clean, then from the start again "
-        "(MixGRPO); null: it does not move",
-    )
-    window_by: Literal["epoch", "group"] = key("epoch", "group: each prompt draws its own window in the range")
-    tail: FiniteFloat | None = key(
-        None,
-        "share of the steps behind the window that are taken (MixGRPO, Flash: 0.4); null: all, Euler's",
-        gt=0,
-        le=1,
-    )
-    tail_solver: Literal["dpm2", "euler"] = key("dpm2", "what takes them")
-    same_noise: bool = key(False, "the images of a group start from one initial noise")
     batch_size: int = key(32, "images per forward, on each process", "images", ge=1)
     resolution: Resolution | None = key(
         None, "side of square images, or [width, height]; null: the model's own", "pixels"
@@ -110,69 +71,9 @@ class Rollout(Section):
         """Images of an epoch, over all processes."""
         return self.groups * self.group_size
 
-    @property
-    def stochastic_steps(self) -> int:
-        """Steps of the window, which draw fresh noise; 0 if the sampler or the noise level is deterministic."""
-        return (self.window or self.noisy_steps) if self.noise_level or self.noise_levels else 0
-
-    @property
-    def noisy_steps(self) -> int:
-        """Steps that could draw fresh noise."""
-        return self.steps - QUIET_STEPS.get(self.sampler, self.steps)
-
     def check(self, config: Config) -> None:
-        if self.sampler in UP_TO_ONE and self.noise_level > 1:
-            raise Problem("rollout.noise_level", f"expected at most 1 with {self.sampler}, got {self.noise_level:g}")
-        limit = f"{self.noisy_steps} of the {self.steps} steps (rollout.steps) of {self.sampler} can be stochastic"
-        if (self.window or 0) > self.noisy_steps:
-            raise Problem("rollout.window", f"{self.window} stochastic steps, but {limit}")
-        if self.window_range is not None:
-            first, end = self.window_range
-            if not 0 <= first < end <= self.noisy_steps:
-                text = f"[{first}, {end}] is not within [0, {self.noisy_steps}]: {limit}"
-                raise Problem("rollout.window_range", text)
-            if end - first < self.stochastic_steps:
-                text = f"[{first}, {end}] is too short for a window of {self.stochastic_steps} steps (rollout.window)"
-                raise Problem("rollout.window_range", text)
-        self._check_levels()
-        self._check_window_moves()
+        self.check_sampling()
         self.cache.check_with(config)
-        if self.same_noise and not self.stochastic_steps:
-            text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
-            raise Problem("rollout.same_noise", text)
-
-    def _check_levels(self) -> None:
-        if self.noise_levels is None and self.noise_decay is None:
-            return
-        name = "rollout.noise_decay" if self.noise_levels is None else "rollout.noise_levels"
-        if self.sampler not in QUIET_STEPS:
-            raise Problem(name, f'the sampler "{self.sampler}" draws no noise: use one of {", ".join(QUIET_STEPS)}')
-        if self.noise_levels is not None and self.noise_decay is not None:
-            raise Problem("rollout.noise_decay", "rollout.noise_levels says the level of every step already; give one")
-        if self.noise_levels is not None and len(self.noise_levels) != self.steps:
-            text = f"{len(self.noise_levels)} levels for {self.steps} steps (rollout.steps); give one for each"
-            raise Problem(name, text)
-        top = 1.0 if self.sampler in UP_TO_ONE else math.inf
-        if self.noise_levels is not None and not all(0 < level <= top for level in self.noise_levels):
-            raise Problem(name, f"{list(self.noise_levels)}: each must be above 0 and at most {top:g} ({self.sampler})")
-        if self.noise_decay is not None and not 0 <= self.noise_decay <= self.noise_level:
-            text = f"{self.noise_decay:g} is not within [0, {self.noise_level:g}] (rollout.noise_level)"
-            raise Problem(name, text)
-
-    def _check_window_moves(self) -> None:
-        if self.window_move is not None:
-            every, stride = self.window_move
-            if every < 1 or stride < 1:
-                raise Problem("rollout.window_move", f"[{every}, {stride}]: both must be at least 1")
-            if self.window_by == "group":
-                raise Problem("rollout.window_by", '"group" draws the window, and rollout.window_move moves it; choose')
-        for name, given in (("window_move", self.window_move), ("tail", self.tail)):
-            if given is not None and not self.stochastic_steps:
-                raise Problem(f"rollout.{name}", f'the sampler "{self.sampler}" has no stochastic steps, so no window')
-        if self.tail is not None and self.window_by == "group":
-            raise Problem("rollout.tail", 'needs one window for all images, but rollout.window_by is "group"')
-        if self.window_by == "group" and self.stochastic_steps == self.noisy_steps:
-            raise Problem("rollout.window_by", '"group" draws a window, but all steps are stochastic (rollout.window)')
 
 
 class Optimise(Section):

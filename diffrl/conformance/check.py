@@ -155,7 +155,8 @@ def ratio_is_one(subject: Subject) -> str:
 
     policy = subject.fp32
     name = "flow_sde" if isinstance(policy.process, FlowMatching) else "ddim"
-    spec = SamplerSpec(name, 3, guidance=GUIDANCE)
+    strength = 1.0 if name == "ddim" else 0.7
+    spec = SamplerSpec(sampler=name, steps=3, guidance_scale=GUIDANCE, noise_level=strength)
     prompts = [Prompt(text) for text in PROMPTS]
     rollout = collect(
         policy, prompts, spec, seed=0, epoch=0, group_size=2, batch_size=6, keep_trajectory=True, keep_images=False
@@ -166,7 +167,7 @@ def ratio_is_one(subject: Subject) -> str:
         t, t_next = kept.t[:, j], kept.t_next[:, j]
         prediction = policy.predict(kept.x[:, j], t, cond, GUIDANCE)
         x = kept.x[:, j]
-        step = sde_kernel(name, x, prediction, t, t_next, spec.strength, rollout.t_second, policy.process)
+        step = sde_kernel(name, x, prediction, t, t_next, strength, rollout.t_second, policy.process)
         ratio = (gaussian_log_prob(kept.x_next[:, j], *step) - kept.log_prob[:, j]).exp()
         worst = max(worst, float((ratio.detach() - 1).abs().max()))
     if worst:

@@ -15,7 +15,6 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from diffrl import __version__
 from diffrl.divgen.extractors import DEFAULTS, NONE, load_extractors
 from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe, read_folder
 from diffrl.divgen.prompts import benchmark, small
@@ -31,6 +30,7 @@ from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
+from diffrl.version import __version__
 
 JOB = "job.json"
 IN_TRAINING = 16  # prompts of each dimension
@@ -87,8 +87,8 @@ class Job:
             "seed": drawing.seed,
             "per_prompt": drawing.per_prompt,
             "steps": spec.steps,
-            "sampler": spec.name,
-            "guidance_scale": spec.guidance,
+            "sampler": spec.sampler,
+            "guidance_scale": spec.guidance_scale,
             "resolution": list(drawing.resolution) if isinstance(drawing.resolution, tuple) else drawing.resolution,
             "prompts": hashlib.sha256(lines.encode()).hexdigest()[:16],
         }

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from diffrl import __version__
 from diffrl.divgen import metrics
 from diffrl.divgen.asc import coverage, nearest
 from diffrl.divgen.metrics import FEWEST, REPLICATES, Array
@@ -21,6 +20,7 @@ from diffrl.divgen.reference import Reference
 from diffrl.errors import UserError
 from diffrl.records.disk import write_text
 from diffrl.seeds import seed_of
+from diffrl.version import __version__
 
 FORMAT = 1
 FILE = "scores.json"

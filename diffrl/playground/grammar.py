@@ -48,7 +48,6 @@ TWO_THINGS = ("pairs", "relations")
 SUBSETS = ("all", "compositional", *KINDS, "styles", "tones")
 SPLITS = ("train", "validation", "test")
 SPLIT_OF_TENTH = ("train",) * 8 + ("validation", "test")
-SET_LIMIT = 2000
 
 # What reads badly in one language or another.
 _BARRED = "hoe kak kot kut lul pel poh pup put pox tat tit"
@@ -339,23 +338,3 @@ def shares_of(subset: str) -> tuple[dict[str, float], str]:
     if subset in ("styles", "tones"):
         return {kind: KINDS[kind] for kind in SHAPED}, subset[:-1]
     raise ValueError(f"no playground subset {subset!r} (choose from: {', '.join(SUBSETS)})")
-
-
-def prompt_set(subset: str, split: str) -> list[str]:
-    """At most 2,000 distinct prompts of a subset and a split, always the same ones in the same (random) order."""
-    return list(_prompt_set(subset, split))
-
-
-@functools.cache
-def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
-    from diffrl.playground.scenes import sample_caption
-
-    seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
-    rng = np.random.default_rng(seed)
-    found: dict[str, None] = {}
-    misses = 0
-    while len(found) < SET_LIMIT and misses < 60:  # so many in a row mean that (almost) all are found
-        text = sample_caption(rng, split, subset).text()
-        misses = misses + 1 if text in found else 0
-        found[text] = None
-    return tuple(found)

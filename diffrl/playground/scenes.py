@@ -11,6 +11,8 @@ two or three things (which quarters they stand in).
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from diffrl.playground.grammar import (
 )
 
 SIZE = 64
+SET_LIMIT = 2000  # prompts of a set
 REACH = 1.15  # how far the widest shape goes from its middle, in radii
 EDGE = 1.5  # free pixels at the edge
 OBJECT_RADII = (14.0, 21.0)
@@ -208,3 +211,21 @@ def sample_caption(rng: np.random.Generator, split: str, subset: str = "all") ->
         caption = Caption(kind, _completed(names, {}, rng))
         if caption.split() == split:
             return caption
+
+
+def prompt_set(subset: str, split: str) -> list[str]:
+    """At most 2,000 distinct prompts of a subset and a split, always the same ones in the same (random) order."""
+    return list(_prompt_set(subset, split))
+
+
+@functools.cache
+def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
+    seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
+    rng = np.random.default_rng(seed)
+    found: dict[str, None] = {}
+    misses = 0
+    while len(found) < SET_LIMIT and misses < 60:  # so many in a row mean that (almost) all are found
+        text = sample_caption(rng, split, subset).text()
+        misses = misses + 1 if text in found else 0
+        found[text] = None
+    return tuple(found)

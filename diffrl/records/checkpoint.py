@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from diffrl import __version__
 from diffrl.errors import UserError
 from diffrl.records.disk import cannot_write
+from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
 FORMAT = 1

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl import __version__
 from diffrl.errors import UserError, nearest
+from diffrl.version import __version__
 
 Identity = dict[str, Any]
 VERSION = "diffrl_version"

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from diffrl import __version__
 from diffrl.errors import UserError
 from diffrl.records.disk import inside, replacing, write_text, writing
 from diffrl.records.progress import ProgressTable, summary
+from diffrl.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor

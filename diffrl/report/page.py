@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from diffrl import __version__
+from diffrl.version import __version__
 
 SMALL = 128  # pixels: images up to this size are shown pixel by pixel
 _THUMB = 256  # pixels: larger images are reduced to this, as JPEG, so that a report stays below some megabytes

@@ -29,7 +29,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from diffrl import __version__
 from diffrl.errors import UserError, nearest
 from diffrl.rewards import wire
 from diffrl.rewards.batcher import Batcher
@@ -39,6 +38,7 @@ from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.wire import Limits, Refused
 from diffrl.rewards.wrappers import identity_of
+from diffrl.version import __version__
 
 LEAST_TOKEN = 16  # characters
 
@@ -117,7 +117,7 @@ class Host:
         """The body, within the limit of time."""
         try:
             return await asyncio.wait_for(_collect(request), self.options.read_limit)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise Refused(408, f"the request did not come within {self.options.read_limit:g} s") from error
 
     async def score(self, name: str, request: HttpRequest) -> list[float | None]:
@@ -132,7 +132,7 @@ class Host:
             with self.room(max(4 * asked.images.numel() - size, 0)):  # a small PNG may hold a large image
                 try:
                     return await asyncio.wait_for(self.batchers[name].put(asked), limit)
-                except asyncio.TimeoutError as error:
+                except TimeoutError as error:
                     raise Refused(504, f'reward "{name}" had no scores within {limit:g} s') from error
                 except RewardError as error:
                     raise Refused(500, str(error)) from error

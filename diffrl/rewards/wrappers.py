@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffrl import __version__
 from diffrl.errors import UserError
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Card, Metadata, Reward
 from diffrl.rewards.registry import load_class
 from diffrl.rewards.scoring import applies, checked
+from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
 _END = 2**20

@@ -50,7 +50,6 @@ from diffrl.run.parts import (
     features_name,
     loop_settings,
     prepare_engine,
-    sampler_spec,
 )
 from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
@@ -85,7 +84,7 @@ class Run:
             self.policy.enable_gradient_checkpointing()
         self.siblings = load_siblings(config, self.policy)
         self.config = config = settle(config, device, self.accelerator, sharding is not None)
-        self.spec = sampler_spec(config)
+        self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
@@ -287,7 +286,7 @@ class Run:
         """Before an epoch: calibrate the noise, once, if that is asked for; and keep in
         memory what the epoch goes back to if it is broken off, unless that is on the disk."""
         dense = self.config.dense
-        if dense is not None and dense.calibrate is not None and self.loop.spec.levels is None:
+        if dense is not None and dense.calibrate is not None and self.loop.spec.noise_levels is None:
             calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
         on_disk = self.epoch % self.config.checkpoint.every == 0
         self._kept = self._state() if self.main and not on_disk else None

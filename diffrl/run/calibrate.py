@@ -6,8 +6,6 @@ One round draws an epoch's images under the present levels psi(t), scores all vi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from diffrl.advantages import weighted_sum
@@ -31,11 +29,11 @@ def calibrate(loop: Loop, rounds: int, tolerance: int, change: float) -> None:
     credit = loop.objective.credit
     assert isinstance(credit, Dense)
     schedule = loop.policy.timesteps(loop.spec.steps).tolist()
-    levels = start_levels(schedule, loop.spec.strength)
+    levels = start_levels(schedule, loop.spec.noise_level)
     common, credit.common = credit.common, False
     try:
         for number in range(rounds):
-            loop.spec = replace(loop.spec, levels=tuple(levels))
+            loop.spec = loop.spec.model_copy(update={"noise_levels": tuple(levels)})
             loop.status(f"calibrating the noise, round {number + 1}/{rounds}")
             rollout, views, _ = loop._rollout(0, key=f"calibration-{number}")
             everything = loop._gather(views.flatten(1)).unflatten(1, views.shape[1:])
@@ -47,4 +45,4 @@ def calibrate(loop: Loop, rounds: int, tolerance: int, change: float) -> None:
             levels = calibrated(levels, gains[~gains.isnan().any(1)], tolerance, change, TOP)
     finally:
         credit.common = common
-    loop.spec = replace(loop.spec, levels=tuple(levels))
+    loop.spec = loop.spec.model_copy(update={"noise_levels": tuple(levels)})

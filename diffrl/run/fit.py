@@ -41,7 +41,7 @@ from diffrl.policy.merged import KEPT
 from diffrl.policy.pipelines import settings_of
 from diffrl.resources import shipped
 from diffrl.run.layout import Layout, pretend
-from diffrl.run.parts import build_objective, sampler_spec
+from diffrl.run.parts import build_objective
 from diffrl.trainers.algorithm import Objective
 from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
 
@@ -137,7 +137,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     lora, fused = _with_lora(backbone, config)
     compiled, merge = config.engine.compile, config.engine.merge  # what is compiled does not merge
     fused.merging, fused.lossy = merge != "off" and not (compiled or (sharded and world > 1)), merge == "all"
-    objective = build_objective(config, sampler_spec(config), {})
+    objective = build_objective(config, config.rollout, {})
     copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
     frozen, whole = _bytes(backbone.network) - lora, 0
     if sharded and world > 1:

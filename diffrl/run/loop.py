@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class Loop:
         metrics["samples"] = (epoch + 1) * rollout.total
         metrics["rollout/forwards"] = int(self._sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:
-            metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.levels or ())}
+            metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
         metrics |= self._seconds(started)
         return metrics
 
@@ -366,7 +366,7 @@ class Loop:
             "objective": self.objective.state_dict(),
             "gradients": self.gradients.state_dict(),
             "compose": self.compose.state_dict(),
-            "levels": self.spec.levels,
+            "levels": self.spec.noise_levels,
             "scaler": self.scaler.state_dict(),
         }
 
@@ -378,6 +378,6 @@ class Loop:
         if "compose" in state:  # checkpoints from before compositions remembered anything have none
             self.compose.load_state_dict(state["compose"])
         if state.get("levels") is not None:  # found by a calibration
-            self.spec = replace(self.spec, levels=tuple(state["levels"]))
+            self.spec = self.spec.model_copy(update={"noise_levels": tuple(state["levels"])})
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

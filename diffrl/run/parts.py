@@ -105,7 +105,7 @@ def build_credit(config: Config, spec: SamplerSpec) -> Credit | None:
         arguments = section.model_dump() | {"steps": section.trained(rollout)}
         return Branching(group=rollout.group_size, **arguments)
     if config.tree is not None:
-        return Branched(group=rollout.group_size, steps=spec.width, **config.tree.model_dump())
+        return Branched(group=rollout.group_size, steps=spec.stochastic_steps, **config.tree.model_dump())
     return None
 
 
@@ -159,39 +159,19 @@ def build_composition(config: Config) -> Composition:
     return Composition([*kept, *_read_by_steps(config)], steps, len(kept), list(config.rewards))
 
 
-def sampler_spec(config: Config) -> SamplerSpec:
-    rollout = config.rollout
-    return SamplerSpec(
-        name=rollout.sampler,
-        steps=rollout.steps,
-        guidance=rollout.guidance_scale,
-        level=rollout.noise_level,
-        eta=rollout.noise_level,
-        window=rollout.window,
-        window_range=rollout.window_range,
-        same_noise=rollout.same_noise,
-        levels=rollout.noise_levels,
-        decay=rollout.noise_decay,
-        window_move=rollout.window_move,
-        window_by=rollout.window_by,
-        tail=rollout.tail,
-        tail_solver=rollout.tail_solver,
-    )
-
-
 def evaluation_spec(config: Config) -> SamplerSpec:
     """Evaluation is deterministic: DPM-Solver++ for flow models, DDIM without noise for DDPM-type ones.
 
     Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
     """
     rollout = config.rollout
+    guidance = rollout.guidance_scale
     if rollout.sampler == "renoise":
         steps = max(config.evaluate.steps or rollout.steps, 2)
-        level = rollout.noise_level
-        return SamplerSpec(name="renoise", steps=steps, guidance=rollout.guidance_scale, level=level)
+        return SamplerSpec(sampler="renoise", steps=steps, guidance_scale=guidance, noise_level=rollout.noise_level)
     name = "ddim" if rollout.sampler == "ddim" else "dpm2"
     steps = config.evaluate.steps or rollout.steps
-    return SamplerSpec(name=name, steps=steps, guidance=rollout.guidance_scale, eta=0.0)
+    return SamplerSpec(sampler=name, steps=steps, guidance_scale=guidance, noise_level=0.0)
 
 
 def loop_settings(config: Config) -> LoopSettings:
@@ -304,7 +284,7 @@ def features_name(config: Config) -> str:
 
 def describe(run: Any) -> str:
     """One paragraph that says what is about to happen."""
-    config, policy = run.config, run.policy
+    config, policy, spec = run.config, run.policy, run.spec
     parameters = sum(p.numel() for _, p in policy.trainable)
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
@@ -315,7 +295,7 @@ def describe(run: Any) -> str:
     )
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
-        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
+        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {spec.steps} steps of {spec.sampler}; "
         f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder}"

@@ -72,7 +72,7 @@ def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
             raise UserError(f"evaluate.also.{name}: {error}") from None
         prepare_engine(plain, policy)
         solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
-        spec = SamplerSpec(name=solver, steps=section.steps, guidance=section.guidance_scale, eta=0.0)
+        spec = SamplerSpec(sampler=solver, steps=section.steps, guidance_scale=section.guidance_scale, noise_level=0.0)
         found.append(Sibling(name, policy, spec))
         found[-1]._move(torch.device("cpu"))
     return found

@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from diffrl import __version__
 from diffrl.config import Config
 from diffrl.config.reward import read_by_steps
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
+from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
 

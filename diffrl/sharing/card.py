@@ -10,10 +10,10 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from diffrl import __version__
 from diffrl.config import Config
 from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
+from diffrl.version import __version__
 
 LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
 PAPERS = {

@@ -29,8 +29,6 @@ from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Objective, Penalty, Scored
 from diffrl.trainers.rows import Rows, row_advantages
 
-TIMED = ("flow_sde", "dance")  # samplers whose standard deviation has sqrt(-dt) in it
-
 
 def grpo_loss(
     log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float, low: float | None = None
@@ -54,10 +52,10 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
     steps = rollout.trajectory
     assert steps is not None, "GRPO needs the trajectory"
     t, t_next = steps.t.flatten(), steps.t_next.flatten()
-    level = spec.strength if steps.level is None else steps.level.flatten()
+    noise_level = spec.noise_level if steps.noise_level is None else steps.noise_level.flatten()
     zero = t.new_zeros(len(t), 1, 1, 1)
     unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
-    mean, std = sde_kernel(spec.name, zero, unit, t, t_next, level, rollout.t_second, rollout.process)
+    mean, std = sde_kernel(spec.sampler, zero, unit, t, t_next, noise_level, rollout.t_second, rollout.process)
     weight = std.flatten() * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
     weight = weight.view(steps.t.shape)
     return weight / weight.mean(1, keepdim=True)
@@ -123,21 +121,21 @@ class GRPO(Objective):
             advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
             groups=rollout.prompt_index[sample],
             on_policy=self.on_policy,
-            guidance=self.spec.guidance,
+            guidance=self.spec.guidance_scale,
             x_next=trajectory.x_next[i, j],
             t_next=trajectory.t_next[i, j],
             t_second=rollout.t_second,
             log_prob=trajectory.log_prob[i, j],
             weight=step_weights(self.spec, rollout)[i, j] if self.weighting == "noise" else None,
-            level=None if trajectory.level is None else trajectory.level[i, j],
+            noise_level=None if trajectory.noise_level is None else trajectory.noise_level[i, j],
         )
 
     def step(self, policy: Policy, rows: Rows, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
         spec, process = self.spec, policy.process
         assert rows.t_next is not None, "GRPO rows carry the step's end"
-        level = spec.strength if rows.level is None else rows.level
-        return sde_kernel(spec.name, rows.x_t, prediction, rows.t, rows.t_next, level, rows.t_second, process)
+        noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
+        return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.x_next is not None, "GRPO rows carry the stored next state"
@@ -168,7 +166,7 @@ class StepKL(Penalty):
         assert rows.mean is not None and rows.std is not None, "scalars() runs before the penalty"
         mean, _ = self.objective.step(policy, rows, anchor)
         width = rows.std
-        if self.objective.kl == "published" and self.objective.spec.name in TIMED:
+        if self.objective.kl == "published" and self.objective.spec.facts.timed:
             assert rows.t_next is not None, "GRPO rows carry the step's end"
             width = width / (rows.t - rows.t_next).sqrt().view(-1, 1, 1, 1)
         return ((rows.mean - mean).square() / (2 * width.square())).flatten(1).mean(1)

@@ -28,7 +28,7 @@ class Rows:
 
     x0: Tensor  # (b, C, h, w) clean latents of the generated images
     x_t: Tensor  # (b, C, h, w) network input
-    t: Tensor  # (b,) noise level in [0, 1]
+    t: Tensor  # (b,) sigma in [0, 1]
     cond: Conditioning  # of the b rows
     advantages: Tensor  # (b, K)
     groups: Tensor  # (b,) int64
@@ -36,8 +36,8 @@ class Rows:
     guidance: float = 1.0
     x_next: Tensor | None = None  # (b, C, h, w) stored next state of a stochastic step (GRPO)
     t_next: Tensor | None = None  # (b,)
-    t_second: float = 1.0  # second noise level of the schedule, where s(t = 1) is evaluated
-    level: Tensor | None = None  # (b,) noise level of the stored step; None: the sampler's one for all
+    t_second: float = 1.0  # second sigma of the schedule, where s(t = 1) is evaluated
+    noise_level: Tensor | None = None  # (b,) of the stored step; None: the sampler's one for all
     log_prob: Tensor | None = None  # (b,) of the stored step when it was sampled
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for the penalty
     mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
@@ -101,7 +101,7 @@ class Noising:
         members: Names = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
         prompts: Names = [name[:-1] for name in members]
         names = prompts if self.group_level else members
-        t = noise_levels(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels)
+        t = row_sigmas(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels)
         return noised_rows(rollout, advantages, pairs, t, prompts if self.group_noise else members, on_policy)
 
 
@@ -110,7 +110,7 @@ def row_advantages(advantages: Tensor, sample: Tensor, number: Tensor) -> Tensor
     return advantages[sample] if advantages.ndim == 2 else advantages[sample, number]
 
 
-def noise_levels(
+def row_sigmas(
     rollout: Rollout,
     names: Names,
     number: Tensor,
@@ -118,7 +118,7 @@ def noise_levels(
     sampling: TimestepSampling,
     levels: int | None = None,
 ) -> Tensor:
-    """Noise levels (b,) on the CPU of the rows `number` (b,) of `count`: a shuffled part of the sampling schedule's own
+    """Sigmas (b,) on the CPU of the rows `number` (b,) of `count`: a shuffled part of the sampling schedule's own
     ("schedule", only the `levels` noisiest if given), or random ones; keyed by `names`, so rows with one name and
     number share their level."""
     if sampling == "schedule":

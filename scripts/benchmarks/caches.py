@@ -61,7 +61,7 @@ def main() -> None:
     prompts = load_prompts("playground/compositional/test")[: args.prompts]
     scorer = Scorer(build_rewards({name: Entry(name, {}) for name in REWARDS}, device))
     owners = [prompt for prompt in prompts for _ in range(args.group)]
-    spec = SamplerSpec("dpm2", args.steps)
+    spec = SamplerSpec(sampler="dpm2", steps=args.steps)
 
     def sample(cache: CacheSpec | None) -> tuple[float, Tensor, Tensor]:
         """Seconds, latents, scores (P, G, K)."""

@@ -76,7 +76,7 @@ def build_policy(args: argparse.Namespace, device: torch.device) -> tuple[Policy
 
 def build_objective(name: str, policy: Policy, beta: float) -> Objective:
     if name == "grpo":
-        return GRPO(SamplerSpec("flow_sde", 10, level=0.7), beta=beta, clip=0.2)
+        return GRPO(SamplerSpec(sampler="flow_sde", steps=10, noise_level=0.7), beta=beta, clip=0.2)
     policy.add_snapshot("old")
     objective = NFT(beta=beta, b=0.1)
     objective.on_policy = False

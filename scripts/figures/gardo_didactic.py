@@ -48,7 +48,7 @@ GROUPS, GROUP_SIZE = 16, 24
 LEARNING_RATE = 6e-4
 BETA = 10.0  # of the large KL, and of GARDO: the same
 RESET_KL = 1e-2  # a plane's velocities lie 100 times farther apart than an image model's
-SPEC = SamplerSpec(name="dpm2", steps=STEPS)
+SPEC = SamplerSpec(sampler="dpm2", steps=STEPS)
 VARIANTS = ("large KL", "no KL", "GARDO")
 GRID = torch.cartesian_prod(torch.linspace(-3.5, 3.5, 15), torch.linspace(-3.5, 3.5, 15))
 

@@ -20,7 +20,7 @@ from diffusers import StableDiffusion3Pipeline
 from PIL import Image, ImageDraw
 from playground_facts import drawn
 
-from diffrl.playground.grammar import prompt_set
+from diffrl.playground.scenes import prompt_set
 from diffrl.playground.verifier import verify
 from diffrl.resources import shipped
 

@@ -33,7 +33,7 @@ from playground_facts import drawn, shares  # noqa: E402
 from train_playground import MINUTES, Work, shipped  # noqa: E402
 
 from diffrl.playground import models  # noqa: E402
-from diffrl.playground.grammar import prompt_set  # noqa: E402
+from diffrl.playground.scenes import prompt_set  # noqa: E402
 from diffrl.playground.verifier import verify  # noqa: E402
 from diffrl.resources import shipped as resource  # noqa: E402
 

@@ -22,7 +22,7 @@ import torch
 
 import diffrl
 from diffrl.playground import grammar
-from diffrl.playground.grammar import prompt_set
+from diffrl.playground.scenes import prompt_set
 from diffrl.playground.taste import BIAS
 from diffrl.playground.variety import shown, variety
 from diffrl.playground.verifier import verify

@@ -25,8 +25,9 @@ from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from diffrl.playground.artefact import artefact
-from diffrl.playground.grammar import facts, kind_of, parse, prompt_set
+from diffrl.playground.grammar import facts, kind_of, parse
 from diffrl.playground.renderer import draw
+from diffrl.playground.scenes import prompt_set
 from diffrl.playground.variety import variety
 from diffrl.playground.verifier import Verdict, verify
 from diffrl.resources import find_merge, shipped

@@ -115,19 +115,19 @@ def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..
     dense = {**GRPO, "rollout": {**GRPO["rollout"], "sampler": "dance"}, "dense": {"calibrate": 2, "change": 0.02}}
     run = make("calibrated", **dense)
     run.begin_epoch()
-    found = run.loop.spec.levels
+    found = run.loop.spec.noise_levels
     schedule = run.policy.timesteps(4).tolist()
     start = [0.7 * (t / (1 - (schedule[1] if t == 1 else t))) ** 0.5 for t in schedule[:-1]]
     assert found is not None and all(
         abs(abs(a - b) - 0.04) < 1e-6 or abs(a - b) < 1e-6 for a, b in zip(found, start, strict=True)
     )
     run.begin_epoch()
-    assert run.loop.spec.levels == found  # once
+    assert run.loop.spec.noise_levels == found  # once
     line = run.loop.run_epoch(0)
     assert [line[f"rollout/level/{i}"] for i in range(4)] == list(found)
     again = make("calibrated again", **dense)
     again.loop.load_state_dict(run.loop.state_dict())
-    assert again.loop.spec.levels == found
+    assert again.loop.spec.noise_levels == found
 
 
 def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

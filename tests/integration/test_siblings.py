@@ -68,7 +68,7 @@ def test_a_run_judges_its_lora_on_the_sibling_and_resumes_exactly(config_file, t
         run.judges,
         load_features("pixels"),
         run.test_prompts,
-        SamplerSpec(name="euler", steps=2, guidance=1.0, eta=0.0),
+        SamplerSpec(sampler="euler", steps=2, guidance_scale=1.0, noise_level=0.0),
         seed=whole.seed,
         per_prompt=whole.evaluate.per_prompt,
         batch_size=whole.rollout.batch_size,

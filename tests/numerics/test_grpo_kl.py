@@ -43,7 +43,7 @@ def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, *SHAPE, generator=generator, dtype=torch.float64)
     t, t_next = torch.full((4,), 0.8, dtype=torch.float64), torch.full((4,), 0.7, dtype=torch.float64)
-    objective = GRPO(SamplerSpec(name="flow_sde", level=0.7), beta=0.04)
+    objective = GRPO(SamplerSpec(sampler="flow_sde", noise_level=0.7), beta=0.04)
     rows = Rows(
         x0=x,
         x_t=x,

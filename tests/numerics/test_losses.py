@@ -12,7 +12,7 @@ import torch
 from diffrl.trainers.algorithm import Decay
 from diffrl.trainers.grpo import grpo_loss
 from diffrl.trainers.nft import contrastive_losses, nft_loss
-from diffrl.trainers.rows import noise_levels
+from diffrl.trainers.rows import row_sigmas
 
 B, SHAPE = 6, (3, 4, 4)
 
@@ -127,7 +127,7 @@ def test_trained_timesteps_are_the_noisiest_of_the_schedule_without_repeats(leve
     images = 64
     names: list[tuple[int | str, ...]] = [(0, f"prompt {i}") for i in range(images) for _ in range(count)]
     number = torch.arange(count).repeat(images)
-    t = noise_levels(rollout, names, number, count, "schedule", levels).view(images, count)
+    t = row_sigmas(rollout, names, number, count, "schedule", levels).view(images, count)
     allowed = schedule[: levels or 5]
     assert set(t.flatten().tolist()) == set(allowed.tolist())  # all of them are used, and no other
     assert all(len(set(row)) == count for row in t.tolist())

@@ -30,7 +30,7 @@ from diffrl.trainers.simplex import min_norm_weights, residual
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 GROUP, PROMPTS = 3, [Prompt("a red dog"), Prompt("two cats and a hat")]
 ONE = ["nft", "grpo", "crd"]
-CFG = SamplerSpec("flow_sde", 3, guidance=2.0, level=0.7)
+CFG = SamplerSpec("flow_sde", 3, guidance_scale=2.0, noise_level=0.7)
 
 
 # ---- one optimiser step with K rewards, of any objective

@@ -29,11 +29,11 @@ from diffrl.trainers.direct import Direct
 from diffrl.trainers.gate import GateShare
 from diffrl.trainers.grpo import GRPO, step_weights
 from diffrl.trainers.nft import NFT
-from diffrl.trainers.rows import Rows, noise_levels
+from diffrl.trainers.rows import Rows, row_sigmas
 
 STEPS, GROUP = 4, 3
 PROMPTS = [Prompt("a red dog"), Prompt("two cats")]
-SDE = SamplerSpec("flow_sde", STEPS, guidance=2.0, level=0.7)
+SDE = SamplerSpec("flow_sde", STEPS, guidance_scale=2.0, noise_level=0.7)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 
 def drawn(policy: Policy, spec: SamplerSpec) -> Rollout:
-    kept = spec.name == "flow_sde"
+    kept = spec.sampler == "flow_sde"
     return collect(policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory=kept)
 
 
@@ -151,7 +151,7 @@ def test_the_told_share_of_clipped_ratios_counts_both_sides(low: float | None, c
 @pytest.mark.parametrize("kind", ["exact", "published"])
 def test_the_gradient_through_guidance_is_exact_or_that_of_the_prompts_branch(policy: Policy, kind: str) -> None:
     """v = v_empty + g (v_cond - v_empty): J_cond^T g c + J_empty^T (1 - g) c with c = dL / dv, or its first term."""
-    rollout, g = drawn(policy, SDE), SDE.guidance
+    rollout, g = drawn(policy, SDE), SDE.guidance_scale
     parameters = [parameter for _, parameter in policy.trainable]
     objective = GRPO(SDE, guidance_gradient=kind)  # type: ignore[arg-type]
     rows = objective.rows(rollout, torch.linspace(-1, 1, 2 * GROUP)[:, None], sample_pairs(torch.arange(6), 2), (0,))
@@ -196,7 +196,7 @@ def test_the_published_kl_leaves_the_step_size_out(name: str) -> None:
     for kl in ("exact", "published"):
         rows = Rows(x, x, t, SimpleNamespace(), torch.zeros(3, 1), torch.zeros(3), False)  # type: ignore[arg-type]
         rows.x_next, rows.t_next, rows.t_second = x, t - step, 0.9
-        objective, policy = GRPO(SamplerSpec(name=name, level=0.7), beta=1.0, kl=kl), Analytic()
+        objective, policy = GRPO(SamplerSpec(sampler=name, noise_level=0.7), beta=1.0, kl=kl), Analytic()
         objective.scalars(policy, rows)
         values[kl] = objective.penalty(policy, rows)
     factor = torch.ones_like(step) if name == "cps" else step
@@ -233,15 +233,15 @@ def test_drawn_levels_have_their_distributions() -> None:
     rollout = SimpleNamespace(schedule=torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0]))
     names = [("k", i) for i in range(3000)]
     zero = torch.zeros(3000, dtype=torch.int64)
-    uniform = noise_levels(rollout, names, zero, 1, "uniform")  # type: ignore[arg-type]
+    uniform = row_sigmas(rollout, names, zero, 1, "uniform")  # type: ignore[arg-type]
     assert stats.kstest(uniform.numpy(), "uniform").statistic < 0.05 and float(uniform.min()) >= 1e-4
-    logit = noise_levels(rollout, names, zero, 1, "logit_normal")  # type: ignore[arg-type]
+    logit = row_sigmas(rollout, names, zero, 1, "logit_normal")  # type: ignore[arg-type]
     assert stats.kstest(torch.logit(logit).numpy(), "norm").statistic < 0.05
-    twice = torch.stack([noise_levels(rollout, names, zero + j, 2, "schedule") for j in (0, 1)])  # type: ignore[arg-type]
+    twice = torch.stack([row_sigmas(rollout, names, zero + j, 2, "schedule") for j in (0, 1)])  # type: ignore[arg-type]
     assert (twice[0] != twice[1]).all(), "without repeats"
     counts = torch.stack([(twice == level).sum() for level in rollout.schedule[:-1]])
     assert stats.chisquare(counts.numpy()).pvalue > 0.01
-    noisiest = noise_levels(rollout, names, zero, 1, "schedule", 2)  # type: ignore[arg-type]
+    noisiest = row_sigmas(rollout, names, zero, 1, "schedule", 2)  # type: ignore[arg-type]
     assert set(noisiest.tolist()) == set(rollout.schedule[:2].tolist())
 
 

@@ -18,7 +18,7 @@ VP = VariancePreserving((1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float6
 
 
 def rollout(levels: Tensor, process: Process, width: int) -> Any:
-    steps = SimpleNamespace(t=levels[None, :width], t_next=levels[None, 1 : width + 1], level=None)
+    steps = SimpleNamespace(t=levels[None, :width], t_next=levels[None, 1 : width + 1], noise_level=None)
     return SimpleNamespace(trajectory=steps, process=process, t_second=float(levels[1]))
 
 
@@ -37,7 +37,7 @@ def sensitivity(name: str, t: float, t_next: float, second: float, process: Proc
 ])  # fmt: skip
 def test_the_weight_evens_out_the_gradients(name: str, process: Process, width: int) -> None:
     levels = torch.linspace(1, 0, 11, dtype=torch.float64)
-    spec = SamplerSpec(name, 10, level=0.7, eta=0.7)
+    spec = SamplerSpec(name, 10, noise_level=0.7)
     weight = step_weights(spec, rollout(levels, process, width))[0]
     assert float(weight.mean()) == pytest.approx(1.0)
     found = [
@@ -50,7 +50,7 @@ def test_the_weight_evens_out_the_gradients(name: str, process: Process, width: 
 
 def test_for_flow_sde_it_is_the_steps_own_standard_deviation() -> None:
     levels = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.1, 0.0], dtype=torch.float64)  # uneven steps
-    spec, a = SamplerSpec("flow_sde", 5, level=0.7), 0.7
+    spec, a = SamplerSpec("flow_sde", 5, noise_level=0.7), 0.7
     t, dt = levels[:-1], levels[:-1] - levels[1:]
     s = a * (t / (1 - torch.where(t >= 1, levels[1], t))).sqrt()
     weight = step_weights(spec, rollout(levels, FLOW, 5))[0]

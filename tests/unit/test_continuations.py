@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Branches, Gains, Plan, Tree, strided, tail_levels, thinned
+from diffrl.continuations import Branches, Gains, Plan, Tree, strided, tail_sigmas, thinned
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.samplers import euler_step, gaussian_log_prob, sde_kernel
 from tests.unit.test_rollout import PROMPTS, Known, close
 
-SPEC = SamplerSpec("flow_sde", 5, level=0.7, same_noise=True)
+SPEC = SamplerSpec("flow_sde", 5, noise_level=0.7, same_noise=True)
 LEVELS = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
 
 
@@ -47,8 +46,8 @@ def test_parts_of_the_schedule() -> None:
     assert strided(LEVELS, 1, 1) == LEVELS[1:] and strided(LEVELS, 1, 2) == [0.8, 0.4, 0.0]
     assert strided(LEVELS, 0, 2) == [1.0, 0.6, 0.2, 0.0]  # the last step ends at 0, whatever the stride
     assert strided(LEVELS, 4, 3) == [0.2, 0.0] and strided(LEVELS, 5, 1) == [0.0]
-    assert tail_levels(LEVELS, 1, 0.5) == [0.8, 0.4, 0.0] and tail_levels(LEVELS, 0, 1.0) == LEVELS
-    assert tail_levels(LEVELS, 3, 0.01) == [0.4, 0.0] and tail_levels(LEVELS, 5, 0.5) == [0.0]
+    assert tail_sigmas(LEVELS, 1, 0.5) == [0.8, 0.4, 0.0] and tail_sigmas(LEVELS, 0, 1.0) == LEVELS
+    assert tail_sigmas(LEVELS, 3, 0.01) == [0.4, 0.0] and tail_sigmas(LEVELS, 5, 0.5) == [0.0]
     assert thinned(LEVELS, 0, 2) == [1.0, 0.6, 0.0] and thinned(LEVELS, 2, 9) == LEVELS[2:]
 
 
@@ -93,7 +92,7 @@ def test_branches_are_single_steps_from_one_path() -> None:
 
 def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
     found, views = draw(Branches(1, (1,)))
-    plain, image = draw(None, replace(SPEC, window=1, window_range=(1, 2)))
+    plain, image = draw(None, SPEC.model_copy(update={"window": 1, "window_range": (1, 2)}))
     close(views, image)
     close(found.trajectory.x_next, plain.trajectory.x_next)
     close(found.trajectory.log_prob, plain.trajectory.log_prob)
@@ -102,7 +101,7 @@ def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
 
 def test_without_noise_a_path_has_one_image() -> None:
     levels = (1e-30,) * 5
-    _, views = draw(Branches(1, (0, 1), (1, 2)), replace(SPEC, name="dance", levels=levels))
+    _, views = draw(Branches(1, (0, 1), (1, 2)), SPEC.model_copy(update={"sampler": "dance", "noise_levels": levels}))
     groups = views.unflatten(0, (3, 8))
     assert torch.equal(groups, groups[:, :1].expand_as(groups))
 
@@ -137,7 +136,7 @@ def test_a_tree_that_splits_at_once_is_the_plain_rollout() -> None:
 @pytest.mark.parametrize("plan", [Gains(False), Branches(2, (0, 3), (1, 2)), Tree((0, 2, 3))])
 @pytest.mark.parametrize("name", ["flow_sde", "cps"])
 def test_views_do_not_depend_on_batches_and_processes(plan: Plan, name: str) -> None:
-    spec = replace(SPEC, name=name)
+    spec = SPEC.model_copy(update={"sampler": name})
     whole, views = draw(plan, spec, batch_size=24)
     parts = [draw(plan, spec, batch_size=5, rank=rank, world=2) for rank in range(2)]
     close(torch.cat([part[1] for part in parts]), views)

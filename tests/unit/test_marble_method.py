@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.run.parts import build_gradients, build_objective, sampler_spec
+from diffrl.run.parts import build_gradients, build_objective
 from diffrl.trainers.algorithm import AdvantageRule, Scored, SumOfLosses
 from diffrl.trainers.bank import Bank, set_columns
 from diffrl.trainers.marble import Marble
@@ -78,8 +78,8 @@ def test_the_config_builds_what_it_says() -> None:
     assert isinstance(marble, Marble) and marble.names == ["one", "two"]
     assert (marble.mode, marble.every, marble.smoothing, marble.uniform_after) == ("amortised", 4, 0.5, 3)
     assert marble.steps_per_epoch == 2  # 48 x 24 images, 576 in a step
-    assert build_objective(chosen, sampler_spec(chosen)).rule.each
-    assert not build_objective(Config.model_validate(TWO), sampler_spec(chosen)).rule.each
+    assert build_objective(chosen, chosen.rollout).rule.each
+    assert not build_objective(Config.model_validate(TWO), chosen.rollout).rule.each
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diffrl.playground import grammar
-from diffrl.playground.grammar import Caption, facts, misdescribe, parse, possible, prompt_set
-from diffrl.playground.scenes import sample_caption
+from diffrl.playground.grammar import Caption, facts, misdescribe, parse, possible
+from diffrl.playground.scenes import SET_LIMIT, prompt_set, sample_caption
 from diffrl.playground.tokenizer import clashes
 
 
@@ -149,7 +149,7 @@ def test_prompt_sets_are_distinct_stable_and_of_their_split() -> None:
         assert all(parse(prompt).split() == "test" for prompt in prompts[:300])
     assert all("style" in parse(prompt).said for prompt in prompt_set("styles", "train"))
     assert all("tone" in parse(prompt).said for prompt in prompt_set("tones", "test"))
-    assert len(prompt_set("compositional", "train")) == grammar.SET_LIMIT
+    assert len(prompt_set("compositional", "train")) == SET_LIMIT
     kinds = {parse(prompt).kind for prompt in prompt_set("compositional", "train")}
     assert kinds == {"objects", "counts", "pairs", "relations"}
 

@@ -12,6 +12,7 @@ from transformers import CLIPTokenizer
 from diffrl.errors import UserError
 from diffrl.playground import grammar
 from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl.playground.scenes import prompt_set
 from diffrl.playground.tokenizer import build_vocabulary, clashes, write_tokenizer
 
 
@@ -46,7 +47,7 @@ def test_clashes_are_the_words_that_would_not_be_spelled(folder: Path) -> None:
 def test_prompts_of_the_world_fit(folder: Path) -> None:
     tokenizer = CLIPTokenizer.from_pretrained(folder)
     assert tokenizer.model_max_length == 16
-    for prompt in grammar.prompt_set("all", "test"):
+    for prompt in prompt_set("all", "test"):
         ids = tokenizer(prompt).input_ids
         assert len(ids) <= 16 and tokenizer.unk_token_id not in ids
     text = 'the word "kup" in red on white'

@@ -17,6 +17,7 @@ from diffrl.errors import UserError
 from diffrl.playground import grammar
 from diffrl.playground.clip_model import build_clip, clip_config, save_clip
 from diffrl.playground.renderer import draw
+from diffrl.playground.scenes import prompt_set
 from diffrl.playground.tokenizer import write_tokenizer
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import GENERAL, examine, playground_examples
@@ -39,7 +40,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def words(count: int) -> tuple[torch.Tensor, list[str]]:
     rng = np.random.default_rng(1)
-    prompts = grammar.prompt_set("words", "test")[:count]
+    prompts = prompt_set("words", "test")[:count]
     drawn = np.stack([draw(prompt, rng) for prompt in prompts])
     return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255, prompts
 

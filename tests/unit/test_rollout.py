@@ -4,8 +4,10 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +15,19 @@ import torch
 from torch import Tensor
 
 from diffrl import rollout as module
-from diffrl import seeds
+from diffrl import sampling, seeds
 from diffrl.denoising import chain
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving
 from diffrl.prompts import Prompt
 from diffrl.rollout import SamplerSpec, SamplingError, collect, generate, initial_noise, remake
-from diffrl.samplers import euler_step, gaussian_log_prob, ode_step, sde_kernel
+from diffrl.samplers import euler_step, gaussian_log_prob, ode_step, sde_kernel, window_steps
 
 SHAPE = (3, 4, 4)
 PROMPTS = [Prompt("a red circle"), Prompt("two blue squares", {"count": 2}), Prompt("a star")]
 GROUP = 4
 CPU = torch.device("cpu")
-SDE = SamplerSpec("flow_sde", 6, guidance=2.0, level=0.7)
+SDE = SamplerSpec("flow_sde", 6, guidance_scale=2.0, noise_level=0.7)
 ODE = SamplerSpec("dpm2", 6)
 
 
@@ -107,7 +109,7 @@ def close(found: Tensor, want: Tensor) -> None:
 @pytest.mark.parametrize("spec", [SDE, ODE, SamplerSpec("cps", 6, window=2, window_range=(0, 5), same_noise=True)])
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_images_do_not_depend_on_batch_rank_and_world(spec: SamplerSpec, world: int) -> None:
-    keep = spec.width > 0
+    keep = spec.stochastic_steps > 0
     whole = draw(spec=spec, batch_size=12, keep_trajectory=keep)
     parts = [draw(spec=spec, batch_size=2, rank=r, world=world, keep_trajectory=keep) for r in range(world)]
     assert [p.first for p in parts] == [r * 12 // world for r in range(world)] and {p.total for p in parts} == {12}
@@ -182,11 +184,11 @@ def test_the_step_loop_never_waits_for_the_device() -> None:
     """On the meta device tensors hold no values, so that any read by the host raises."""
     policy = Known(device=torch.device("meta"))
     for spec in (ODE, SDE, SamplerSpec("cps", 6, window=2)):
-        job = module._job(policy, spec, 1, 2, "default", keep=spec.width > 0)  # type: ignore[arg-type]
-        x, noise = torch.empty(2, *SHAPE, device="meta"), torch.empty(2, spec.width, *SHAPE, device="meta")
+        job = module._job(policy, spec, 1, 2, "default", keep=spec.stochastic_steps > 0)  # type: ignore[arg-type]
+        x, noise = torch.empty(2, *SHAPE, device="meta"), torch.empty(2, spec.stochastic_steps, *SHAPE, device="meta")
         with torch.no_grad():
             drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise, [0, 0])  # type: ignore[arg-type]
-        assert drawn.latents.shape == x.shape and (drawn.states is None) == (spec.width == 0)
+        assert drawn.latents.shape == x.shape and (drawn.states is None) == (spec.stochastic_steps == 0)
 
 
 def test_snapshots_differ_and_none_is_the_pretrained_model() -> None:
@@ -200,7 +202,7 @@ def test_snapshots_differ_and_none_is_the_pretrained_model() -> None:
 
 @pytest.mark.parametrize("name", ["flow_sde", "dance", "cps", "ddim"])
 def test_trajectory_gives_the_sampled_log_prob_again_bit_for_bit(name: str) -> None:
-    policy, spec = Known(), SamplerSpec(name, 6, level=0.7, eta=0.7)
+    policy, spec = Known(), SamplerSpec(name, 6, noise_level=0.7)
     found = draw(policy, spec, batch_size=12, keep_trajectory=True)
     steps = found.trajectory
     width = 6 if name in ("flow_sde", "dance") else 5  # the last step of cps and ddim has no noise
@@ -212,8 +214,10 @@ def test_trajectory_gives_the_sampled_log_prob_again_bit_for_bit(name: str) -> N
     cond = found.cond.select(found.prompt_index)
     for j in range(width):
         t, t_next = steps.t[:, j], steps.t_next[:, j]
-        prediction = policy.predict(steps.x[:, j], t, cond, spec.guidance)
-        mean, std = sde_kernel(name, steps.x[:, j], prediction, t, t_next, spec.strength, found.t_second, found.process)
+        prediction = policy.predict(steps.x[:, j], t, cond, spec.guidance_scale)
+        mean, std = sde_kernel(
+            name, steps.x[:, j], prediction, t, t_next, spec.noise_level, found.t_second, found.process
+        )
         log_prob = gaussian_log_prob(steps.x_next[:, j], mean, std)
         assert log_prob.requires_grad
         assert torch.equal((log_prob - steps.log_prob[:, j]).exp(), torch.ones(12)), "importance ratio is not exactly 1"
@@ -345,7 +349,7 @@ def test_what_cannot_be_collected() -> None:
     ):
         draw(spec=ODE, keep_trajectory=True)
     with pytest.raises(UserError, match=r'rollout.sampler: "flow_sde" at noise level 0.0'):
-        draw(spec=SamplerSpec("flow_sde", 6, level=0.0), keep_trajectory=True)
+        draw(spec=SamplerSpec("flow_sde", 6, noise_level=0.0), keep_trajectory=True)
     with pytest.raises(UserError, match='prompts: "a star" comes 2 times'):
         draw(prompts=[PROMPTS[2], PROMPTS[0], Prompt("a star", {"other": 1})])
 
@@ -355,7 +359,11 @@ def test_variance_preserving_models_take_ddim_and_dpm2() -> None:
     with pytest.raises(UserError, match='"flow_sde" is not defined for a VariancePreserving model; use ddim'):
         draw(Known(process=process))
     want = Known().encode([p.text for p in PROMPTS]).pooled
-    for spec in (SamplerSpec("dpm2", 100), SamplerSpec("ddim", 300, eta=0.0), SamplerSpec("ddim", 300, eta=1.0)):
+    for spec in (
+        SamplerSpec("dpm2", 100),
+        SamplerSpec("ddim", 300, noise_level=0.0),
+        SamplerSpec("ddim", 300, noise_level=1.0),
+    ):
         found = draw(Known(process=process), spec, group_size=40, batch_size=120).latents.view(3, -1)
         assert (found.mean(1) - want[:, 0]).abs().max() < 0.03  # standard error 0.3 / sqrt(1920) = 0.007
         assert (found.std(1) - 0.3).abs().max() < 0.03  # the last step, to the posterior mean, loses a little
@@ -364,29 +372,38 @@ def test_variance_preserving_models_take_ddim_and_dpm2() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "rollout.steps: 0"),
-        ({"name": "euler", "window": 2}, 'rollout.window: the sampler "euler" has no stochastic steps'),
-        ({"name": "cps", "level": 1.2}, r"rollout.noise_level: 1.2 is outside \[0, 1.0\], the range of cps"),
-        ({"name": "dance", "level": -0.1}, "rollout.noise_level: -0.1"),
-        ({"name": "ddim", "eta": 1.5}, "rollout.noise_level: 1.5"),
-        ({"name": "flow_sde", "window": 11}, r"rollout.window: 11 is outside \[1, 10\] at 10 steps"),
-        ({"name": "cps", "window": 10}, r"rollout.window: 10 is outside \[1, 9\]"),
+        ({"steps": 0}, "rollout.steps: .*greater than or equal to 1, got 0"),
+        ({"sampler": "euler", "window": 2}, "rollout.window: 2 stochastic steps, but 0 of the 10 .* euler"),
+        ({"sampler": "cps", "noise_level": 1.2}, "rollout.noise_level: expected at most 1 with cps, got 1.2"),
+        ({"sampler": "dance", "noise_level": -0.1}, "rollout.noise_level: .*, got -0.1"),
+        ({"sampler": "ddim", "noise_level": 1.5}, "rollout.noise_level: expected at most 1 with ddim"),
+        ({"sampler": "flow_sde", "window": 11}, "rollout.window: 11 stochastic steps, but 10 of the 10"),
+        ({"sampler": "cps", "window": 10}, "rollout.window: 10 stochastic steps, but 9 of the 10"),
         (
-            {"name": "flow_sde", "window": 3, "window_range": (0, 2)},
-            r"rollout.window_range: \(0, 2\) must lie in \(0, 10\)",
+            {"sampler": "flow_sde", "window": 3, "window_range": (0, 2)},
+            r"rollout.window_range: \[0, 2\] is too short for a window of 3",
         ),
-        ({"name": "cps", "window": 3, "window_range": (7, 10)}, r"must lie in \(0, 9\) and hold the 3 steps"),
-        ({"name": "flow_sde", "window": 3, "window_range": (-1, 4)}, "rollout.window_range"),
-        ({"name": "renoise", "level": 1.5}, "rollout.noise_level"),
-        ({"name": "dance", "levels": (0.5,) * 3}, "rollout.noise_levels: 3 levels for 10 steps"),
-        ({"name": "dance", "levels": (0.5,) * 9 + (0.0,)}, "rollout.noise_levels: .*above 0"),
-        ({"name": "cps", "tail": 0.0}, "rollout.tail: 0.0 is not a share"),
-        ({"tail": 0.5}, "rollout.tail: the sampler .dpm2. has no window"),
-        ({"name": "cps", "tail": 0.5, "window_by": "group"}, "rollout.tail: needs one window"),
-        ({"name": "cps", "window_move": (0, 1)}, r"rollout.window_move: \[0, 1\]: both must be at least 1"),
-        ({"name": "cps", "window_move": (1, 1), "window_by": "group"}, "rollout.window_by: .group. draws the window"),
-        ({"same_noise": True}, "rollout.same_noise: without a stochastic step"),
-        ({"name": "flow_sde", "level": 0.0, "same_noise": True}, "rollout.same_noise: without a stochastic step"),
+        (
+            {"sampler": "cps", "window": 3, "window_range": (7, 10)},
+            r"rollout.window_range: \[7, 10\] is not within \[0, 9\]",
+        ),
+        ({"sampler": "flow_sde", "window": 3, "window_range": (-1, 4)}, "rollout.window_range"),
+        ({"sampler": "renoise", "noise_level": 1.5}, "rollout.noise_level"),
+        ({"sampler": "dance", "noise_levels": (0.5,) * 3}, "rollout.noise_levels: 3 levels for 10 steps"),
+        ({"sampler": "dance", "noise_levels": (0.5,) * 9 + (0.0,)}, "rollout.noise_levels: .*above 0"),
+        ({"sampler": "cps", "tail": 0.0}, "rollout.tail: .*greater than 0, got 0.0"),
+        ({"tail": 0.5}, "rollout.tail: the sampler .dpm2. has no"),
+        ({"sampler": "cps", "tail": 0.5, "window_by": "group"}, "rollout.tail: needs one window"),
+        ({"sampler": "cps", "window_move": (0, 1)}, r"rollout.window_move: \[0, 1\]: both must be at least 1"),
+        (
+            {"sampler": "cps", "window_move": (1, 1), "window_by": "group"},
+            "rollout.window_by: .group. draws the window",
+        ),
+        ({"same_noise": True}, "rollout.same_noise: .* would be the same"),
+        (
+            {"sampler": "flow_sde", "noise_level": 0.0, "same_noise": True},
+            "rollout.same_noise: .* would be the same",
+        ),
     ],
 )
 def test_a_specification_that_cannot_work(options: dict[str, Any], message: str) -> None:
@@ -396,9 +413,9 @@ def test_a_specification_that_cannot_work(options: dict[str, Any], message: str)
 
 def test_a_moving_window_goes_from_noisy_to_clean_and_back_to_the_start() -> None:
     spec = SamplerSpec("flow_sde", 7, window=3, window_move=(2, 3))
-    assert [spec.stochastic_steps(0, epoch).start for epoch in range(8)] == [0, 0, 3, 3, 4, 4, 0, 0]
+    assert [window_steps(spec, 0, epoch).start for epoch in range(8)] == [0, 0, 3, 3, 4, 4, 0, 0]
     within = SamplerSpec("flow_sde", 7, window=2, window_range=(1, 5), window_move=(1, 1))
-    assert [within.stochastic_steps(9, epoch).start for epoch in range(4)] == [1, 2, 3, 1]
+    assert [window_steps(within, 9, epoch).start for epoch in range(4)] == [1, 2, 3, 1]
 
 
 def test_each_group_draws_its_own_window_and_shares_it() -> None:
@@ -409,7 +426,7 @@ def test_each_group_draws_its_own_window_and_shares_it() -> None:
     close(draw(spec=spec, keep_trajectory=True, batch_size=5).trajectory.states, steps.states)
     for i in range(12):  # an image of a mixed batch is what a batch of its own window gives
         first = found.schedule.tolist().index(float(steps.t[i, 0]))
-        alone = replace(spec, window_by="epoch", window_range=(first, first + 2))
+        alone = spec.model_copy(update={"window_by": "epoch", "window_range": (first, first + 2)})
         one = remake(Known(), alone, *found.identity(i), seed=1, epoch=2)[0]  # type: ignore[arg-type]
         close(one[0], found.latents[i])
         x, t, t_next = steps.x[i], steps.t[i], steps.t_next[i]
@@ -422,44 +439,80 @@ def test_each_group_draws_its_own_window_and_shares_it() -> None:
 def test_a_tail_with_all_steps_is_the_run_and_a_short_one_takes_fewer_forwards() -> None:
     spec = SamplerSpec("flow_sde", 10, window=2)
     plain = draw(spec=spec)
-    close(draw(spec=replace(spec, tail=1.0, tail_solver="euler")).latents, plain.latents)
+    close(draw(spec=spec.model_copy(update={"tail": 1.0, "tail_solver": "euler"})).latents, plain.latents)
     model = Known()
-    short = draw(model, spec=replace(spec, tail=0.4), keep_trajectory=True)
+    short = draw(model, spec=spec.model_copy(update={"tail": 0.4}), keep_trajectory=True)
     assert short.forwards == 12 * 6 == sum(call["size"] for call in model.calls) and plain.forwards == 120
     assert 0 < float((short.latents - plain.latents).abs().mean()) < 0.1
     assert short.trajectory.t.shape == (12, 2)
 
 
 def test_noise_levels_differ_by_step() -> None:
-    one = SamplerSpec("dance", 4, level=0.5)
-    same = draw(spec=replace(one, levels=(0.5,) * 4), keep_trajectory=True)
+    one = SamplerSpec("dance", 4, noise_level=0.5)
+    same = draw(spec=one.model_copy(update={"noise_levels": (0.5,) * 4}), keep_trajectory=True)
     assert torch.equal(same.latents, draw(spec=one).latents)
-    assert torch.equal(same.trajectory.level, torch.full((12, 4), 0.5))
-    decayed = SamplerSpec("flow_sde", 4, level=1.0, decay=0.2)
+    assert torch.equal(same.trajectory.noise_level, torch.full((12, 4), 0.5))
+    decayed = SamplerSpec("flow_sde", 4, noise_level=1.0, noise_decay=0.2)
     schedule = [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert decayed.step_levels(schedule) == pytest.approx(
+    assert decayed.noise_by_step(schedule) == pytest.approx(
         [1.0, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2 + 0.4 * (1 - math.sqrt(0.5))]
     )
     found = draw(spec=decayed, keep_trajectory=True)
-    level = found.trajectory.level[0]
-    assert (level.diff() < 0).all() and torch.equal(level, found.trajectory.level[5])
+    level = found.trajectory.noise_level[0]
+    assert (level.diff() < 0).all() and torch.equal(level, found.trajectory.noise_level[5])
     steps, cond = found.trajectory, found.cond.select(found.prompt_index)
     for j in range(4):  # training evaluates the very step that was drawn
         prediction = Known().predict(steps.x[:, j], steps.t[:, j], cond)
         mean, std = sde_kernel("flow_sde", steps.x[:, j], prediction, steps.t[:, j], steps.t_next[:, j],
-                               steps.level[:, j], found.t_second, FlowMatching())  # fmt: skip
+                               steps.noise_level[:, j], found.t_second, FlowMatching())  # fmt: skip
         assert torch.equal(gaussian_log_prob(steps.x_next[:, j], mean, std), steps.log_prob[:, j])
 
 
+OWN = """
+from diffrl.samplers import flow_sde
+from diffrl.sampling import Sampler
+
+own = Sampler(stochastic=True, step=lambda x, p, t, tn, a, t2, process: flow_sde(x, p.v, t, tn, a, t2))
+no_step = Sampler(stochastic=True)
+"""
+
+
+def test_a_sampler_of_ones_own_is_drawn_with_like_a_shipped_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    found = draw(spec=SamplerSpec(f"{file}:own", 6, guidance_scale=2.0), keep_trajectory=True)
+    shipped = draw(keep_trajectory=True)
+    assert torch.equal(found.latents, shipped.latents)
+    assert torch.equal(found.trajectory.log_prob, shipped.trajectory.log_prob)
+    process = VariancePreserving((1 - torch.linspace(1e-4, 0.02, 1000)).cumprod(0))
+    with pytest.raises(UserError, match="is not defined for a VariancePreserving model; use ddim"):
+        draw(Known(process=process), SamplerSpec(f"{file}:own", 6))
+    with pytest.raises(UserError, match=r'rollout.sampler: .*:onw" is not a .*Sampler with a step \(nearest: "own"\)'):
+        SamplerSpec(f"{file}:onw", 6)
+    with pytest.raises(UserError, match=r"no_step. is not a diffrl\.sampling\.Sampler with a step"):
+        SamplerSpec(f"{file}:no_step", 6)
+    with pytest.raises(UserError, match=r'no sampler file "nowhere\.py"'):
+        SamplerSpec("nowhere.py:own", 6)
+
+
+def test_an_installed_sampler_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("mine", "diffrl.sampling:SAMPLERS", sampling.GROUP)
+    monkeypatch.setattr(sampling, "entry_points", lambda group: [entry] if group == sampling.GROUP else [])
+    with pytest.raises(UserError, match=r'"mine" is not a diffrl\.sampling\.Sampler with a step'):
+        SamplerSpec("mine", 6)
+    with pytest.raises(UserError, match=r'unknown sampler "mime" \(nearest: "mine"'):
+        SamplerSpec("mime", 6)
+
+
 def test_which_steps_are_stochastic() -> None:
-    assert SamplerSpec("dpm2", 10).stochastic_steps(0, 0) == range(0)
-    assert SamplerSpec("flow_sde", 10).stochastic_steps(0, 0) == range(10)
-    assert SamplerSpec("flow_sde", 10, level=0.0).stochastic_steps(0, 0) == range(0)
-    assert SamplerSpec("cps", 10).stochastic_steps(0, 0) == range(9)
-    assert SamplerSpec("cps", 10, window=2).stochastic_steps(0, 5) == range(2)
+    assert window_steps(SamplerSpec("dpm2", 10), 0, 0) == range(0)
+    assert window_steps(SamplerSpec("flow_sde", 10), 0, 0) == range(10)
+    assert window_steps(SamplerSpec("flow_sde", 10, noise_level=0.0), 0, 0) == range(0)
+    assert window_steps(SamplerSpec("cps", 10), 0, 0) == range(9)
+    assert window_steps(SamplerSpec("cps", 10, window=2), 0, 5) == range(2)
     sliding = SamplerSpec("flow_sde", 10, window=2, window_range=(1, 6))
-    drawn = [sliding.stochastic_steps(7, epoch) for epoch in range(200)]
+    drawn = [window_steps(sliding, 7, epoch) for epoch in range(200)]
     assert {steps.start for steps in drawn} == {1, 2, 3, 4}  # the window lies within the steps 1 to 5
     assert all(len(steps) == 2 for steps in drawn)
-    assert drawn == [sliding.stochastic_steps(7, epoch) for epoch in range(200)]
-    assert drawn != [sliding.stochastic_steps(8, epoch) for epoch in range(200)]
+    assert drawn == [window_steps(sliding, 7, epoch) for epoch in range(200)]
+    assert drawn != [window_steps(sliding, 8, epoch) for epoch in range(200)]

@@ -1,0 +1,251 @@
+"""How images are drawn, without torch: the facts of every sampler, and the part of `rollout` that a rollout reads.
+
+Symbols: sigma, the noise level t of the path from 1 (noise) to 0 (image), here S + 1 of them; `noise_level`, the
+strength of the fresh noise that a stochastic step draws; S steps, of which w draw noise. The steps themselves are in
+`diffrl.samplers`.
+
+A sampler from outside is a `Sampler` with its `step`, named `path/to/file.py:NAME` or by an entry point of the group
+`diffrl.samplers`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError
+from pydantic_core import PydanticCustomError
+
+from diffrl.errors import UserError, nearest
+from diffrl.keys import PAIR, Problem, Section, key
+from diffrl.resources import import_file, where
+
+GROUP = "diffrl.samplers"
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What is true of one solver, whoever wrote it.
+
+    stochastic: it draws noise. quiet_steps: how many of its last steps do not, because their std would be zero at
+    sigma = 0. most_noise: the highest noise level (1 where it is a share of the noise). flow_only: it is defined for
+    flow matching alone. timed: its std has the factor sqrt(-dt). step: of a sampler from outside, (x, prediction, t,
+    t_next, noise_level, t_second, process) -> (mean, std) if stochastic, else (x, prediction, t, t_next, state,
+    process) -> (x_next, state).
+    """
+
+    stochastic: bool
+    quiet_steps: int = 0
+    most_noise: float = math.inf
+    flow_only: bool = True
+    timed: bool = False
+    step: Callable[..., Any] | None = None
+
+
+SAMPLERS = {
+    "euler": Sampler(stochastic=False),
+    "dpm2": Sampler(stochastic=False, flow_only=False),
+    "flow_sde": Sampler(stochastic=True, timed=True),
+    "dance": Sampler(stochastic=True, timed=True),
+    "cps": Sampler(stochastic=True, quiet_steps=1, most_noise=1.0),
+    "ddim": Sampler(stochastic=True, quiet_steps=1, most_noise=1.0, flow_only=False),
+    "renoise": Sampler(stochastic=True, quiet_steps=1, most_noise=1.0, flow_only=False),
+}
+STOCHASTIC = [name for name, facts in SAMPLERS.items() if facts.stochastic]
+
+
+@functools.lru_cache(maxsize=64)
+def find_sampler(name: str) -> Sampler:
+    """The sampler of this name: a shipped one, an installed one, or `path/to/file.py:NAME`.
+
+    Raises:
+        UserError: there is none, or it is not a `Sampler` with a step.
+    """
+    if name in SAMPLERS:
+        return SAMPLERS[name]
+    path, _, inner = name.rpartition(":")
+    if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise UserError(f'no sampler file "{path}"')
+        module = import_file(Path(path), "sampler")
+        found = getattr(module, inner, None)
+        hint = nearest(inner, [n for n, thing in vars(module).items() if isinstance(thing, Sampler)])
+    else:
+        installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if name not in installed:
+            hint = nearest(name, [*SAMPLERS, *installed])
+            raise UserError(f'unknown sampler "{name}"{hint}; one of your own is written "path/to/file.py:NAME"')
+        try:
+            found = installed[name].load()
+        except (Exception, SystemExit) as error:
+            raise UserError(f'sampler "{name}" cannot be imported: {where(error)}') from error
+        hint = ""
+    if not isinstance(found, Sampler) or found.step is None:
+        raise UserError(f'"{name}" is not a diffrl.sampling.Sampler with a step{hint}')
+    return found
+
+
+def _known(name: str) -> str:
+    try:
+        find_sampler(name)
+    except UserError as error:
+        raise PydanticCustomError("sampler", "{text}", {"text": str(error)}) from error
+    return name
+
+
+if typing.TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+@typing.dataclass_transform(kw_only_default=True)
+class _OneLine(ModelMetaclass):
+    """`SamplerSpec("cps", 6, ...)` in a program: sampler and steps may go first, and a mistake is one line."""
+
+    if not typing.TYPE_CHECKING:  # type checkers read the keys from the class
+
+        def __call__(cls, *first: Any, **values: Any) -> SamplerSpec:
+            try:
+                made = super().__call__(**dict(zip(("sampler", "steps"), first, strict=False)), **values)
+            except ValidationError as error:
+                one = error.errors(include_url=False)[0]
+                place = ".".join(str(part) for part in ("rollout", *one["loc"]))
+                got = "" if one["type"] == "sampler" else f", got {one['input']!r}"
+                raise UserError(f"{place}: {one['msg']}{got}") from error
+            made.check_sampling()
+            return made
+
+
+class SamplerSpec(Section, metaclass=_OneLine):
+    """How to sample: the keys of `rollout` that a rollout reads. Made alone, it is checked at once (UserError)."""
+
+    steps: int = key(10, "sampling steps", "steps", ge=1)
+    sampler: Annotated[str, AfterValidator(_known)] = key(
+        "dpm2",
+        "euler and dpm2 are deterministic; flow_sde, dance, cps, ddim and renoise are stochastic, as grpo needs; ddim "
+        "is for models of DDPM type; renoise, with noise_level 1 (RLCM), for models of few steps; or an own one, "
+        "path/to/file.py:NAME",
+    )
+    guidance_scale: FiniteFloat = key(1.0, "classifier-free guidance; 1 is none, at half the cost", ge=1, le=1000)
+    noise_level: FiniteFloat = key(
+        0.7, "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim", ge=0, le=100
+    )
+    noise_levels: Annotated[tuple[FiniteFloat, ...], PAIR] | None = key(
+        None, "one for each step in place of noise_level, the noisiest step first; null: noise_level for all"
+    )
+    noise_decay: FiniteFloat | None = key(
+        None,
+        "the noise level falls as a cosine from noise_level at t = 1 to this at t = 0 (HiCoGen); null: it stays",
+        ge=0,
+    )
+    window: int | None = key(
+        None, "number of consecutive stochastic steps, the others are Euler's; null: all", "steps", ge=1
+    )
+    window_range: Annotated[tuple[int, int], PAIR] | None = key(
+        None, "[first, end]: drawn anew each epoch, within the steps first to end - 1; null: from step 0", "steps"
+    )
+    window_move: Annotated[tuple[int, int], PAIR] | None = key(
+        None,
+        "[every, stride]: not drawn, but after so many epochs so many steps towards clean, then from the start again "
+        "(MixGRPO); null: it does not move",
+    )
+    window_by: Literal["epoch", "group"] = key("epoch", "group: each prompt draws its own window in the range")
+    tail: FiniteFloat | None = key(
+        None,
+        "share of the steps behind the window that are taken (MixGRPO, Flash: 0.4); null: all, Euler's",
+        gt=0,
+        le=1,
+    )
+    tail_solver: Literal["dpm2", "euler"] = key("dpm2", "what takes them")
+    same_noise: bool = key(False, "the images of a group start from one initial noise")
+
+    @property
+    def facts(self) -> Sampler:
+        """What is true of the sampler."""
+        return find_sampler(self.sampler)
+
+    @property
+    def noisy_steps(self) -> int:
+        """How many of the S steps could draw fresh noise."""
+        return max(self.steps - self.facts.quiet_steps, 0) if self.facts.stochastic else 0
+
+    @property
+    def stochastic_steps(self) -> int:
+        """w, the steps of the window, which draw fresh noise; 0 if the sampler or the noise level is deterministic."""
+        return (self.window or self.noisy_steps) if self.noise_level or self.noise_levels else 0
+
+    def noise_by_step(self, sigmas: Sequence[float]) -> list[float] | None:
+        """The noise level of each of the S steps, from the schedule (S + 1,); None where all are `noise_level`.
+
+        `noise_decay` is HiCoGen's (2511.19965) cosine from `noise_level` (eta_max) to eta_min, by sigma itself:
+        eta(t) = eta_min + (eta_max - eta_min) (1 + cos(pi (1 - t))) / 2.
+        """
+        if self.noise_levels is not None:
+            return list(self.noise_levels)
+        if self.noise_decay is None:
+            return None
+        half = (self.noise_level - self.noise_decay) / 2
+        return [self.noise_decay + half * (1 + math.cos(math.pi * (1 - t))) for t in sigmas[:-1]]
+
+    def check_sampling(self) -> None:
+        """Raise Problem where these keys cannot work together."""
+        top = self.facts.most_noise
+        if self.noise_level > top:
+            text = f"expected at most {top:g} with {self.sampler}, got {self.noise_level:g}"
+            raise Problem("rollout.noise_level", text)
+        limit = f"{self.noisy_steps} of the {self.steps} steps (rollout.steps) of {self.sampler} can be stochastic"
+        if (self.window or 0) > self.noisy_steps:
+            raise Problem("rollout.window", f"{self.window} stochastic steps, but {limit}")
+        if self.window_range is not None:
+            first, end = self.window_range
+            if not 0 <= first < end <= self.noisy_steps:
+                text = f"[{first}, {end}] is not within [0, {self.noisy_steps}]: {limit}"
+                raise Problem("rollout.window_range", text)
+            if end - first < self.stochastic_steps:
+                text = f"[{first}, {end}] is too short for a window of {self.stochastic_steps} steps (rollout.window)"
+                raise Problem("rollout.window_range", text)
+        self._check_noise()
+        self._check_moves()
+        if self.same_noise and not self.stochastic_steps:
+            text = f"with {self.sampler} at noise level {self.noise_level:g} all images of a group would be the same"
+            raise Problem("rollout.same_noise", text)
+
+    def _check_noise(self) -> None:
+        if self.noise_levels is None and self.noise_decay is None:
+            return
+        name = "rollout.noise_decay" if self.noise_levels is None else "rollout.noise_levels"
+        if not self.facts.stochastic:
+            raise Problem(name, f'the sampler "{self.sampler}" draws no noise: use one of {", ".join(STOCHASTIC)}')
+        if self.noise_levels is not None and self.noise_decay is not None:
+            raise Problem("rollout.noise_decay", "rollout.noise_levels says the level of every step already; give one")
+        if self.noise_levels is not None and len(self.noise_levels) != self.steps:
+            text = f"{len(self.noise_levels)} levels for {self.steps} steps (rollout.steps); give one for each"
+            raise Problem(name, text)
+        top = self.facts.most_noise
+        if self.noise_levels is not None and not all(0 < level <= top for level in self.noise_levels):
+            raise Problem(name, f"{list(self.noise_levels)}: each must be above 0 and at most {top:g} ({self.sampler})")
+        if self.noise_decay is not None and not 0 <= self.noise_decay <= self.noise_level:
+            text = f"{self.noise_decay:g} is not within [0, {self.noise_level:g}] (rollout.noise_level)"
+            raise Problem(name, text)
+
+    def _check_moves(self) -> None:
+        if self.window_move is not None:
+            every, stride = self.window_move
+            if every < 1 or stride < 1:
+                raise Problem("rollout.window_move", f"[{every}, {stride}]: both must be at least 1")
+            if self.window_by == "group":
+                raise Problem("rollout.window_by", '"group" draws the window, and rollout.window_move moves it; choose')
+        for name, given in (("window_move", self.window_move), ("tail", self.tail)):
+            if given is not None and not self.stochastic_steps:
+                raise Problem(f"rollout.{name}", f'the sampler "{self.sampler}" has no stochastic steps, so no window')
+        if self.tail is not None and self.window_by == "group":
+            raise Problem("rollout.tail", 'needs one window for all images, but rollout.window_by is "group"')
+        if self.window_by == "group" and self.stochastic_steps == self.noisy_steps:
+            raise Problem("rollout.window_by", '"group" draws a window, but all steps are stochastic (rollout.window)')
