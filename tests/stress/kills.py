@@ -1,8 +1,8 @@
 """Kill a training on one or two processes again and again, resume it, and compare with one that was left alone.
 
-    python scripts/trials/kills.py --kills 10 --writers 5 --out assets/results/kills.json
-    python scripts/trials/kills.py --kills 10 --writers 5 --processes 1 --out assets/results/kills.json
-    python scripts/trials/kills.py --kills 10 --writers 5 --seeds 1 2 --out assets/results/kills.json
+    python tests/stress/kills.py --kills 10 --writers 5 --out assets/results/kills.json
+    python tests/stress/kills.py --kills 10 --writers 5 --processes 1 --out assets/results/kills.json
+    python tests/stress/kills.py --kills 10 --writers 5 --seeds 1 2 --out assets/results/kills.json
 
 Each seed is a round, a trial of its own, and is added to those in the file. With --warm the processes are forks of one
 that has imported everything, and the launcher of two is 20 lines here that do as torchrun does: for a busy machine,

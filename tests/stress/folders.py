@@ -1,6 +1,6 @@
 """Damage a run's folder in a hundred ways, and see where a resume would begin: at an intact checkpoint, or nowhere.
 
-    python scripts/trials/folders.py --folders 100 --out assets/results/folders.json
+    python tests/stress/folders.py --folders 100 --out assets/results/folders.json
 
 A short run is trained once. Each time its folder is copied, one to three things in it are broken (files deleted, cut,
 changed in a byte, overwritten, emptied; folders deleted, or made of files; a checkpoint left half written), and

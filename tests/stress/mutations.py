@@ -1,8 +1,8 @@
 """Do the tests notice wrong mathematics? Small changes to the modules that compute, one at a time, each with its tests.
 
     pip install -c constraints.txt -e ".[dev,mutations]"
-    python scripts/trials/mutations.py                                   # all of them: hours
-    python scripts/trials/mutations.py --modules simplex gate --sample 20 --out mutations.json
+    python tests/stress/mutations.py                                   # all of them: hours
+    python tests/stress/mutations.py --modules simplex gate --sample 20 --out mutations.json
 
 The changes are cosmic-ray's operators (another operator, another number, a comparison turned round, `not` put in, a
 loop that is left at once). Changes of annotations and docstrings are not counted. A change is tried against the tests
@@ -235,6 +235,15 @@ def trial(module: str, seen: dict[str, Any], sample: int | None, seed: int, limi
     return result | {"survivors": survivors}
 
 
+def table(told: dict[str, Any]) -> str:
+    """How many changes of the mathematics the tests noticed, sample by sample."""
+    lines = ["| sample | changes tried | noticed | harmless | noticed of those that matter |", "| --- " * 5 + "|"]
+    for name, sample in told.items():
+        cells = f"{sample['tried']} | {sample['killed']} | {sample['harmless']} | {sample['share']:.1%}"
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [name.rpartition("/")[2] for name in MODULES]
@@ -274,7 +283,7 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """One sample as it is kept."""
     counts = {key: sum(found[key] for found in results.values()) for key in ("places", "tried", "killed")}
     machine = {"cores": os.cpu_count(), "torch": importlib.import_module("torch").__version__}
-    command = " ".join(["python", "scripts/trials/mutations.py", *sys.argv[1:]])
+    command = " ".join(["python", "tests/stress/mutations.py", *sys.argv[1:]])
     return {"command": command, "machine": machine, **counts, "modules": results}
 
 

@@ -1,6 +1,6 @@
 """Some fifty nasty rewards: each is stopped by one line that names it, or harms nobody else's scores.
 
-    python scripts/trials/nasty.py --out assets/results/nasty.json
+    python tests/stress/nasty.py --out assets/results/nasty.json
 
 Each one scores a batch beside an honest reward, which comes after it and whose scores are known. What a reward does is
 one function of (images, prompts, metadata) that may also return the scores.

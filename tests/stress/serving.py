@@ -1,6 +1,6 @@
 """Reward serving under stress: the same scores as in process, a server killed in the middle, thousands of bad requests.
 
-    python scripts/trials/serving.py --out assets/results/serving.json
+    python tests/stress/serving.py --out assets/results/serving.json
 
 A server process serves a cheap reward that writes down which images it judged. Clients score images through it; it is
 killed (SIGKILL) and started again meanwhile. Then it gets bad requests of every kind, and its memory is watched.
