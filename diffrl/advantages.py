@@ -109,7 +109,7 @@ class Estimator:
     """Group advantages with what to do where groups agree; called like `group_advantages`. All values are in units of
     the scores that it gets: those of one reward, or the weighted sum.
 
-    agree: what a group without a spread gives (docs/advantages.md).
+    agree: what a group without a spread gives.
         "keep": nothing is done. "leave_out": no advantage where the group's std is at most `least`; the others are
         scaled up by their share, so that the mean is over them (DAPO, arXiv 2503.14476). "floor": the std that divides
         is at least `least`. "virtual": mean and std are those of the group and one more member that scored `top`, so a
