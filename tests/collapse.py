@@ -1,6 +1,4 @@
-"""A controlled collapse: which of DivGenBench's metrics falls when the playground's renderings lose a kind of variety.
-
-    python scripts/figures/divgen_collapse.py --out assets/results/divgen_collapse.json
+"""A controlled collapse: renderings of the playground that lose one kind of variety, for DivGenBench's metrics.
 
 True renderings of DivGenBench's playground prompts; a share p of all images, in every dimension to which it applies,
 loses its variety: one person for all heads (identity), one drawing style (style), one place for the things of a
@@ -14,32 +12,18 @@ others have one image of each prompt: a second drawing style of the same scene w
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import torch
 
-from diffrl import __version__
-from diffrl.divgen.extractors import DEFAULTS, load_extractors
-from diffrl.divgen.observe import Batch, Item, observe, to_tensor
+from diffrl.divgen.observe import Batch, Item, to_tensor
 from diffrl.divgen.prompts import benchmark, small
-from diffrl.divgen.reference import playground_reference
-from diffrl.divgen.score import METRICS, score
 from diffrl.playground.grammar import parse
 from diffrl.playground.renderer import render
 from diffrl.playground.scenes import Scene, complete
 from diffrl.seeds import seed_of
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
-TARGETS = {"identity": "ids", "style": "asc", "layout": "sdi", "tone": "pvs"}
-KINDS = (*TARGETS, "image")
 PERSON = {"skin": "tan", "hair": "green", "mood": "smiling", "glasses": "yes", "hat": "no"}
 BATCH = 64
 
@@ -87,45 +71,3 @@ def batches(items: list[Item], kind: str, share: float) -> Iterator[Batch]:
         part = items[start : start + BATCH]
         images = [drawn(item, kind, bool(draw[start + i] < share), first) for i, item in enumerate(part)]
         yield part, to_tensor(np.stack(images))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=192, help="images of each dimension")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    items = pictured(arguments.images)
-    extractors, missing = load_extractors(DEFAULTS["playground"])
-    asked = [item.prompt.text for item in items if item.dimension == "style"]
-    reference = playground_reference(extractors["style"], asked)
-
-    def measured(kind: str, share: float) -> dict[str, dict[str, float | None]]:
-        scores = score(observe(batches(items, kind, share), extractors), reference, missing)
-        found = {name: s for name, s in scores.metrics.items() if s.value is not None}
-        return {name: {"value": s.value, "low": s.low, "high": s.high} for name, s in found.items()}
-
-    begun, cpu = time.perf_counter(), time.process_time()
-    base = measured("none", 0.0)
-    names = list(base)
-    print(f"{'':<16}" + "".join(f"{METRICS[name].title:>17}" for name in names))
-    table = {}
-    for kind in KINDS:
-        table[kind] = {"0": base} | {f"{share:g}": measured(kind, share) for share in SHARES}
-        for share, values in table[kind].items():
-            print(f"{kind:<10}p={share:<4}" + "".join(f"{values[name]['value']:>17.4f}" for name in names), flush=True)
-    result = {
-        "command": shlex.join(["python", *sys.argv]),
-        "diffrl_version": __version__,
-        "images": len(items),
-        "seconds": round(time.perf_counter() - begun, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-        "targets": TARGETS,
-        "collapse": table,
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

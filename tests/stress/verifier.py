@@ -1,7 +1,7 @@
 """What the playground's gold reward holds true, and what fools it: renderings, disturbances, near misses, a search.
 
-    python scripts/trials/verifier.py --out assets/results/verifier.json
-    python scripts/trials/verifier.py --only climb --picture climb.png
+    python tests/stress/verifier.py --out assets/results/verifier.json
+    python tests/stress/verifier.py --only climb --picture climb.png
 
 Renderings: all facts of prompts of the test split, as drawn. Disturbances: the same pictures as a camera or an editor
 changes them (tests/shaken.py). Near misses: one fact that the prompt says is drawn otherwise; a false positive is one
@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cheats import CHEATS
 from shaken import SHAKEN, changed, shaken

@@ -7,7 +7,7 @@ DiffusionNFT, GARDO. An "image" is a point, its feature is where it lies, and on
 Diversity makes more of what scores above its group's mean, and only of that. So a mode that scores clearly lower than
 the others is given up in the end: with a height of 0.85 instead of 0.9, after 150 epochs instead of 90.
 
-    python scripts/figures/gardo_didactic.py --out gardo_didactic.png
+    python tests/gardo_didactic.py --out gardo_didactic.png
 """
 
 from __future__ import annotations
