@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs test test-long test-all lint setup clean
+.PHONY: demo docs test test-long test-all test-stress lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -36,6 +36,10 @@ docs: setup
 # Every check of every family, and every objective on it: what `make test` has a covering set of.
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" tests
+
+# Kills, damaged folders, hostile configs, rewards and requests: a part of `make test-all`, larger by each script's options.
+test-stress: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/stress
 
 lint: setup
 	$(BIN)/ruff check .

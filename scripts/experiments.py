@@ -1,34 +1,32 @@
-"""The experiments behind the pages' figures: what is to be run, what has been, and whether it still stands.
+"""The experiments behind the pages' figures: what is to be run, what has been, and whether it is what is asked today.
 
-`scripts/experiments.yaml` names them. Every seed has a digest of what its figures depend on: the resolved config, the
-prompts of the judgement, the shipped weights, and the code that it ran. The code is that of the modules of this package
-which the run imported, without comments and docstrings, but for those that only look on; so a change elsewhere repeats
-nothing.
+`scripts/experiments.yaml` names them. A result has the config, the number of its judgement's prompts and the digest of
+the shipped weights that it is of; a seed is run again when one of them has changed. Each seed also says which commit
+trained it. Whether code that has changed since changes figures is what the golden values of the tests answer.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import itertools
 import json
-import sys
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from diffrl.config import load_config
+from diffrl.config.schema import Config, section_type
+from diffrl.errors import UserError
 from diffrl.resources import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "experiments.yaml"
 RESULTS = ROOT / "assets" / "results"
-# What a run imports and no figure depends on: the page that shows it, and the estimate of its memory, which decides
-# nothing but micro-batches where a config leaves them to it (`optimise.micro_batch: auto`).
-ONLOOKERS = ("diffrl/report/", "diffrl/run/fit.py")
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,20 @@ class Experiment:
         """Where the result of all seeds is kept."""
         return RESULTS / f"{self.name}.json"
 
-    def digest(self, seed: int, code: str) -> str:
-        """Of everything that the figures of one seed depend on, 16 hexadecimal digits."""
-        config = load_config(ROOT / self.config, [*self.overrides, f"seed={seed}"]).resolved()
-        depends = [{k: v for k, v in config.items() if k != "run_dir"}, self.settings, weights(), code]
-        return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    def asked(self) -> dict[str, Any]:
+        """What a result must be of: the config of any seed, the judgement's prompts, and the shipped weights."""
+        config = plain(load_config(ROOT / self.config, list(self.overrides)).resolved())
+        return {"config": config, **self.settings, "weights": weights()}
+
+    def name_of(self, seed: int) -> str:
+        """What a seed's folder of runs is called: another one for whatever is asked otherwise."""
+        asked = json.dumps([self.asked(), seed], sort_keys=True, default=str)
+        return f"{self.name.replace('/', '-')}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+def plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A resolved config without what its seeds differ in."""
+    return {key: value for key, value in config.items() if key not in ("seed", "run_dir")}
 
 
 def experiments(path: Path = LIST) -> list[Experiment]:
@@ -82,74 +89,41 @@ def weights() -> str:
     return total.hexdigest()
 
 
-def loaded() -> list[str]:
-    """The package's source files that this process has imported, relative to the checkout, sorted; no `ONLOOKERS`."""
-    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    ours = (ROOT / "diffrl", ROOT / "rewards")
-    names = sorted(str(file.relative_to(ROOT)) for file in files if any(map(file.is_relative_to, ours)))
-    return [name for name in names if not name.startswith(ONLOOKERS)]
+def read_today(config: dict[str, Any]) -> dict[str, Any]:
+    """A result's config as today's schema reads it: a key that it lacks has its default, one that is gone is left out.
+
+    Raises:
+        UserError, ValueError: today's schema refuses it.
+    """
+
+    def known(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+        there = dict(values) if kind.model_config.get("extra") == "allow" else {}  # a reward's own parameters
+        for name in values.keys() & kind.model_fields.keys():
+            value, annotation = values[name], kind.model_fields[name].annotation
+            inner = section_type(annotation)
+            if inner is not None and isinstance(value, dict):
+                table = typing.get_origin(annotation) is dict
+                value = {key: known(row, inner) for key, row in value.items()} if table else known(value, inner)
+            there[name] = value
+        return there
+
+    return plain(Config.model_validate(known(config, Config)).resolved())
 
 
-@functools.cache
-def meaning(path: str) -> str:
-    """A digest of a source file's code without comments, docstrings and layout; "" if the file is gone."""
-    file = ROOT / path
-    if not file.is_file():
-        return ""
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
-        parts = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        if isinstance(node, parts) and ast.get_docstring(node, clean=False) is not None:
-            node.body[0] = ast.Pass()
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def code_of(files: list[str]) -> str:
-    """One digest for the meaning of several source files."""
-    return hashlib.sha256("".join(f"{file}:{meaning(file)}\n" for file in files).encode()).hexdigest()
+def differences(experiment: Experiment, told: dict[str, Any]) -> list[str]:
+    """In what a result is of something else than is asked today: "config", "prompts", "per_prompt", "weights"."""
+    asked = experiment.asked()
+    try:
+        config = read_today(told["config"])
+    except (UserError, ValueError):
+        config = {}
+    return [name for name, value in asked.items() if (config if name == "config" else told.get(name)) != value]
 
 
 def kept(experiment: Experiment) -> dict[int, dict[str, Any]]:
-    """The finished seeds whose digest is still what it was when they were run: seed -> part."""
+    """The finished seeds of a result that is what is asked today: seed -> part."""
     if not experiment.out.is_file():
         return {}
-    return {
-        run["seed"]: run
-        for run in json.loads(experiment.out.read_text())["runs"]
-        if run["seed"] in experiment.seeds
-        and "code" in run  # it was not yet written in the first world's time
-        and run["digest"] == experiment.digest(run["seed"], code_of(run["code"]))
-    }
-
-
-FIGURES = ("before", "after", "images", "optimiser_steps", "curve")
-
-
-def figures_that_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Which figures of a seed are not equal to the last digit."""
-    return [name for name in FIGURES if before.get(name) != now.get(name)]
-
-
-def of_today(experiment: Experiment, runs: list[dict[str, Any]], files: list[str]) -> list[dict[str, Any]]:
-    """The seeds of a result as of today's code, which is that of `files`."""
-    return [run | {"code": files, "digest": experiment.digest(run["seed"], code_of(files))} for run in runs]
-
-
-def differing(told: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """In which figures two runs of one seed differ, and whether in their configs; nothing: equal to the last digit."""
-    (run,) = found["runs"]
-    (before,) = (one for one in told["runs"] if one["seed"] == run["seed"])
-    configs = ({k: v for k, v in one["config"].items() if k not in ("seed", "run_dir")} for one in (told, found))
-    return figures_that_differ(before, run) + (["config"] if next(configs) != next(configs) else [])
-
-
-def confirmed(experiment: Experiment, told: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The result `told` as of today's code, after `found`, its first seed run again, gave the same figures.
-
-    Raises:
-        ValueError: they differ; the message says in what.
-    """
-    if names := differing(told, found):
-        raise ValueError(f"{experiment.name}: not as before: {', '.join(names)}")
-    runs = of_today(experiment, told["runs"], found["runs"][0]["code"])
-    return told | {"runs": runs, "confirmed_by_seed": found["runs"][0]["seed"]}
+    told = json.loads(experiment.out.read_text())
+    runs = {run["seed"]: run for run in told["runs"] if run["seed"] in experiment.seeds}
+    return {} if differences(experiment, told) else runs

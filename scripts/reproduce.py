@@ -4,14 +4,12 @@
     python scripts/reproduce.py --list                       # the experiments of experiments.yaml, and their state
     python scripts/reproduce.py --all --jobs 2               # all that has not been run as it stands now
     python scripts/reproduce.py --all --only nft gardo/clip  # some of them, by the beginning of their names
-    python scripts/reproduce.py --confirm --only nft         # has a change of the code changed a figure?
 
 Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
 LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
 The base model is judged once for all seeds, and for all variants that share `--runs`. `--all` goes on where it was
-stopped; a seed whose config, prompts, weights and code (without comments) are those of its result is not run again.
-`--confirm` runs the first seed of each outdated result again, from nothing. If every figure is the same to the last
-digit, the result is of today's code, and says so; else nothing is written and the figures that differ are named.
+stopped; a seed whose config, prompts and weights are those of its result is not run again. Each result says which
+commit trained it. A result in assets/results is written into the pages' tables, too.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -34,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments import ROOT, Experiment, code_of, confirmed, experiments, kept, loaded
+from experiments import RESULTS, ROOT, Experiment, differences, experiments, kept, plain, weights
 from scipy import stats
 
 from diffrl import __version__
@@ -108,6 +104,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     overhead = sum(m.get("seconds/overhead", 0.0) for m in history)
     return {
         "seed": seed,
+        "commit": commit(),
         "before": before,
         "after": after,
         "p_value_paired_over_prompts": tests,
@@ -128,7 +125,15 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     }
 
 
-def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any]) -> dict[str, Any]:
+def commit() -> str:
+    """The checkout's commit, with "+" where files differ from it; "" outside of one."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def result_of(
+    runs: list[dict[str, Any]], command: str, config: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
     """What is written: the runs, and over them the mean before and after, the gain and its deviation."""
     table = {}
     for name in [n for n in runs[0]["after"] if runs[0]["after"][n] is not None]:
@@ -146,7 +151,9 @@ def result_of(runs: list[dict[str, Any]], command: str, config: dict[str, Any]) 
         "diffrl_version": __version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "config": config,
+        **settings,  # prompts, per_prompt: of the judgement
+        "weights": weights(),
+        "config": plain(config),
         "summary": table,
         "runs": runs,
     }
@@ -167,38 +174,27 @@ def state_of(experiment: Experiment) -> tuple[str, float]:
         return "done", 0.0
     if done:
         return f"{len(done)} of {len(experiment.seeds)}", left
-    return ("outdated" if experiment.out.is_file() else "not run"), left
+    if not experiment.out.is_file():
+        return "not run", left
+    return f"other {' and '.join(differences(experiment, json.loads(experiment.out.read_text())))}", left
 
 
 def show(chosen: list[Experiment]) -> None:
     rows = [(experiment, *state_of(experiment)) for experiment in chosen]
     for experiment, state, left in rows:
-        print(f"{experiment.name:<28} {state:<10} {left:6.0f} min  {experiment.shows}")
+        print(f"{experiment.name:<28} {state:<14} {left:6.0f} min  {experiment.shows}")
     print(f"{sum(left for *_, left in rows) / 60:.1f} hours of one core are left")
 
 
 def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
     """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
     runs.mkdir(parents=True, exist_ok=True)
-    waiting = [(e, seed, merge) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
-    return _run(waiting, jobs, runs)
+    waiting = [(e, seed) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
 
-
-def confirm_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
-    """Run the first seed of each outdated result again; returns how many failed or differ."""
-    runs.mkdir(parents=True, exist_ok=True)
-    waiting = [(e, e.seeds[0], confirm) for e in chosen if e.out.is_file() and state_of(e)[0] == "outdated"]
-    return _run(waiting, jobs, Path(tempfile.mkdtemp(prefix="confirm-", dir=runs)))
-
-
-Ended = Callable[[Experiment, Path], bool]  # what becomes of a finished seed's result
-
-
-def _run(waiting: Sequence[tuple[Experiment, int, Ended]], jobs: int, runs: Path) -> int:
-    def one(job: tuple[Experiment, int, Ended]) -> bool:
-        experiment, seed, ended = job
+    def one(job: tuple[Experiment, int]) -> bool:
+        experiment, seed = job
         # One folder for all: a base model that several of them share is judged once.
-        tag = f"-{experiment.name.replace('/', '-')}-{experiment.digest(seed, '')[:8]}"
+        tag = f"-{experiment.name_of(seed)}"
         part, log = runs / f"part{tag}-{seed}.json", runs / f"log{tag}-{seed}.txt"
         settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
         command = [sys.executable, __file__, str(ROOT / experiment.config), *experiment.overrides, *settings]
@@ -209,7 +205,9 @@ def _run(waiting: Sequence[tuple[Experiment, int, Ended]], jobs: int, runs: Path
                 command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}
             ).returncode
         print(f"{experiment.name}, seed {seed}: {f'failed, see {log}' if failed else 'done'}", flush=True)
-        return not failed and ended(experiment, part)
+        if not failed:
+            merge(experiment, part)
+        return not failed
 
     with ThreadPool(jobs) as pool:
         return sum(not good for good in pool.imap(one, waiting))
@@ -218,27 +216,19 @@ def _run(waiting: Sequence[tuple[Experiment, int, Ended]], jobs: int, runs: Path
 MERGING = threading.Lock()
 
 
-def merge(experiment: Experiment, part: Path) -> bool:
+def merge(experiment: Experiment, part: Path) -> None:
     """Add the seed of `part` to the experiment's result."""
     with MERGING:
         told = json.loads(part.read_text())
         found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
         command = f"python scripts/reproduce.py --all --only {experiment.name}"
         ordered = [found[seed] for seed in sorted(found)]
-        write(experiment.out, result_of(ordered, command, told["config"]))
-    return True
+        write(experiment.out, result_of(ordered, command, told["config"], experiment.settings))
 
 
-def confirm(experiment: Experiment, part: Path) -> bool:
-    """Write the experiment's result as of today's code, if `part` has the figures that it has."""
-    with MERGING:
-        try:
-            result = confirmed(experiment, json.loads(experiment.out.read_text()), json.loads(part.read_text()))
-        except ValueError as error:
-            print(error, flush=True)
-            return False
-        write(experiment.out, result)
-    return True
+def tabulate() -> None:
+    """Write the pages' tables as the results are now."""
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "figures" / "tables.py")], check=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -253,44 +243,41 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's default)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--all", action="store_true", help="run the experiments of scripts/experiments.yaml")
-    parser.add_argument("--confirm", action="store_true", help="run one seed of each outdated result again")
     parser.add_argument("--list", action="store_true", help="show them, their state and the minutes left")
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help="with --all, --confirm or --list: names' beginnings"
+        "--only", nargs="+", default=[""], metavar="NAME", help="with --all or --list: names' beginnings"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="with --all or --confirm: seeds at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=1, help="with --all: seeds at a time, one thread each")
     args = parser.parse_args()
-    if not (args.all or args.list or args.confirm) and (args.config is None or args.out is None):
-        parser.error("give a config and --out, or --all, --confirm or --list")
+    if not (args.all or args.list) and (args.config is None or args.out is None):
+        parser.error("give a config and --out, or --all or --list")
     return args
 
 
 def main() -> None:
     args = arguments()
-    if args.all or args.list or args.confirm:
+    if args.all or args.list:
         chosen = [e for e in experiments() if e.name.startswith(tuple(args.only))]
         if not chosen:
             raise SystemExit(f"reproduce: no experiment is called {' or '.join(args.only)} (--list shows them)")
         if args.list:  # shows only, whatever stands beside it: a look must not start hours of work
             show(chosen)
             return
-        if args.all and (failed := run_all(chosen, args.jobs, args.runs.resolve())):
+        failed = run_all(chosen, args.jobs, args.runs.resolve())
+        tabulate()
+        if failed:
             raise SystemExit(f"reproduce: {failed} seeds failed")
-        if args.confirm and (failed := confirm_all(chosen, args.jobs, args.runs.resolve())):
-            raise SystemExit(f"reproduce: {failed} results are not confirmed")
         show(chosen)
         return
     if args.threads:
         torch.set_num_threads(args.threads)
     runs = [one_seed(args.config, args.overrides, seed, args) for seed in args.seeds]
     settings = {"prompts": args.prompts, "per_prompt": args.per_prompt}
-    this = Experiment("", os.path.relpath(Path(args.config).resolve(), ROOT), tuple(args.overrides), settings=settings)
-    files = loaded()
-    for run in runs:
-        run |= {"code": files, "digest": this.digest(run["seed"], code_of(files))}
     command = shlex.join(["python", *sys.argv])
-    result = result_of(runs, command, load_config(args.config, args.overrides).resolved())
+    result = result_of(runs, command, load_config(args.config, args.overrides).resolved(), settings)
     write(args.out, result)
+    if args.out.resolve().is_relative_to(RESULTS):
+        tabulate()
     for name, row in result["summary"].items():
         change = f"{row['gain']:+.3f} +- {row['gain_std'] or 0:.3f}"
         print(f"{name:>12}  {row['before']:.3f} -> {row['after']:.3f}  {change}")

@@ -70,7 +70,7 @@ class CRD(Objective):
 
     The members of a group share a row's noise level, and with `same_noise` its noise: centring removes what that does
     to all alike, and a step's gradient has 14 to 22 % less noise for its signal, and the same mean
-    (scripts/figures/crd_noise_variance.py). The published code draws it per image.
+    (measured on the playground). The published code draws it per image.
 
     Old and anchor are forwards of their own: one batch of mixed adapters takes 0.91 to 0.96 of the time on a CPU, but
     the activations of three times the rows, and binds together what is needed apart (GARDO's anchors, old beforehand).

@@ -47,6 +47,18 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return round(float(torch.corrcoef(both)[0, 1]), 4)
 
 
+def table(told: dict[str, Any]) -> str:
+    """What caches of diffusers save in a rollout, and what they do to its rewards."""
+    rewards = ("playground", "clip", "aesthetic")
+    heads = [f"{name}: correlation in groups, mean" for name in rewards]
+    lines = [f"| cache | speed | {' | '.join(heads)} |", "| --- " * (len(rewards) + 2) + "|"]
+    for name, own in told["caches"].items():
+        cells = [f"{own[key]['within']:.2f}, {own[key]['exact']:.3f} → {own[key]['cached']:.3f}" for key in rewards]
+        lines.append(f"| {name} | {own['speed']:.2f} | {' | '.join(cells)} |")
+    said = f"{told['images']} images, {told['steps']} steps, {told['machine']}"
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {said}.\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=16)

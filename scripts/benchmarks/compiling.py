@@ -94,6 +94,19 @@ def compared(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> None
         own["epochs until it has paid"] = round(own["seconds to compile"] / gain, 1) if gain > 0 else None
 
 
+def table(told: dict[str, Any]) -> str:
+    """What compiled blocks cost at the start and gain later."""
+    lines = ["| | seconds to compile | forward, step | epochs until it has paid | graphs, breaks |", "| --- " * 5 + "|"]
+    for mode, own in told["modes"].items():
+        if "graphs" in own:
+            paid = own["epochs until it has paid"]
+            breaks = sum(own["breaks"].values())
+            speed = f"{own['speed of a forward']:.2f}, {own['speed of a step']:.2f}"
+            cells = (own["seconds to compile"], speed, "never" if paid is None else paid, f"{own['graphs']}, {breaks}")
+            lines.append(f"| {mode} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=48, help="rows of an optimiser step's micro-batch")

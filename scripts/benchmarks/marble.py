@@ -205,6 +205,15 @@ def measure(bench: Bench, rewards: int) -> dict[str, Any]:
     }
 
 
+def table(told: dict[str, Any], *variants: str) -> str:
+    """Speed of ways to balance K rewards against the weighted sum."""
+    lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
+    for number, ways in told["rewards"].items():
+        cells = [f"{ways[name]['speed']:.2f}" if name in ways else "not run" for name in variants]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["playground", "sd35"], default="playground")

@@ -42,6 +42,21 @@ CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
 ]
 
 
+def table(told: dict[str, Any]) -> str:
+    """The counted memory of shipped recipes."""
+    lines = [
+        "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |",
+        "| --- " * 5 + "|",
+    ]
+    for case in told["cases"]:
+        words = f"{case['label']} (`{case['config']}`)"
+        sharded = "FSDP2" if case["fsdp2"] else ""
+        lines.append(
+            f"| {words} | {case['processes']} | {sharded} | {case['total_gib']} | {case['text_encoders_gib']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)

@@ -130,6 +130,18 @@ def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bo
     return result
 
 
+def table(told: dict[str, Any]) -> str:
+    """What each option gives beside the plain run."""
+    lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
+    plain = f"{told['base']['training_micro_batch_mib']:g}"
+    lines.append(f"| none | 1 | 1 | {plain} |")
+    for name, own in told["options"].items():
+        if "relative" in own:
+            speeds = " | ".join(f"{own['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
+            lines.append(f"| {name} | {speeds} | {own['training_micro_batch_mib']:g} |")
+    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(RESOLUTION), default="small")

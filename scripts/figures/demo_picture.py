@@ -1,7 +1,8 @@
-"""Draw the README's first picture: what the generator draws before and after `make demo`, same prompts, same noise.
+"""What several models draw, before and after training: the same prompts and the same noise, a row for each.
 
-    make demo && python scripts/figures/demo_picture.py --lora runs/demo/lora --out assets/images/demo.png \\
-        --result assets/results/demo.json
+    make demo && python scripts/figures/demo_picture.py before= after=runs/demo/lora --count 24 \\
+        --out assets/images/demo.png --result assets/results/demo.json
+    python scripts/figures/demo_picture.py base= "D2-Align=runs/d2/lora" --out assets/images/d2align.png
 
 The prompts are the first of the test set, which is in random order: they are not chosen by how the pictures look. A
 frame is green where the verifier finds every stated fact, red where it does not. --result keeps what the run measured.
@@ -28,8 +29,6 @@ from diffrl.playground.verifier import verify
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate
-
-ROWS = ((None, "before"), ("lora", "after"))
 
 
 def pictures(prompts: list[Prompt], lora: str | None) -> np.ndarray:
@@ -66,22 +65,24 @@ def sheet(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lora", required=True, help="folder of the trained LoRA")
+    parser.add_argument("models", nargs="+", metavar="LABEL=[LORA]", help="no folder: the model before training")
     parser.add_argument("--prompts", default="playground/compositional/test")
-    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--columns", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--result", type=Path, help="write what the LoRA's run measured: seconds, held-out values")
+    parser.add_argument("--result", type=Path, help="write what the last LoRA's run measured: seconds, held-out values")
     args = parser.parse_args()
     prompts = load_prompts(args.prompts)[: args.count]
     texts = [prompt.text for prompt in prompts]
-    drawn = {title: pictures(prompts, args.lora if key else None) for key, title in ROWS}
-    right = {title: [v.all_right for v in verify(images, texts)] for title, images in drawn.items()}
+    loras = dict(text.partition("=")[::2] for text in args.models)
+    drawn = {label: pictures(prompts, lora or None) for label, lora in loras.items()}
+    right = {label: [verdict.all_right for verdict in verify(images, texts)] for label, images in drawn.items()}
     sheet(args.out, texts, drawn, right, args.columns)
     counts = {title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()}
     print(counts)
     if args.result:
-        args.result.write_text(json.dumps(measured(Path(args.lora).parent) | {"picture": counts}, indent=1) + "\n")
+        run = Path(list(loras.values())[-1]).parent
+        args.result.write_text(json.dumps(measured(run) | {"picture": counts}, indent=1) + "\n")
 
 
 def measured(run: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -44,6 +45,26 @@ def agreement(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
         test = stats.spearmanr([row[name] for row in rows], varieties)
         found[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
     return found
+
+
+def table(told: dict[str, Any]) -> str:
+    """DivGenBench's scores of several methods, and the exact variety."""
+    agreed = told.get("agreement with the variety")
+    extra = {"variety": "**variety** (exact)", "facts right": "facts right"} if agreed else {}
+    columns = COLUMNS | extra
+    lines = [f"| method | {' | '.join(columns.values())} |", "| --- " * (len(columns) + 1) + "|"]
+    for label, runs in told.items():
+        if isinstance(runs, list):
+            cells = []
+            for name in columns:
+                values = np.array([run[name] for run in runs if name in run])
+                spread = f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""
+                cells.append(f"{values.mean():.3f}{spread}" if len(values) else "")
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    if agreed:
+        cells = [f"{agreed[name]['correlation']:+.2f}" for name in COLUMNS]
+        lines.append(f"| rank correlation with the variety, {agreed['folders']} models | {' | '.join(cells)} | | |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -1,16 +1,12 @@
-"""docs/recipes.md: every value of every shipped recipe and where it comes from, read from the recipes themselves.
+"""The site's page of recipes: every value of every shipped recipe and where it comes from, read from the recipes.
 
 A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, `# time:`, `# evidence:`; behind every value of
 it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. In the playground's recipes,
 whose sizes are all ours, a header's `# values: ours, unless a line says otherwise` stands for every value without one.
-
-    python scripts/figures/recipe_table.py            # writes docs/recipes.md
-    python scripts/figures/recipe_table.py --check    # exit code 1 if it is not what the recipes say
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +15,11 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "recipes.md"
 FACTS = ("sources", "differs", "hardware", "time", "evidence")
 ORIGINS = ("paper", "code", "ours")
 INTRO = """# Recipes
 
-Written by `scripts/figures/recipe_table.py` from `configs/`; do not edit. Run one with `diffrl train NAME`; it needs
+Made from `configs/`. Run one with `diffrl train NAME`; it needs
 the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`).
 
 **Evidence** says what is known of a recipe. *not verified*: it passes `--dry-run` and `doctor` on a tiny pipeline of
@@ -115,22 +110,3 @@ def page(found: list[Recipe]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the page, write nothing")
-    arguments = parser.parse_args()
-    text = page(recipes())
-    if arguments.check:
-        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        print("docs/recipes.md says what the recipes say" if current else "docs/recipes.md is old: run this script")
-        return 0 if current else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {len(recipes())} recipes")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,20 +1,21 @@
-"""Put results of `scripts/reproduce.py` side by side: a Markdown table, one row a variant, the base model first.
-
-    python scripts/figures/results_table.py "no KL=no_kl.json" "GARDO=gardo.json" --columns clip playground artefact
+"""Tables of results of `scripts/reproduce.py`, for `tables.py`, which says how a page calls them.
 
 A cell is the mean over the seeds and half the width of its 95 % interval (Student's t over the seeds), on held-out
-prompts; seconds are those of a training, one core each.
+prompts; seconds are those of a training, one core each. Variants are LABEL=FILE, below assets/results.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
+from tables import read
+
+HALF = "half the width of the mean's 95 % interval"
+HELD_OUT = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
+README = {"nft": "playground", "grpo": "playground", "ocr": "ocr"}  # result, and the reward that it trains
+Result = dict[str, Any]
 
 
 def half_width(values: np.ndarray) -> float:
@@ -23,41 +24,137 @@ def half_width(values: np.ndarray) -> float:
     return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / n**0.5)
 
 
-def cell(runs: list[dict[str, Any]], name: str) -> str:
-    values = np.array([run["after"][name] for run in runs])
+def sides(runs: list[Result], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A measured value before and after, each (seeds,)."""
+    return np.array([run["before"][name] for run in runs]), np.array([run["after"][name] for run in runs])
+
+
+def mean(values: np.ndarray) -> str:
     return f"{values.mean():.3f} ± {half_width(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
 
 
-def table(variants: dict[str, dict[str, Any]], columns: list[str]) -> str:
-    """Markdown of `{label: result}`; all of them must start from the same base model."""
-    first = next(iter(variants.values()))["runs"][0]["before"]
-    lines = [
-        f"| variant | images | seconds | {' | '.join(columns)} |",
-        "| --- " * (len(columns) + 3) + "|",
-        f"| base | | | {' | '.join(f'{first[name]:.3f}' for name in columns)} |",
-    ]
-    for label, result in variants.items():
+def chance(p: float, digits: int) -> str:
+    return "< 1e-6" if p < 1e-6 else f"{p:.{digits}g}"
+
+
+def rows(heads: list[str], cells: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
+
+
+def origin(found: dict[str, Result], spread: str, prompts: str = "held-out") -> str:
+    runs = [len(one["runs"]) for one in found.values()]
+    seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    return f"\n\nMean over {seeds} seeds and {spread}; {prompts} prompts. {machines(found)}"
+
+
+def machines(found: dict[str, Result]) -> str:
+    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
+    return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}."
+
+
+def table(folder: str, columns: str, *variants: str) -> str:
+    """Variants below a folder side by side, one row each, the base model first, from which all must have started.
+
+    `clip` may be trained in a corrected form: then the plain one is shown.
+    """
+    names = columns.split()
+    found = {label: read(f"{folder}/{file}") for label, _, file in (text.rpartition("=") for text in variants)}
+    for side in (run[key] for one in found.values() for run in one["runs"] for key in ("before", "after")):
+        side.update({"clip": side["plain"]} if "plain" in side else {})
+    first = next(iter(found.values()))["runs"][0]["before"]
+    cells = [["base", "", "", *(f"{first[name]:.3f}" for name in names)]]
+    for label, result in found.items():
         runs = result["runs"]
-        before = [run["before"][name] for run in runs for name in columns]
-        if not np.allclose(before, [first[name] for _ in runs for name in columns], atol=1e-4):
+        before = [run["before"][name] for run in runs for name in names]
+        if not np.allclose(before, [first[name] for _ in runs for name in names], atol=1e-4):
             raise SystemExit(f"results_table: {label} started from another base model, or was judged on other prompts")
-        cells = " | ".join(cell(runs, name) for name in columns)
         seconds = np.mean([run["training_seconds"] for run in runs])
-        lines.append(f"| {label} | {runs[0]['images']:,} | {seconds:.0f} | {cells} |")
-    return "\n".join(lines)
+        after = [mean(np.array([run["after"][name] for run in runs])) for name in names]
+        cells.append([label, f"{runs[0]['images']:,}", f"{seconds:.0f}", *after])
+    return rows(["variant", "images", "seconds", *names], cells) + origin(found, HALF)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="+", metavar="LABEL=FILE")
-    parser.add_argument("--columns", nargs="+", default=["playground", "strict", "clip", "aesthetic", "diversity"])
-    args = parser.parse_args()
-    variants = {}
-    for text in args.variants:
-        label, _, path = text.rpartition("=")
-        variants[label] = json.loads(Path(path).read_text())
-    print(table(variants, args.columns))
+def readme() -> str:
+    """What training does on the playground: base → trained ± deviation between the seeds."""
+
+    def cell(runs: list[Result], name: str) -> str:
+        if name not in runs[0]["after"]:
+            return ""
+        before, after = sides(runs, name)
+        return f"{before.mean():.3f} → {after.mean():.3f} ± {after.std(ddof=1):.3f}"
+
+    names = {"facts right": "strict", "all facts right": "all_right", "variety": "variety", "artefact": "artefact"}
+    cells = []
+    for name, reward in README.items():
+        runs = read(f"{name}.json")["runs"]
+        minutes = np.mean([run["training_seconds"] for run in runs]) / 60
+        row = [f"`playground/{name}`", f"{runs[0]['images']:,}", f"{minutes:.0f}", f"{reward} {cell(runs, reward)}"]
+        cells.append(row + [cell(runs, column) for column in names.values()])
+    return rows(["recipe", "images", "minutes", "reward", *names], cells)
 
 
-if __name__ == "__main__":
-    main()
+def gains(*variants: str) -> str:
+    """Base, trained, gain and the largest p of each measured value."""
+    cells, found = [], {}
+    for label, _, file in (text.rpartition("=") for text in variants):
+        found[label] = read(file)
+        runs = found[label]["runs"]
+        for i, name in enumerate(runs[0]["before"]):
+            before, after = sides(runs, name)
+            spread = f" ± {np.std(after - before, ddof=1):.3f}" if len(runs) > 1 else ""
+            chances = [run.get("p_value_paired_over_prompts", {}).get(name) for run in runs]
+            p = "" if None in chances else chance(max(chances), 2)
+            head = [label, f"{runs[0]['images']:,}"] if i == 0 else ["", ""]
+            gain = f"{(after - before).mean():+.3f}{spread}"
+            cells.append([*head, name, f"{before.mean():.3f}", f"{after.mean():.3f}", gain, p])
+    heads = ["recipe", "images", "on unseen prompts", "base", "trained", "gain", "p"]
+    return rows(heads, cells) + origin(found, "the standard deviation between them")
+
+
+def pilots(*names: str) -> str:
+    """What ten epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
+    cells = []
+    found = {name: read(f"pilots/{name}.json") for name in names}
+    for name, result in found.items():
+        (run,) = result["runs"]
+        both = {
+            key: f"{run['before'][key]:.3f} → {value:.3f}" for key, value in run["after"].items() if value is not None
+        }
+        trained = list(result["config"]["rewards"])
+        p = "<br>".join(chance(run["p_value_paired_over_prompts"][reward], 1) for reward in trained)
+        rewards = "<br>".join(f"{reward} {both.get(reward, '')}" for reward in trained)
+        held_out = [both.get(key, "") for key in HELD_OUT.values()]
+        cells.append([f"`playground/{name}`", f"{run['images']:,}", rewards, p, *held_out])
+    told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
+    return rows(["recipe", "images", "trained", "p", *HELD_OUT], cells) + f"\n\n{told} {machines(found)}"
+
+
+def beside(base: str, *names: str) -> str:
+    """Recipes beside their base after ten epochs, each with its seeds: `pilots/*` of scripts/experiments.yaml.
+
+    More epochs of the base itself (`grpo_27`) cost what their images cost.
+    """
+    found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
+    costs = read("ring_cost.json")["methods"]  # of one run: trainings ran beside other work
+    reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
+    first = found[base]["runs"][0]["before"]
+    before = [f"{first[key]:.3f}" for key in ("playground", *HELD_OUT.values())]
+    cells = [["the model before", "", "", "", before[0], "", *before[1:]]]
+    for name, result in found.items():
+        runs = result["runs"]
+        if any(abs(run["before"]["playground"] - first["playground"]) > 1e-4 for run in runs):
+            raise ValueError(f"pilots/{name}.json is judged on other prompts, or on another model, than {base}'s")
+        against = ""
+        if name != base:
+            further = np.array([run["after"]["playground"] - reached[run["seed"]] for run in runs])
+            against = f"{further.mean():+.3f}" + (f" ± {half_width(further):.3f}" if len(runs) > 1 else "")
+        counted = [run["forwards"] for run in runs if "forwards" in run]
+        longer = runs[0]["images"] / found[base]["runs"][0]["images"]
+        cost = costs[base if name.startswith(f"{base}_") else name]["epoch"] * longer
+        after = [mean(sides(runs, key)[1]) for key in ("playground", *HELD_OUT.values())]
+        head = [f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"), f"{runs[0]['images']:,}"]
+        head += [f"{np.mean(counted):,.0f}" if counted else "", f"{cost:.2f}"]
+        cells.append([*head, after[0], against, *after[1:]])
+    heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *HELD_OUT]
+    return rows(heads, cells) + origin(found, HALF, "validation")

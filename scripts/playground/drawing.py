@@ -31,7 +31,7 @@ SIMPLE = [KINDS.index(kind) for kind in ("objects", "heads", "words")]  # kinds 
 
 @dataclass(frozen=True)
 class Design:
-    """What can be chosen; the defaults are the shipped model's, and `scripts/trials/generator_designs.py` compares.
+    """What can be chosen; the defaults are the shipped model's.
 
     patch: latents a side of a token, 2 (16 tokens) or 1 (64). heads: of 32 channels. read: weight of the loss of the
     throw-away heads. muon: for the matrices inside, else AdamW for all. bf16: autocast to it, which is worth it on

@@ -94,6 +94,30 @@ def _score(reward: Any, e_text: Tensor, e_image: Tensor) -> Tensor:
     return reward.score(e_image, e_text)
 
 
+def table(told: dict[str, Any]) -> str:
+    """What D2-Align's direction does to the preference model's planted bias."""
+    seeds = told["seeds"]
+    ways = list(seeds[0]["corrected reward, by length"])
+    length = np.mean([seed["length"] for seed in seeds])
+    heads = [way.replace("times", "x the direction") for way in ways]
+    lines = [
+        f"| points for | plain reward | {' | '.join(heads)} |",
+        "| --- " * (len(ways) + 2) + "|",
+    ]
+    for name, plain in told["plain reward"].items():
+        means = [np.mean([seed["corrected reward, by length"][way][name] for seed in seeds]) for way in ways]
+        lines.append(f"| {name} | {plain:.2f} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    cosines = {
+        name: [seed["cosines"][name] for seed in seeds]
+        for name in ("image planted", "image style striped", "image tone pale", "image style filled", "image tone dark")
+    }
+    lines += ["", "| axis of rendered pictures | cosine of the direction with it |", "| --- | --- |"]
+    lines += [f"| {name.removeprefix('image ')} | {np.mean(found):+.2f} |" for name, found in cosines.items()]
+    chance = told["deviation of a random direction's cosine"]
+    told_by = f"`{told['command']}`: {len(seeds)} seeds, {told['prompts']} prompts; the learned length is {length:.2f}."
+    return "\n".join(lines) + f"\n\n{told_by} A random direction's cosine has a deviation of {chance}.\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -50,6 +50,17 @@ def measured(folder: str | None, prompts: list[str], per_prompt: int) -> dict[st
     return found | {"variety": round(variety(images, texts).value or 0.0, 4)}
 
 
+def table(told: dict[str, Any]) -> str:
+    """Which styles and tones trained models draw where they are free."""
+    keys = list(next(iter(told["methods"].values()))[0])
+    liked = set(told["liked"].values())
+    head = [f"{key} (liked)" if key in liked else key for key in keys]
+    lines = [f"| trained by | {' | '.join(head)} |", "| --- " * (len(keys) + 1) + "|"]
+    for label, seeds in told["methods"].items():
+        lines.append(f"| {label} | {' | '.join(f'{np.mean([seed[key] for seed in seeds]):.2f}' for key in keys)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="+", metavar="LABEL=[DIR[,DIR...]]")

@@ -77,6 +77,42 @@ def shares(verdicts: Sequence[Verdict], prompts: Sequence[str]) -> dict[str, Any
     }
 
 
+def table(told: dict[str, Any]) -> str:
+    """How well the playground's generator draws, before and after its last stage."""
+    now, before = told["figures"], told["figures before wrong captions"]
+    columns = {
+        "through the autoencoder": now["autoencoder"],
+        "before the last stage": before["guidance 1"],
+        "... guidance 3": before["guidance 3"],
+        "as shipped": now["guidance 1"],
+        "... guidance 3 ": now["guidance 3"],
+    }
+    lines = [f"| | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    rows = {"facts right": "facts", "all facts right": "all_right"}
+    rows |= {f"of {n}": f"by_fact.{n}" for n in ("shape", "color", "count", "relation", "background", "word")}
+    for name, path in (rows | {"variety": "variety", "artefact": "artefact"}).items():
+        outer, _, inner = path.rpartition(".")
+        found = [(column[outer] if outer else column).get(inner) for column in columns.values()]
+        cells = ["" if x is None else f"{x:.3f}" for x in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def turbo(told: dict[str, Any], nft: dict[str, Any]) -> str:
+    """The distilled sibling beside the generator, and a trained LoRA on both (nft.json)."""
+    told = told["turbo"]
+    lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
+    for name, row in told["figures"].items():
+        cells = [f"{row[key]:.3f}" for key in ("facts", "all_right", "variety", "artefact")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    curves = [run["curve"] for run in nft["runs"]]
+    lines += ["", "| held-out reward, mean of three seeds | before | after NFT on the model |", "| --- | --- | --- |"]
+    for name, key in (("the model", "eval/playground"), ("its turbo sibling", "eval/turbo/playground")):
+        ends = [np.mean([curve[i][key] for curve in curves]) for i in (0, -1)]
+        lines.append(f"| {name} | {ends[0]:.3f} | {ends[1]:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=shipped("assets", "playground", "pipeline"))

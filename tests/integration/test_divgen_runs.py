@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import collapse
 import pytest
 import torch
 from PIL import Image
@@ -175,17 +175,12 @@ def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path],
 
 
 def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
-    """True renderings that lose one kind of variety, half of them and all: see scripts/figures/divgen_collapse.py."""
-    path = Path(__file__).parents[2] / "scripts" / "figures" / "divgen_collapse.py"
-    spec = importlib.util.spec_from_file_location("divgen_collapse", path)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    items = script.pictured(48)
+    """True renderings that lose one kind of variety, half of them and all: see tests/collapse.py."""
+    items = collapse.pictured(48)
     extractors, _ = load_extractors({"identity": "playground", "layout": "playground"})
 
     def measured(kind: str, share: float) -> dict[str, float]:
-        return score(observe(script.batches(items, kind, share), extractors)).values()
+        return score(observe(collapse.batches(items, kind, share), extractors)).values()
 
     base = measured("none", 0.0)
     for kind, name in (("identity", "ids"), ("layout", "sdi"), ("tone", "pvs")):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gardo_didactic
 import pytest
 import torch
 from launching import launch
@@ -96,16 +95,10 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_didactic_case_only_gardo_finds_every_mode(seed: int) -> None:
     """A large KL leaves the model where it was, none ends on one mode, GARDO with the same KL has all three."""
-    path = Path(__file__).parents[2] / "scripts" / "figures" / "gardo_didactic.py"
-    spec = importlib.util.spec_from_file_location("gardo_didactic", path)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["gardo_didactic"] = script
-    spec.loader.exec_module(script)
-    outcomes = script.didactic(seed)
+    outcomes = gardo_didactic.didactic(seed)
     base, large, none, gardo = (outcomes[name] for name in ("base", "large KL", "no KL", "GARDO"))
-    assert base.found == 2 and base.shares[script.RARE] < script.FOUND
+    assert base.found == 2 and base.shares[gardo_didactic.RARE] < gardo_didactic.FOUND
     assert large.proxy < base.proxy + 0.05 and large.found == 2
-    assert none.shares[script.RARE] < 0.01 and max(none.shares.values()) > 0.8 and none.found < 3
-    assert gardo.found == 3 and gardo.shares[script.RARE] > 1.5 * base.shares[script.RARE]
+    assert none.shares[gardo_didactic.RARE] < 0.01 and max(none.shares.values()) > 0.8 and none.found < 3
+    assert gardo.found == 3 and gardo.shares[gardo_didactic.RARE] > 1.5 * base.shares[gardo_didactic.RARE]
     assert gardo.proxy > base.proxy + 0.1 and none.proxy > base.proxy + 0.1

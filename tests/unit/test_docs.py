@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "figures"))
+
+import sentences  # noqa: E402
+import tables  # noqa: E402
+
+TEXTS = [*tables.pages(), ROOT / "CONTRIBUTING.md", ROOT / "rewards" / "README.md"]
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 200
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    assert links and not [link for link in links if not (ROOT / link).exists()]
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_a_page_is_read_as_it_is_and_its_links_lead_to_files() -> None:
+    for page in TEXTS:
+        text = page.read_text(encoding="utf-8")
+        assert "[[ " not in text and "[% " not in text, f"{page}: a macro"
+        links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+        assert not [link for link in links if not (page.parent / link).exists()], page
+
+
+def test_the_pages_tables_are_those_of_the_results() -> None:
+    assert sum(len(tables.BLOCK.findall(page.read_text(encoding="utf-8"))) for page in tables.pages()) > 40
+    assert [str(page) for page in tables.old()] == [], "run python scripts/figures/tables.py"
+
+
+def test_a_table_that_is_old_is_seen_and_written(tmp_path: Path, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- scripts/figures/results_table.py:gains NFT=nft.json -->\n| old |\n<!-- end -->\nb\n")
+    monkeypatch.setattr(tables, "pages", lambda: [page])
+    text = tables.old()[page]
+    assert text.startswith("a\n") and text.endswith("\n<!-- end -->\nb\n") and "| NFT | 12,288 |" in text
+    page.write_text(text)
+    assert tables.old() == {}
+
+
+def test_figures_inside_of_sentences_are_those_of_the_results(monkeypatch) -> None:
+    assert sentences.missing() == []
+    monkeypatch.setitem(sentences.FUNCTIONS, "together", lambda *files: "0.1234")
+    assert sentences.missing()[0].startswith('docs/methods/more.md: "0.1234" is not in it (together ')
 
 
 def test_the_readme_s_figures_are_those_of_the_shipped_model() -> None:
@@ -30,12 +62,6 @@ def test_the_readme_s_figures_are_those_of_the_shipped_model() -> None:
         assert row[1:-2] == [f"{value:.2f}" for value in expected]
         assert row[-2] == f"{found['artefact']:.3f}"
         assert row[-1] == (f"{found['variety']:.2f}" if "variety" in found else "")
-
-
-def test_the_readme_s_table_of_trainings_is_that_of_the_results() -> None:
-    module = runpy.run_path(str(ROOT / "scripts" / "figures" / "base_table.py"))
-    found = module["MARKS"].search((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert found is not None and found[0] == found[1] + module["table"]() + found[2]
 
 
 def test_the_page_on_resuming_lists_what_may_change() -> None:

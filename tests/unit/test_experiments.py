@@ -2,87 +2,72 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import experiments
-from experiments import Experiment, code_of, confirmed, kept, meaning
+import reproduce
+from experiments import Experiment, differences, kept
 
 EVERY = experiments.experiments()
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
 def test_its_config_is_valid_and_its_seeds_differ(experiment: Experiment) -> None:
-    digests = {experiment.digest(seed, "") for seed in experiment.seeds}
-    assert len(digests) == len(experiment.seeds) >= (1 if experiment.name.startswith("pilots/") else 3)
+    names = {experiment.name_of(seed) for seed in experiment.seeds}
+    assert len(names) == len(experiment.seeds) >= (1 if experiment.name.startswith("pilots/") else 3)
 
 
-def test_no_two_are_the_same_and_no_name_is_another_s_folder() -> None:
-    assert len({experiment.digest(0, "") for experiment in EVERY}) == len({experiment.name for experiment in EVERY})
+def test_no_two_are_the_same() -> None:
+    assert len({json.dumps(experiment.asked(), sort_keys=True) for experiment in EVERY}) == len(EVERY)
 
 
-def test_code_is_compared_without_comments_docstrings_and_layout(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(experiments, "ROOT", tmp_path)
-    digests = []
-    for text in (
-        'def f(x):\n    """Doc."""\n    return x + 1\n',
-        'def f(x):  # comment\n    """Other."""\n    return (x +\n            1)\n',
-        'def f(x):\n    """Doc."""\n    return x - 1\n',
-    ):
-        (tmp_path / "one.py").write_text(text)
-        meaning.cache_clear()
-        digests.append(meaning("one.py"))
-    meaning.cache_clear()
-    assert digests[0] == digests[1] != digests[2] and meaning("gone.py") == ""
-
-
-def test_a_seed_stands_as_long_as_what_it_depends_on(tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """An experiment with a result of seeds 0 and 1, as `asked` gives it."""
     monkeypatch.setattr(experiments, "RESULTS", tmp_path)
-    files = ["diffrl/advantages.py"]
-    one = replace(EVERY[0], name="one")
-    runs = [{"seed": seed, "code": files, "digest": one.digest(seed, code_of(files))} for seed in (0, 1)]
+    return replace(next(each for each in EVERY if each.name == "gardo/clip_gardo"), name="one", seeds=(0, 1))
+
+
+def result(experiment: Experiment, **config: Any) -> dict[str, Any]:
+    asked = experiment.asked()
+    return asked | {"config": asked["config"] | config, "runs": [{"seed": 0}, {"seed": 1}]}
+
+
+def test_a_seed_stands_as_long_as_what_is_asked(one: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(one) == {}, "nothing was run"
-    one.out.write_text(json.dumps({"runs": runs}))
-    assert sorted(kept(one)) == [0, 1]
+    one.out.write_text(json.dumps(result(one)))
+    assert sorted(kept(one)) == [0, 1] and reproduce.state_of(one) == ("done", 0.0)
     assert sorted(kept(replace(one, seeds=(1, 2)))) == [1]
-    assert kept(replace(one, overrides=(*one.overrides, "epochs=7"))) == {}, "another config"
-    assert kept(replace(one, settings={"prompts": 8})) == {}, "other prompts of the judgement"
-    monkeypatch.setattr(experiments, "meaning", lambda path: "other")
-    assert kept(one) == {}, "other code"
+    other = replace(one, overrides=(*one.overrides, "epochs=7"))
+    assert kept(other) == {} and reproduce.state_of(other) == ("other config", 2 * one.minutes)
+    assert differences(replace(one, settings={"prompts": 8, "per_prompt": 4}), result(one)) == ["prompts"]
+    monkeypatch.setattr(experiments, "weights", lambda: "other")
+    assert reproduce.state_of(one)[0] == "other weights" and kept(one) == {}
 
 
-def test_a_result_is_confirmed_only_by_the_same_figures_of_the_same_config(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
-    one = replace(EVERY[0], name="one", seeds=(0, 1))
-
-    def run(seed: int, code: list[str], after: float) -> dict:
-        return {"seed": seed, "code": code, "after": {"clip": after}, "digest": "old", "training_seconds": after}
-
-    config = {"epochs": 2, "seed": 0, "run_dir": "a"}
-    told = {"runs": [run(0, ["old.py"], 0.5), run(1, ["old.py"], 0.7)], "config": config, "summary": {}}
-    again = {"runs": [run(0, ["diffrl/advantages.py"], 0.5)], "config": config | {"run_dir": "b"}}
-    one.out.write_text(json.dumps(confirmed(one, told, again)))
-    assert sorted(kept(one)) == [0, 1] and json.loads(one.out.read_text())["confirmed_by_seed"] == 0
-    assert [part["after"] for part in kept(one).values()] == [{"clip": 0.5}, {"clip": 0.7}]
-    with pytest.raises(ValueError, match=r"one: not as before: after$"):
-        confirmed(one, told, again | {"runs": [run(0, [], 0.5 + 1e-12)]})
-    with pytest.raises(ValueError, match=r"not as before: config$"):
-        confirmed(one, told, again | {"config": config | {"epochs": 3}})
+def test_a_key_that_a_result_lacks_has_its_default_and_one_that_is_gone_says_nothing(one: Experiment) -> None:
+    told = result(one, gone={"beta": 1})
+    del told["config"]["optimise"]["max_grad_norm"]
+    told["config"]["optimise"]["gone"] = 3
+    assert differences(one, told) == []
+    told["config"]["rewards"]["clip"]["param"] = 1  # a reward's own, which the schema does not know
+    assert differences(one, told) == ["config"]
+    assert differences(one, result(one, epochs="many")) == ["config"]
 
 
-def test_what_only_looks_on_makes_no_result_outdated() -> None:
-    for module in ("diffrl.report.page", "diffrl.run.fit", "diffrl.run.loop"):
-        importlib.import_module(module)
-    files = experiments.loaded()
-    assert "diffrl/run/loop.py" in files and files == sorted(files)
-    assert [file for file in files if file.startswith(experiments.ONLOOKERS)] == []
-    assert all((experiments.ROOT / name).exists() for name in experiments.ONLOOKERS)
+@pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
+def test_a_result_is_small_and_says_what_it_is_of(experiment: Experiment) -> None:
+    if experiment.out.is_file():
+        told = json.loads(experiment.out.read_text())
+        assert {"command", "diffrl_version", "config", "prompts", "per_prompt", "weights", "runs"} <= told.keys()
+        assert all(run["commit"] and not run.keys() & {"code", "digest"} for run in told["runs"])
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])

@@ -1,4 +1,4 @@
-"""Mutated configs are read or refused in one line: a few of those of scripts/trials/fuzz.py, which tries a thousand."""
+"""Mutated configs are read or refused in one line: a few of those of tests/stress/fuzz.py, which tries a thousand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "trials"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "stress"))
 
 from fuzz import BASE, Mutation, mutation, text_of, verdict
 

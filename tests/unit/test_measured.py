@@ -10,10 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "figures"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "docs"))
 import divgen_table
-import measured
 import reproduce
+import results_table
+import sentences
+import tables
 
 
 def run(seed: int, before: float, after: float, **more: float) -> dict:
@@ -24,7 +25,7 @@ def run(seed: int, before: float, after: float, **more: float) -> dict:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     (tmp_path / "pilots").mkdir()
     for name, gains in {"base": (0.10, 0.20), "method": (0.05, 0.20)}.items():
         runs = [run(seed, 0.5, 0.5 + gain) for seed, gain in enumerate(gains)]
@@ -37,13 +38,13 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("results")
 def test_a_share_of_a_gain_is_paired_by_seed() -> None:
     # seeds' shares 0.5 and 1.0: mean 0.75, deviation 0.3536, half width 12.706 * 0.3536 / sqrt(2) = 3.18
-    assert measured.share_of_gain("pilots/method.json", "pilots/base.json", "strict") == "75% ± 318%"
+    assert sentences.share_of_gain("pilots/method.json", "pilots/base.json", "strict") == "75% ± 318%"
 
 
 @pytest.mark.usefixtures("results")
 def test_a_method_of_the_ring_stands_beside_its_base() -> None:
-    lines = measured.ring("base", "method").splitlines()
-    assert lines[2].startswith("| the model before | | | | 0.500 |")
+    lines = results_table.beside("base", "method").splitlines()
+    assert lines[2].startswith("| the model before |  |  |  | 0.500 |")
     # against the base: -0.05 and 0, so -0.025 and a half width of 12.706 * 0.0354 / sqrt(2) = 0.318
     assert "| `method` | 96 | 576 | 1.52 | 0.625 ± 0.953 | -0.025 ± 0.318 |" in lines[4]
 
@@ -52,7 +53,7 @@ def test_a_method_that_began_elsewhere_is_refused(results: Path) -> None:
     other = {"diffrl_version": "0", "runs": [run(0, 0.6, 0.7)]}
     (results / "pilots" / "method.json").write_text(json.dumps(other))
     with pytest.raises(ValueError, match="other prompts"):
-        measured.ring("base", "method")
+        results_table.beside("base", "method")
 
 
 def test_scores_are_ranked_beside_the_exact_variety() -> None:
@@ -65,8 +66,7 @@ def test_scores_are_ranked_beside_the_exact_variety() -> None:
 
 
 def test_a_list_of_the_experiments_starts_none(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--all", "--confirm", "--list", "--only", "gardo/ocr_gardo"])
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--all", "--list", "--only", "gardo/ocr_gardo"])
     monkeypatch.setattr(reproduce, "run_all", lambda *args: pytest.fail("it ran"))
-    monkeypatch.setattr(reproduce, "confirm_all", lambda *args: pytest.fail("it ran"))
     reproduce.main()
     assert "gardo/ocr_gardo" in capsys.readouterr().out

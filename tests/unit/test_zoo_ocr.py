@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lettering import FONTS, SIZES, WORDS, picture
 
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-from ocr import FONTS, SIZES, WORDS, picture
 
 
 def test_five_fonts_in_three_sizes_are_read_exactly() -> None:
