@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "docs")]
 
 from measured import FUNCTIONS, page_function  # noqa: E402
 
-from diffrl.cli.main import _parsers  # noqa: E402
+from diffrl.cli.main import _parser  # noqa: E402
 from diffrl.config.help import reference  # noqa: E402
 
 # --- what mkdocs calls -----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ A key that is not listed is an error that names the nearest one.
 
 def command_line() -> str:
     """The help of every command, from the parsers themselves."""
-    parser, _ = _parsers()
+    parser = _parser()
     parts = [
         "# Command line\n\nMade from the commands' own help. Exit codes: 0 success; 1 a run that could not go on, or a "
         "check that failed; 2 bad input, in one line that says what and where; 75 ended by a signal with everything "
