@@ -7,29 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from diffrl.cli.words import subcommand
 from diffrl.errors import UserError
 
 
 def add_d2align(add: Callable[..., Any]) -> None:
     """Register the command with the command line's `add`."""
-    command = add(
-        "d2align",
-        learn,
-        "learn D2-Align's direction of a reward while the generator is frozen",
+    text = "learn D2-Align's direction of a reward while the generator is frozen"
+    command = add("d2align", None, text, "diffrl d2align learn playground/d2align")
+    action = command.add_subparsers(metavar="learn", required=True)
+    examples = (
         "diffrl d2align learn playground/d2align",
-        "diffrl d2align learn my.yaml d2align.omega=2 run_dir=runs/omega2",
-        words_anywhere=True,
+        "diffrl d2align learn my.yaml d2align.omega=2",
     )
+    command = subcommand(action, "learn", learn, text, *examples, words_anywhere=True)
     command.usage = "diffrl d2align learn CONFIG [section.key=value ...]"
-    command.add_argument("action", metavar="learn", help="what to do")
     text = "a config with the section d2align, then overrides; the direction is written to RUN_DIR/d2align"
     command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
 
 
 def learn(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
-    if arguments.action != "learn":
-        arguments.parser.error(f'd2align: expected learn CONFIG, got "{" ".join([arguments.action, *words])}"')
     if not words:
         raise UserError("d2align learn: no CONFIG; name a YAML file or a shipped config such as playground/d2align")
     from diffrl.config import load_config

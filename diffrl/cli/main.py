@@ -82,14 +82,13 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _run(argv: list[str]) -> int:
-    parser, commands = _parsers()
+    parser = _parser()
     if not argv:
         parser.print_help()
         return 0
     options = ("-h", "--help", "--version")
-    if argv[0] not in (*commands, *options):
-        kind, choices = ("option", options) if argv[0].startswith("-") else ("command", tuple(commands))
-        raise UserError(f'unknown {kind} "{argv[0]}"{nearest(argv[0], choices)}')
+    if argv[0].startswith("-") and argv[0] not in options:
+        raise UserError(f'unknown option "{argv[0]}"{nearest(argv[0], options)}')
     try:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as done:  # a help text was printed
@@ -108,8 +107,15 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{message} (see "{self.prog} --help")')
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A command that is none is told with the nearest one."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            given = " ".join([*self.prog.split(" ")[1:], value])
+            raise UserError(f'unknown command "{given}"{nearest(value, action.choices)}')
+        super()._check_value(action, value)
 
-def _parsers() -> tuple[_Parser, list[str]]:
+
+def _parser() -> _Parser:
     parser = _Parser(
         prog="diffrl",
         description="Reinforcement learning for diffusion and flow text-to-image models.",
@@ -148,9 +154,9 @@ def _parsers() -> tuple[_Parser, list[str]]:
         "estimate what this config needs (of the model only its configs are read), and what to change if it is too much"
     )
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    add_completion(add, lambda: _parsers()[0])
+    add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")
-    return parser, list(commands.choices)
+    return parser
 
 
 def _add_train(add: Callable[..., _Parser]) -> None:

@@ -6,56 +6,42 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import choose_action
+from diffrl.cli.words import subcommand
 from diffrl.errors import UserError, nearest
-
-ACTIONS = {
-    "list": "diffrl models list [--markdown]",
-    "check": "diffrl models check NAME|FOLDER|FILE.py:CLASS "
-    "[--family FILE.py:CLASS] [--resolution PIXELS] [--only CHECK,...]",
-}
-OWNERS = {"markdown": "list", "family": "check", "resolution": "check", "only": "check"}
 
 
 def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> None:
-    """Register the command with the command line's `add`; `resolution` reads PIXELS."""
-    command = add(
-        "models",
-        models,
-        "list the supported models, or check a family against diffusers' plain pipeline",
-        "diffrl models list",
+    """Register the command and its actions with the command line's `add`; `resolution` reads PIXELS."""
+    text = "list the supported models, or check a family against diffusers' plain pipeline"
+    command = add("models", None, text, "diffrl models list", "diffrl models check qwen-image")
+    action = partial(subcommand, command.add_subparsers(metavar="list|check", required=True))
+
+    every = action("list", _list, "list the supported models", "diffrl models list")
+    every.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    check = action(
+        "check",
+        _check,
+        "check a family against diffusers' plain pipeline",
         "diffrl models check qwen-image",
         "diffrl models check path/to/tiny-model --family my_family.py:MyFamily --resolution 64",
         "diffrl models check examples/families/auraflow.py:AuraFlow",
-        words_anywhere=True,
     )
-    command.usage = "\n       ".join(ACTIONS.values())
-    command.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
     text = (
-        "check: a family's tiny random pipeline by name, or by its file, whose function tiny(folder) makes it on the "
+        "a family's tiny random pipeline by name, or by its file, whose function tiny(folder) makes it on the spot; or "
+        "a model's folder or hub id"
     )
-    text += "spot; or a model's folder or hub id"
-    command.add_argument("words", nargs="*", metavar="NAME|FOLDER|FILE.py:CLASS", help=text)
-    command.add_argument("--markdown", action="store_true", default=None, help="list: as a Markdown table")
-    command.add_argument("--family", metavar="FILE.py:CLASS", help="check: a family of your own")
-    text = "check: side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
-    command.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
-    command.add_argument("--only", metavar="CHECK,...", help="check: these checks alone")
+    check.add_argument("model", metavar="NAME|FOLDER|FILE.py:CLASS", help=text)
+    check.add_argument("--family", metavar="FILE.py:CLASS", help="a family of your own")
+    text = "side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
+    check.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
+    check.add_argument("--only", metavar="CHECK,...", help="these checks alone")
 
 
-def models(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words = [*arguments.words, *rest]
-    action = choose_action("models", arguments, ACTIONS, OWNERS, words)
-    if len(words) != (action == "check"):
-        wanted = "name one model" if action == "check" else f'unexpected argument "{words[0]}"'
-        raise UserError(f"models {action}: {wanted}; {ACTIONS[action]}")
-    return _list(arguments) if action == "list" else _check(arguments, words[0])
-
-
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.conformance.table import markdown, table
 
     if arguments.markdown:
@@ -67,10 +53,11 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace, model: str) -> int:
+def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.conformance.check import CHECKS, Subject
     from diffrl.conformance.tinies import TINY, make
 
+    model: str = arguments.model
     only = list(CHECKS) if arguments.only is None else arguments.only.split(",")
     for name in only:
         if name not in CHECKS:

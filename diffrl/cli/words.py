@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diffrl.errors import UserError, nearest
@@ -60,28 +60,6 @@ def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any
             raise UserError(f'{command}: "{word}": "{owner}" is not one of the rewards{nearest(owner, short)}')
         wanted[short[owner]] |= read_parameters([parameter + "=" + word.partition("=")[2]])
     return wanted
-
-
-def choose_action(
-    command: str,
-    arguments: argparse.Namespace,
-    actions: Mapping[str, str],
-    owners: Mapping[str, str],
-    words: Sequence[str],
-) -> str:
-    """The action of `diffrl COMMAND ACTION ...`; `actions`: {name: its usage}, `owners`: {option: its action}.
-
-    UserError for an action that is none of these, and for an option of another one.
-    """
-    action: str = arguments.action
-    if action not in actions:
-        given = " ".join([action, *words])[:80]
-        arguments.parser.error(f'{command}: expected {", ".join(actions)}, got "{given}"{nearest(action, actions)}')
-    for option, owner in owners.items():
-        if getattr(arguments, option) is not None and owner != action:
-            flag = "--" + option.replace("_", "-")
-            raise UserError(f"{command} {action}: {flag} belongs to `diffrl {command} {owner}`")
-    return action
 
 
 def whole_number(least: int, most: int = 10**6) -> Callable[[str], int]:

@@ -78,6 +78,10 @@ class Rollout(SamplerSpec):
 
 class Optimise(Section):
     learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", ge=1e-12, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = key(
+        "constant", "the learning rate after its warm-up: as it is, or falling to 0 at the last of the run's epochs"
+    )
+    warmup: int = key(0, "steps over which the learning rate rises to its value", "optimiser steps", ge=0)
     batch_size: int = key(
         576, "images per optimiser step over all processes, each with all its timesteps", "images", ge=1
     )
@@ -109,6 +113,10 @@ class Optimise(Section):
     ema_warmup: bool = key(False, "the decay is at most (1 + step) / (10 + step), as in the released trainers")
     betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")
     weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
+
+    def check(self, config: Config) -> None:
+        if self.warmup and self.warmup >= (total := config.epochs * config.optimiser_steps):
+            raise Problem("optimise.warmup", f"{self.warmup} optimiser steps, but the whole run has {total}")
 
 
 class Engine(Section):
@@ -219,6 +227,11 @@ class Config(Section, metaclass=_OneLine):
     def objective_section(self) -> Objective:
         """The section of the chosen objective."""
         return getattr(self, self.objective)
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Of an epoch."""
+        return self.rollout.images // self.optimise.batch_size * self.optimise.inner_epochs
 
     def resolved(self) -> dict[str, Any]:
         """Every value that has an effect, as plain YAML types: without methods that are off and other objectives.

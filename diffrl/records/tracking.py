@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import math
 import os
@@ -64,9 +65,8 @@ class Tracker:
         path = self.run_dir / "metrics.jsonl"
         rows, intact = _parse(path)
         self._epochs = {row["epoch"] for row in rows}
-        self._board = _open_tensorboard(self.run_dir) if tensorboard else None
-        self._wandb = _open_wandb(self.run_dir, config) if wandb else None
-        self._others = [_open_other(name, self.run_dir, config) for name in others]
+        names = [*(["tensorboard"] if tensorboard else []), *(["wandb"] if wandb else []), *others]
+        self._outside = {name: _open(name, self.run_dir, config or {}) for name in dict.fromkeys(names)}
         with writing(path):
             self._file = path.open("ab", buffering=0)  # a buffer would be written once more, when it is closed
             if self._file.tell() > intact:
@@ -85,14 +85,8 @@ class Tracker:
         self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._epochs.add(epoch)
         numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
-        if self._wandb is not None:
-            self._wandb.log(numbers, step=epoch)
-        for other in self._others:
-            other.log(numbers, step=epoch)
-        if self._board is not None:
-            for key, value in numbers.items():
-                self._board.add_scalar(key, value, epoch)
-            self._board.flush()
+        for tracker in self._outside.values():
+            tracker.log(numbers, step=epoch)
 
     def _append(self, line: bytes) -> None:
         """A whole line or nothing, in the file that is still there."""
@@ -116,30 +110,27 @@ class Tracker:
 
     def images(self, epoch: int, images: Sequence[Image.Image], captions: Sequence[str]) -> None:
         """Show sample images in TensorBoard and Weights & Biases; the PNG files are written by `save_samples`."""
-        if self._wandb is not None:
-            import wandb
+        if "wandb" in self._outside:
+            import wandb  # accelerate's own way knows no captions
 
             shown = [wandb.Image(image, caption=caption) for image, caption in zip(images, captions, strict=True)]
-            self._wandb.log({"images": shown}, step=epoch)
-        if self._board is not None:
+            self._outside["wandb"].log({"images": shown}, step=epoch)
+        if "tensorboard" in self._outside:
             import numpy as np
 
-            for i, (image, caption) in enumerate(zip(images, captions, strict=True)):
-                tag = f"samples/{i:02d}-{_slug(caption)}"
-                self._board.add_image(tag, np.asarray(image.convert("RGB")), epoch, dataformats="HWC")
-            self._board.flush()
+            rows = {
+                f"samples/{i:02d}-{_slug(caption)}": np.asarray(image.convert("RGB"))[None]
+                for i, (image, caption) in enumerate(zip(images, captions, strict=True))
+            }
+            self._outside["tensorboard"].log_images(rows, step=epoch, dataformats="NHWC")
+            self._outside["tensorboard"].tracker.flush()
 
     def close(self) -> None:
         """Close every output; a second call does nothing."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
-        for other in self._others:
-            other.finish()
-        self._board = self._wandb = None
-        self._others = []
+        for tracker in self._outside.values():
+            tracker.finish()
+        self._outside = {}
 
     def __enter__(self) -> Tracker:
         return self
@@ -264,57 +255,55 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].rstrip("-") or "empty"
 
 
-def _open_tensorboard(run_dir: Path) -> Any:
+def _open(name: str, run_dir: Path, config: Mapping[str, Any]) -> Any:
+    """A tracker of accelerate's, started, with the config's plain values."""
+    if name in ("wandb", "tensorboard"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            text = f'tracking.{name}: {name} is not installed: pip install "diffrl[{name}]"'
+            raise UserError(text) from None
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    kind = LOGGER_TYPE_TO_CLASS[name]
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(_install("tensorboard")) from None
-    return SummaryWriter(str(run_dir / "tensorboard"))
+        # Their first argument is a project, which holds runs; TensorBoard's and DVCLive's write into the run's folder.
+        if name == "wandb":
+            tracker = kind(os.environ.get("WANDB_PROJECT", "diffrl"), **_wandb_options(run_dir, config))
+        elif kind.requires_logging_directory:
+            tracker = kind(name, str(run_dir))
+        else:
+            tracker = kind("diffrl")
+        if hasattr(tracker, "start"):
+            tracker.start()
+        if name not in ("wandb", "tensorboard"):  # W&B has it as it is; TensorBoard would show it as one more run
+            tracker.store_init_configuration(_flat(config) | {"run_dir": run_dir.resolve().name})
+    except Exception as error:  # each has its own; what is missing is a login, a server or a package
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        hint = " (or set WANDB_MODE=offline)" if name == "wandb" else ""
+        raise UserError(f"tracking: {name} could not be started: {reason}{hint}") from error
+    return tracker
 
 
-def _open_wandb(run_dir: Path, config: Mapping[str, Any] | None) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise UserError(_install("wandb")) from None
+def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `wandb.init`; a resumed run continues the same Weights & Biases run."""
+    import wandb
+
     remembered = run_dir / "wandb" / "run-id.txt"
     resumed = remembered.exists()
     identity = remembered.read_text().strip() if resumed else uuid.uuid4().hex[:12]
     remembered.parent.mkdir(exist_ok=True)
     remembered.write_text(identity + "\n")
     offline = os.environ.get("WANDB_MODE") == "offline"
-    try:
-        return wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "diffrl"),
-            name=run_dir.resolve().name,
-            id=identity,
-            resume="allow" if resumed and not offline else None,  # offline, wandb joins the parts when they are synced
-            dir=str(run_dir),
-            config=dict(config or {}),
-            # wandb would otherwise record every redraw of the live table as a line of output.
-            settings=wandb.Settings(console="off", quiet=True),
-        )
-    except wandb.errors.Error as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"tracking.wandb: {first.rstrip('.')} (or set WANDB_MODE=offline)") from error
-
-
-def _open_other(name: str, run_dir: Path, config: Mapping[str, Any] | None) -> Any:
-    """A tracker of accelerate's, started, with the config's plain values."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    kind = LOGGER_TYPE_TO_CLASS[name]
-    try:
-        # Their first argument is a project, which holds runs; TensorBoard's and DVCLive's write into the run's folder.
-        folder = [str(run_dir)] if kind.requires_logging_directory else []
-        tracker = kind("diffrl" if not folder else name, *folder)
-        if hasattr(tracker, "start"):
-            tracker.start()
-        tracker.store_init_configuration(_flat(config or {}) | {"run_dir": run_dir.resolve().name})
-    except Exception as error:  # each has its own; what is missing is a login, a server or a package
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"tracking.trackers: {name} could not be started: {reason}") from error
-    return tracker
+    return {
+        "name": run_dir.resolve().name,
+        "id": identity,
+        "resume": "allow" if resumed and not offline else None,  # offline, wandb joins the parts when they are synced
+        "dir": str(run_dir),
+        "config": dict(config),
+        # wandb would otherwise record every redraw of the live table as a line of output.
+        "settings": wandb.Settings(console="off", quiet=True),
+    }
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -326,7 +315,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
     return found
-
-
-def _install(extra: str) -> str:
-    return f'tracking.{extra} is true, but {extra} is not installed: pip install "diffrl[{extra}]"'

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.clock import Clock, by_process, split_epoch
+from diffrl.run.rate import LearningRate
 from diffrl.seeds import seed_of
 from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
 from diffrl.trainers.microbatches import holds_groups, part_sizes
@@ -55,6 +56,7 @@ class LoopSettings:
     ema_every: int = 1
     ema_warmup: bool = False
     micro_batch: int | None = None  # rows of one, at most
+    rate: LearningRate = field(default_factory=LearningRate)  # constant: as the optimiser was made with
     max_skipped: int = 0  # optimiser steps in a row that may be skipped for a non-finite gradient
     offload_vae: bool = False  # while it is optimised
 
@@ -270,6 +272,7 @@ class Loop:
         fp16 = self.scaler.is_enabled()
         if not fp16 and not math.isfinite(float(norm)):
             return None
+        self.settings.rate.set(self.optimiser, self.step)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if fp16 and self.scaler.get_scale() < 1.0:
@@ -343,11 +346,9 @@ class Loop:
         metrics |= {name: float(pair[0] / pair[1]) if pair[1] else None for name, pair in sums.items()}
         finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
-        if not losses:  # every step of the epoch was skipped
-            metrics["loss"] = None
         if self.skipped:
             metrics["skipped"] = self.skipped
-        return metrics | self.gradients.metrics() | self.compose.metrics()
+        return metrics | self.settings.rate.metrics(self.step) | self.gradients.metrics() | self.compose.metrics()
 
     def _seconds(self, started: float) -> dict[str, float]:
         """Where the epoch's seconds went, here and, with several processes, in each of them."""

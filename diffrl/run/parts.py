@@ -28,6 +28,7 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
+from diffrl.run.rate import LearningRate
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Decay, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
@@ -175,7 +176,7 @@ def evaluation_spec(config: Config) -> SamplerSpec:
 
 
 def loop_settings(config: Config) -> LoopSettings:
-    optimise = config.optimise
+    optimise, total = config.optimise, config.epochs * config.optimiser_steps
     return LoopSettings(
         seed=config.seed,
         group_size=config.rollout.group_size,
@@ -188,6 +189,7 @@ def loop_settings(config: Config) -> LoopSettings:
         ema=optimise.ema,
         ema_every=optimise.ema_every,
         ema_warmup=optimise.ema_warmup,
+        rate=LearningRate(optimise.learning_rate, optimise.schedule, optimise.warmup, total),
         max_skipped=optimise.max_skipped,
         offload_vae=config.engine.offload_vae,
     )
@@ -296,7 +298,7 @@ def describe(run: Any) -> str:
     return (
         f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {spec.steps} steps of {spec.sampler}; "
-        f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
+        f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder}"
     )

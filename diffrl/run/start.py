@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from diffrl.config import Config
 from diffrl.config.reward import read_by_steps
+from diffrl.config.schema import TABLES, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
@@ -65,11 +67,13 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
     for text in damaged:
         log.warning("damaged checkpoint passed over: %s", text)
     then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
-    start = Start(True, path, then, override)
     if then is not None:
         # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
+        now = config_identity(config)
+        then = with_defaults(then, now)
         own = {key: value for key, value in then.items() if " (" not in key}
-        compare(own, config_identity(config), str(path or folder), override)
+        compare(own, now, str(path or folder), override)
+    start = Start(True, path, then, override)
     if path is not None:
         _look_back(config, folder, path)
     return start
@@ -103,6 +107,27 @@ def config_identity(config: Config) -> Identity:
     if config.gardo is not None:
         read |= set(config.gardo.auxiliary)
     return identity_of_config(config.resolved(), read)
+
+
+def with_defaults(then: Identity, now: Iterable[str]) -> Identity:
+    """A checkpoint's identity with the keys of `now` that are newer than it: their defaults are how it was trained.
+
+    A key of a section that the checkpoint's run had switched off, or of a reward that it had not, is not filled in.
+    """
+    defaults = {key: field.get_default(call_default_factory=True) for key, field, inner in walk() if inner is None}
+    found = dict(then)
+    for key in now:
+        top, *rest = key.split(".")
+        owner = ".".join([top, *rest[:1]]) if top in TABLES else top
+        optional = top in TABLES or (bool(rest) and Config.model_fields[top].default is None)
+        shape = ".".join([top, "NAME", *rest[1:]]) if top in TABLES else key
+        if (
+            key not in then
+            and shape in defaults
+            and not (optional and not any(k.startswith(f"{owner}.") for k in then))
+        ):
+            found[key] = to_jsonable_python(defaults[shape])
+    return found
 
 
 def free_changes(config: Config, folder: Path) -> list[Change]:

@@ -174,6 +174,7 @@ class Marble:
             factors[active] = used / norms[active] * norms[active].mean()
         length = np.sqrt(max(factors @ gram @ factors, 0.0))
         towards = (gram @ factors)[:rewards] / np.maximum(norms[:rewards] * length, np.finfo(float).tiny)
+        towards *= length > 1e-7 * (factors @ norms)  # a shorter sum has cancelled: rounding, without a direction
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         shown = np.where(active, 1.0, np.nan)
         self._records.append(Record(alpha.copy(), norms[:rewards] / scale * shown, towards * shown))

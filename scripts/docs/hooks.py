@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "docs"), str(ROOT / "scripts" 
 
 import recipe_table  # noqa: E402
 
-from diffrl.cli.main import _parsers  # noqa: E402
+from diffrl.cli.main import _parser  # noqa: E402
 from diffrl.config.help import reference  # noqa: E402
 
 # Files of the repository that are pages of the site: a link to one of them, as the forge has it, leads to the page.
@@ -90,7 +90,7 @@ def on_page_content(content: str, page: Any, config: MkDocsConfig, files: Files)
 
 def command_line() -> str:
     """The help of every command, from the parsers themselves."""
-    parser, _ = _parsers()
+    parser = _parser()
     parts = [
         "# Command line\n\nMade from the commands' own help. Exit codes: 0 success; 1 a run that could not go on, or a "
         "check that failed; 2 bad input, in one line that says what and where; 75 ended by a signal with everything "

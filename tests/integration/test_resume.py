@@ -66,6 +66,19 @@ def test_resume_is_exact(config_file, phase: str, objective: str) -> None:
     assert not list((folder / "checkpoints").glob(".tmp*"))
 
 
+def test_resume_is_exact_in_the_middle_of_a_schedule(config_file) -> None:
+    optimise = {"schedule": "cosine", "warmup": 3}
+    whole, broken = (config_file(name, optimise=optimise) for name in ("whole", "broken"))
+    train(load_config(whole))
+    assert run_and_die(broken, *PHASES["optimising"]) == -signal.SIGKILL
+    folders = [Path(load_config(path).run_dir) for path in (whole, broken)]
+    train(load_config(broken), resume=folders[1])
+    expected, ours = (final_tensors(folder)["lora"] for folder in folders)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
+    rates = [[row.get("lr") for row in read_metrics(folder)] for folder in folders]
+    assert rates[0] == rates[1] and len(set(rates[0])) == 4
+
+
 def test_seeds_matter_and_lora_moves(config_file) -> None:
     """The comparison above could pass on a run that never changes anything: it does not."""
     for name, seed in (("one", 0), ("two", 1)):

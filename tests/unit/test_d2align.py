@@ -299,7 +299,7 @@ def test_rewards_that_do_not_fit_are_refused_when_the_config_is_read(config_file
 
 def test_the_command_says_what_is_missing(config_file: Any, capsys: pytest.CaptureFixture) -> None:
     for words, said in (
-        (["lern"], "expected learn CONFIG"),
+        (["lern"], 'unknown command "d2align lern" (nearest: "learn")'),
         (["learn"], "no CONFIG; name a YAML file"),
         (["learn", str(config_file())], "d2align: the section is missing"),
     ):

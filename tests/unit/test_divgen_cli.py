@@ -113,7 +113,7 @@ def test_a_single_set_and_a_set_without_images_have_reports(scored: dict[str, Pa
         (["generate", "playground", "--out", "x", "--checkpoint", "."], "--checkpoint:"),
         (["generate", "playground", "--out", "x", "--prompts", "p.txt", "--small"], "leave out --small"),
         (["generate", "playground"], "--out"),
-        (["paint"], "invalid choice: 'paint'"),
+        (["paint"], 'unknown command "divgen paint"'),
     ],
 )
 def test_a_mistake_is_one_line(

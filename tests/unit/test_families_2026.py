@@ -161,9 +161,9 @@ def test_the_command(subject: Callable[[str], Subject], tmp_path: Path, capsys: 
     text = capsys.readouterr().out
     assert all(f"| {pipeline} |" in text for pipeline in ("QwenImagePipeline", "SanaPipeline", "FluxPipeline"))
     for words, message in (
-        (["models", "check"], "name one model"),
+        (["models", "check"], "required: NAME|FOLDER|FILE.py:CLASS"),
         (["models", "chek", "x"], 'nearest: "check"'),
-        (["models", "list", "--only", "x"], "--only belongs to `diffrl models check`"),
+        (["models", "list", "--only", "x"], 'unknown option "--only"'),
         (["models", "check", "z-imag"], "z-image"),
         (["models", "check", "z-image", "--only", "level"], 'nearest: "levels"'),
     ):

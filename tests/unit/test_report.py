@@ -127,7 +127,7 @@ def check(path: Path) -> tuple[str, Checker]:
     )
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in text
     assert checker.seen["script"] == 0 and "alert(" in text, "names from the run are shown, as text"
-    assert "&lt;script&gt;alert(&quot;&amp;amp;&quot;)" in text
+    assert "&lt;script&gt;alert(&#34;&amp;amp;&#34;)" in text
     assert max(checker.ids.values()) == 1
     assert checker.references <= {f"#{name}" for name in checker.ids}
     return text, checker
