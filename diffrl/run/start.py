@@ -12,6 +12,7 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from diffrl.config import Config
+from diffrl.config.removed import removed
 from diffrl.config.reward import read_by_steps
 from diffrl.config.schema import TABLES, walk
 from diffrl.errors import UserError
@@ -115,7 +116,9 @@ def with_defaults(then: Identity, now: Iterable[str]) -> Identity:
     A key of a section that the checkpoint's run had switched off, or of a reward that it had not, is not filled in.
     """
     defaults = {key: field.get_default(call_default_factory=True) for key, field, inner in walk() if inner is None}
-    found = dict(then)
+    # Keys of an earlier version that said nothing are not compared.
+    gone = {key: removed(key.split(".")) for key in then}
+    found = {key: value for key, value in then.items() if (entry := gone[key]) is None or value != entry.default}
     for key in now:
         top, *rest = key.split(".")
         owner = ".".join([top, *rest[:1]]) if top in TABLES else top
