@@ -250,7 +250,7 @@ class Run:
         if number % config.evaluate.every and number != config.epochs:
             return
         assert isinstance(self.objective, Gardo)
-        images, rows = exhibit(self.objective, self.policy, rollout, self.loop._sum)
+        images, rows = exhibit(self.objective, self.policy, rollout, self.loop.processes.sum)
         if self.main:
             save_uncertain(self.folder, number, images, rows)
 
@@ -291,8 +291,14 @@ class Run:
         dense = self.config.dense
         if dense is not None and dense.calibrate is not None and self.loop.spec.levels is None:
             calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
-        if self.loop.rehearsal is not None and self.loop.rehearsal.latents is None:
-            self.loop.draw_rehearsal(evaluation_spec(self.config))
+        rehearsal, processes = self.loop.rehearsal, self.loop.processes
+        if rehearsal is not None and rehearsal.latents is None:
+            self.loop.status(f"drawing {rehearsal.pool} images of the pretrained model")
+            rehearsal.draw(
+                self.policy, self.loop.stream.prompts, evaluation_spec(self.config), seed=self.config.seed,
+                batch_size=self.config.rollout.batch_size, rank=processes.rank, world=processes.count,
+                reduce=processes.sum,
+            )  # fmt: skip
         on_disk = self.epoch % self.config.checkpoint.every == 0
         self._kept = self._state() if self.main and not on_disk else None
 
