@@ -36,7 +36,7 @@ from diffrl.rollout import Rollout, SamplerSpec, generate
 from diffrl.run.calibrate import calibrate
 from diffrl.run.exhibit import exhibit
 from diffrl.run.fit import settle
-from diffrl.run.identity import contents
+from diffrl.run.identity import contents, digests, started_with
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.loop import Loop, TrainingError
 from diffrl.run.parts import (
@@ -52,10 +52,13 @@ from diffrl.run.parts import (
     prepare_engine,
     sampler_spec,
 )
+from diffrl.run.processes import check_agreement
 from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.rehearsal import Rehearsal
+
+ALIKE = "start every process with the same config, prompts, weights and plugins"
 
 
 class Run:
@@ -67,6 +70,7 @@ class Run:
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
         self.accelerator = join_processes(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
+        check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
@@ -101,7 +105,10 @@ class Run:
         self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
-        self.identity = config_identity(config) | contents(config, {**self.judges.rewards, **self.scorer.rewards})
+        rewards = {**self.judges.rewards, **self.scorer.rewards}
+        plugins = digests(config, rewards)
+        check_agreement(self.accelerator, plugins | digests(config, rewards, "watch"), ALIKE)
+        self.identity = config_identity(config) | contents(config) | plugins
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
@@ -320,6 +327,8 @@ class Run:
         path = checkpoint.latest(self.folder) if start is None else start.path
         if start is not None:
             start.compare(self.identity)
+        step = None if path is None else path.name
+        check_agreement(self.accelerator, {"--resume": step}, "RUN_DIR must be on a shared disk")
         if path is None:
             return
         tensors, state = checkpoint.load(path)
@@ -337,12 +346,6 @@ class Run:
         self.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
         if self.main:  # killed between checkpoint and LoRA, the folder would hold the LoRA of the save before
             self.policy.save_lora(self.folder / "lora", self.judged)
-
-    def check_agreement(self) -> None:
-        """Every process must have found the same checkpoint, or they would wait for each other forever."""
-        steps = self.accelerator.gather(torch.tensor([self.loop.step], device=self.accelerator.device))
-        if steps.min() != steps.max():
-            raise UserError("--resume: the processes see different checkpoints; RUN_DIR must be on a shared disk")
 
     def close(self) -> None:
         """Drop what waits to be scored."""

@@ -132,7 +132,6 @@ def _record_start(run: Run, start: Start) -> None:
 def _run(run: Run, console: Console, start: Start) -> None:
     if start.resumed:
         run.restore(start)
-    run.check_agreement()
     if run.main:
         _lead(run, console)
     else:
