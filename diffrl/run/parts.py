@@ -319,5 +319,5 @@ def describe(run: Any) -> str:
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {run.spec.steps} steps of {run.spec.name}; "
         f"{images // config.optimise.batch_size * config.optimise.inner_epochs} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
-        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder}"
+        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"
     )

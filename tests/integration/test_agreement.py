@@ -34,7 +34,7 @@ def started(*commands: list[str], places: Sequence[Path | None] = (None, None)) 
         for rank, words in enumerate(commands)
     ]
     try:
-        said = [one.communicate(timeout=100)[1] for one in running]  # a deadlock is a failure
+        said = [one.communicate(timeout=40)[1] for one in running]  # a deadlock is a failure
     finally:
         for one in running:
             one.kill()
