@@ -40,6 +40,7 @@ from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import Direction
 from diffrl.run.direction import prepare_direction
+from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
 from diffrl.run.train import Run, train
 
@@ -88,8 +89,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     if not finished:
         train(config, resume=folder if folder.exists() else None)
     history = read_metrics(folder)
-    run = Run(config)
-    run.folder = folder
+    run = Run(config, RunFolder(folder))
     # What D2-Align's stage 1 has learned in the training is only read here.
     direction = prepare_direction(config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
     before, base = judge_base(run, direction, args)

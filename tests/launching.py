@@ -1,4 +1,4 @@
-"""`diffrl train` on several CPU processes, launched as a user would."""
+"""`diffrl train`, or a script, on several CPU processes, launched as a user would."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def launch(processes: int, *arguments: str | Path, config_file: Path | None = No
 
     `accelerate launch --cpu --num_processes 2` runs one process, without a word: so we look how many there were.
     """
+    done = launch_script(processes, "-m", "diffrl", "train", *arguments, config_file=config_file)
+    assert done.returncode or f"{processes} process(es)" in done.stdout, done.stdout
+    return done
+
+
+def launch_script(
+    processes: int, *command_line: str | Path, config_file: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A script with its arguments, or "-m" and a module, launched likewise."""
     with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -22,9 +31,7 @@ def launch(processes: int, *arguments: str | Path, config_file: Path | None = No
         options += f" --main_process_port {port}"
     else:
         options = f"torch.distributed.run --nnodes 1 --nproc_per_node {processes} --master_port {port}"
-    command = [sys.executable, "-m", *options.split(), "-m", "diffrl", "train", *map(str, arguments)]
+    command = [sys.executable, "-m", *options.split(), *map(str, command_line)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true"} if config_file else {}  # torchrun's processes see for themselves
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode or f"{processes} process(es)" in done.stdout, done.stdout
-    return done
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -5,6 +5,7 @@ An evaluation is the line of `metrics.jsonl` that has `eval/...` keys; the first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 Evaluation = Mapping[str, Any]
 FELL = 0.05  # a watched value that is worse than its best by more than this share is said to have fallen
 
+BREADTH = ("diversity", "variety", "saturation")  # what evaluations measure beside rewards
+
 
 @dataclass(frozen=True)
 class Alarm:
-    """What has gone wrong: a key for `metrics.jsonl` ("parted/clip", "diversity", "saturation"), and a sentence."""
+    """What has gone wrong: a key for `metrics.jsonl` ("parted/clip", "missing/clip", "diversity"), and a sentence."""
 
     name: str
     text: str
@@ -39,15 +42,28 @@ class Guard:
 
     def alarms(self, past: Sequence[Evaluation]) -> list[Alarm]:
         """Those of the newest evaluation; `past` holds all of them, oldest first."""
-        found = []
+        found = self._missing(past)
         if self.evaluations is not None:
             found += [alarm for name in self.watched for alarm in self._parted(name, past, self.evaluations)]
         return found + self._narrowed(past) + self._saturated(past)
 
+    def _missing(self, past: Sequence[Evaluation]) -> list[Alarm]:
+        """What was measured before and cannot be measured any more: destroyed images have no variety to read."""
+        siblings = dict.fromkeys(name.rpartition("/")[0] for name in self.watched)
+        breadth = [f"{one}/{name}".lstrip("/") for one in ["", *filter(None, siblings)] for name in BREADTH]
+        found = []
+        for name in [*self.trained, *self.watched, *breadth]:
+            key = f"eval/{name}"
+            known = [line for line in past if _number(line.get(key)) is not None]
+            if known and known[-1] is not past[-1]:
+                text = f"{name} cannot be measured any more: it was {known[-1][key]:.3f} in epoch {known[-1]['epoch']}"
+                found.append(Alarm(f"missing/{name}", text))
+        return found
+
     def _parted(self, name: str, past: Sequence[Evaluation], least: int) -> list[Alarm]:
         """The proxy rises and a held-out value is worse than it was, for `least` evaluations in a row."""
         key = f"eval/{name}"
-        lines = [line for line in past if line.get(key) is not None]
+        lines = [line for line in past if _number(line.get(key)) is not None]
         if len(lines) <= least:
             return []
         sign = -1.0 if name in self.lower else 1.0
@@ -93,3 +109,8 @@ class Guard:
             return []
         low, high = max(base - 2 * spread, 0.0), min(base + 2 * spread, 1.0)
         return [Alarm("saturation", f"saturation is {now:.2f}, the base model's images have {low:.2f} to {high:.2f}")]
+
+
+def _number(value: Any) -> float | None:
+    """What was measured; None for what was not, whether it is missing, null or not a number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

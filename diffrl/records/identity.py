@@ -59,11 +59,11 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
     found: Identity = {VERSION: __version__}
     for key, value in flat(values).items():
         top, _, rest = key.partition(".")
-        if top in objectives or (_within(key, FREE) and not _within(key, NOT_FREE)):
+        if top in objectives or (within(key, FREE) and not within(key, NOT_FREE)):
             continue
         if top in ("rewards", "watch"):
             name, _, option = rest.partition(".")
-            if (top == "watch" and name not in used) or _within(option, FREE_OF_REWARDS):
+            if (top == "watch" and name not in used) or within(option, FREE_OF_REWARDS):
                 continue
         found[key] = value
     return found
@@ -82,7 +82,7 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], where: str, overrid
     accepted = list(override)
     keys = dict.fromkeys([*then, *now])
     for word in accepted:
-        if not any(_within(_plain(key), (word,)) for key in keys):
+        if not any(within(_plain(key), (word,)) for key in keys):
             names = {_plain(key) for key in keys} | {_plain(key).partition(".")[0] for key in keys}
             raise UserError(f'--override: "{word}" is nothing that a resume compares{nearest(word, names)}')
     changes = [
@@ -107,19 +107,19 @@ def _judge(
         text = f"{plain}: {show(change, now)}, but {where} was trained {past}"
     if (structure := _structure(change, then, now)) is not None:
         raise UserError(f"{text}; {structure}: start a new run (run_dir=...)")
-    if not _within(plain, accepted):
+    if not within(plain, accepted):
         raise UserError(f"{text}; a resume may change {ALLOWED}; to change {plain} on purpose, add --override {plain}")
 
 
 def _structure(change: Change, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Why no override can help, or None."""
     plain = _plain(change.key)
-    if plain == change.key and _within(plain, STRUCTURE):
+    if plain == change.key and within(plain, STRUCTURE):
         return "the checkpoint's tensors are made for that"
     if plain == "optimise.ema" and bool(change.then) != bool(change.now):
         return "the checkpoint has an average of the weights, or has none"
     for method in METHODS:
-        if _within(plain, (method,)) and _has(then, method) != _has(now, method):
+        if within(plain, (method,)) and _has(then, method) != _has(now, method):
             return f"{method} keeps a state of its own"
     for table in ("rewards", "watch"):
         names = [{key.split(".")[1] for key in side if key.startswith(f"{table}.")} for side in (then, now)]
@@ -137,7 +137,7 @@ def show(change: Change, side: Mapping[str, Any]) -> str:
 
 
 def _has(side: Mapping[str, Any], section: str) -> bool:
-    return any(_within(key, (section,)) for key in side)
+    return any(within(key, (section,)) for key in side)
 
 
 def _plain(key: str) -> str:
@@ -145,7 +145,8 @@ def _plain(key: str) -> str:
     return key.partition(" (")[0]
 
 
-def _within(key: str, sections: Iterable[str]) -> bool:
+def within(key: str, sections: Iterable[str]) -> bool:
+    """Is a dotted key one of these keys, or in one of these sections?"""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 

@@ -181,7 +181,9 @@ def _overlap(run: RunData) -> Iterable[str]:
 def _alarms(run: RunData) -> Iterable[str]:
     """What the guard rails said at the last evaluation; parting values and diversity have sentences of their own."""
     row: dict[str, Any] = next((row for row in reversed(run.metrics) if "eval/diversity" in row), {})
-    return [f"Guard rail: {text}." for key, text in row.items() if key == "alarm/saturation"]
+    return [
+        f"Guard rail: {text}." for key, text in row.items() if key.startswith(("alarm/saturation", "alarm/missing/"))
+    ]
 
 
 def _hacking(run: RunData) -> Iterable[str]:

@@ -1,9 +1,9 @@
-"""Everything that one run holds, put together from its config: what is trained, measured, saved and restored."""
+"""The trainer: policy, loop and evaluation, put together from a config. What it leaves behind is `RunFolder`'s."""
 
 from __future__ import annotations
 
 import copy
-import json
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import InitProcessGroupKwargs, set_seed
-from PIL import Image
 from torch import Tensor
 
 from diffrl.config import Config
@@ -24,20 +23,20 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
-from diffrl.records import checkpoint, history
-from diffrl.records.disk import inside, write_text
-from diffrl.records.tracking import Tracker, read_metrics, save_samples
+from diffrl.records import checkpoint
 from diffrl.report.data import FACES
-from diffrl.report.gardo import save_uncertain
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.suspicion import Suspicions
 from diffrl.rollout import Rollout, SamplerSpec, generate
 from diffrl.run.calibrate import calibrate
-from diffrl.run.exhibit import exhibit
+from diffrl.run.direction import direction_metrics
 from diffrl.run.fit import settle
-from diffrl.run.identity import contents
+from diffrl.run.folder import RunFolder
+from diffrl.run.gallery import gallery
+from diffrl.run.identity import contents, digests, started_with
 from diffrl.run.interrupt import Interrupted
+from diffrl.run.journal import Journal
 from diffrl.run.loop import Loop, TrainingError
 from diffrl.run.parts import (
     build_composition,
@@ -51,24 +50,28 @@ from diffrl.run.parts import (
     loop_settings,
     prepare_engine,
 )
+from diffrl.run.processes import check_agreement
 from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
 from diffrl.trainers.gardo import Gardo
 
+ALIKE = "start every process with the same config, prompts, weights and plugins"
+
 
 class Run:
-    """Everything that one run holds; `train` drives it."""
+    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: RunFolder | None = None) -> None:
         self.config = config
         # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
         waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
         self.accelerator = join_processes(kwargs_handlers=[waiting])
         self.main = self.accelerator.is_main_process
+        check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
-        self.folder = Path(config.run_dir)
+        self.folder = folder or RunFolder(Path(config.run_dir), self.main)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(
@@ -99,12 +102,15 @@ class Run:
         self._check_rewards(train_prompts)
         self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
-        self.identity = config_identity(config) | contents(config, {**self.judges.rewards, **self.scorer.rewards})
+        rewards = {**self.judges.rewards, **self.scorer.rewards}
+        plugins = digests(config, rewards)
+        check_agreement(self.accelerator, plugins | digests(config, rewards, "watch"), ALIKE)
+        self.identity = config_identity(config) | contents(config) | plugins
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
-            self.loop.inspect = self.keep_uncertain
+            self.loop.inspect = self._keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
         if device.type == "cpu":
             self.loop.clock.watch(self.policy)
@@ -184,7 +190,7 @@ class Run:
             check=self.loop.check,
         )
 
-    def look_out(self, metrics: dict[str, Any]) -> list[str]:
+    def _look_out(self, metrics: dict[str, Any]) -> list[str]:
         """The guard rails' alarms for an evaluation's metrics, into which they are written.
 
         Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
@@ -193,11 +199,8 @@ class Run:
         alarms = self.guard.alarms(self.past)
         for alarm in alarms:
             metrics[f"alarm/{alarm.name}"] = alarm.text
-        if self.main and self.epoch and not alarms:
-            healthy = inside(self.folder, "healthy")
-            self.policy.save_lora(healthy, self.judged)
-            measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
-            write_text(healthy / "evaluation.json", json.dumps(measured, indent=1) + "\n")
+        if self.epoch and not alarms:
+            self.folder.save_healthy(self.policy, self.judged, metrics)
         return [alarm.text for alarm in alarms]
 
     def measure_diversity(self) -> dict[str, Any]:
@@ -216,46 +219,39 @@ class Run:
     def judged(self) -> str:
         return "ema" if self.config.optimise.ema else "default"
 
-    def draw_samples(self, epoch: int, tracker: Tracker | None) -> None:
+    def _draw_samples(self, epoch: int, journal: Journal) -> None:
         """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
-        count = min(self.config.tracking.samples, len(self.test_prompts))
-        if not count:
+        prompts = self.test_prompts[: self.config.tracking.samples]
+        if not prompts:
             return
         with self.policy.together():
-            if tracker is not None:
-                self._draw(epoch, count, tracker)
+            if not self.main:
+                return
+            batches = generate(
+                self.policy,
+                prompts,
+                evaluation_spec(self.config),
+                seed=self.config.seed,
+                per_prompt=1,
+                batch_size=self.config.rollout.batch_size,
+                snapshot=self.judged,
+            )
+            images, texts = torch.cat([batch for _, batch in batches]), [prompt.text for prompt in prompts]
+            journal.images(epoch, self.folder.save_samples(epoch, images, texts, self.config.seed), texts)
 
-    def _draw(self, epoch: int, count: int, tracker: Tracker) -> None:
-        prompts = self.test_prompts[:count]
-        batches = generate(
-            self.policy,
-            prompts,
-            evaluation_spec(self.config),
-            seed=self.config.seed,
-            per_prompt=1,
-            batch_size=self.config.rollout.batch_size,
-            snapshot=self.judged,
-        )
-        images = torch.cat([batch for _, batch in batches])
-        texts = [prompt.text for prompt in prompts]
-        paths = save_samples(self.folder, epoch, images, texts, [self.config.seed] * count)
-        tracker.images(epoch, [Image.open(path) for path in paths], texts)
-
-    def keep_uncertain(self, epoch: int, rollout: Rollout) -> None:
+    def _keep_uncertain(self, epoch: int, rollout: Rollout) -> None:
         """In epochs that are evaluated: the images that GARDO's gate trusts least, for the report."""
         number, config = epoch + 1, self.config
         if number % config.evaluate.every and number != config.epochs:
             return
         assert isinstance(self.objective, Gardo)
-        images, rows = exhibit(self.objective, self.policy, rollout, self.loop._sum)
-        if self.main:
-            save_uncertain(self.folder, number, images, rows)
+        self.folder.save_gallery(number, *gallery(self.objective, self.policy, rollout, self.loop.processes.sum))
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
         if self.main:
-            self._write(*self._state())
-            self.policy.save_lora(self.folder / "lora", self.judged)
+            self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+        self.folder.save_lora(self.policy, self.judged)
         self.accelerator.wait_for_everyone()
 
     def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -267,20 +263,6 @@ class Run:
         tensors["rng"], rng = checkpoint.rng_state()
         state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
         return tensors, copy.deepcopy(state)
-
-    def _write(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        step, keep = state["loop"]["step"], self.config.checkpoint.keep
-        inside(self.folder, "checkpoints")
-        checkpoint.save(self.folder, step, tensors, state, keep, self.identity)
-        history.saved(self.folder, step)
-
-    @property
-    def intact(self) -> str:
-        """What of the run is good whatever happens to the file that is being written, for messages."""
-        if not self.folder.is_dir():
-            return "nothing is left"
-        path, _ = checkpoint.survey(self.folder)
-        return "there is no checkpoint" if path is None else f"intact: {path}; continue with --resume {self.folder}"
 
     def begin_epoch(self) -> None:
         """Before an epoch: calibrate the noise, once, if that is asked for; and keep in
@@ -299,16 +281,17 @@ class Run:
         if not self.main:
             return
         if self._kept is not None:
-            self._write(*self._kept)
+            self.folder.save(*self._kept, self.config.checkpoint.keep, self.identity)
         if isinstance(error, TrainingError) and error.details:
-            path = self.folder / "nonfinite.json"
-            write_text(path, json.dumps({"error": str(error), **error.details}, indent=1) + "\n")
+            self.folder.save_failure(error, error.details)
 
     def restore(self, start: Start | None = None) -> None:
         """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""
-        path = checkpoint.latest(self.folder) if start is None else start.path
+        path = checkpoint.latest(self.folder.path) if start is None else start.path
         if start is not None:
             start.compare(self.identity)
+        step = None if path is None else path.name
+        check_agreement(self.accelerator, {"--resume": step}, "RUN_DIR must be on a shared disk")
         if path is None:
             return
         tensors, state = checkpoint.load(path)
@@ -322,16 +305,63 @@ class Run:
         self.loop.load_state_dict(state["loop"])
         checkpoint.set_rng_state(tensors["rng"], state["rng"])
         self.epoch = int(state["epoch"])
-        lines = read_metrics(self.folder) if self.epoch else []
+        lines = self.folder.lines() if self.epoch else []
         self.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
-        if self.main:  # killed between checkpoint and LoRA, the folder would hold the LoRA of the save before
-            self.policy.save_lora(self.folder / "lora", self.judged)
+        # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
+        self.folder.save_lora(self.policy, self.judged)
 
-    def check_agreement(self) -> None:
-        """Every process must have found the same checkpoint, or they would wait for each other forever."""
-        steps = self.accelerator.gather(torch.tensor([self.loop.step], device=self.accelerator.device))
-        if steps.min() != steps.max():
-            raise UserError("--resume: the processes see different checkpoints; RUN_DIR must be on a shared disk")
+    def train(self, journal: Journal) -> None:
+        """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
+        config = self.config
+        self.loop.status = journal.status
+        if self.epoch == 0:  # line 0 of the metrics: the model before training
+            metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
+            self._measure(metrics, journal, divgen=self.divgen is not None)
+            journal.log(metrics)
+        while self.epoch < config.epochs:
+            self.begin_epoch()
+            metrics = self.loop.run_epoch(self.epoch) | direction_metrics(self.scorer.rewards)
+            self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
+            last = self.epoch == config.epochs
+            evaluated = self.epoch % config.evaluate.every == 0 or last
+            every = config.evaluate.divgen
+            divgen = bool(every and (self.epoch % every == 0 or last))
+            alarms = self._measure(metrics, journal, evaluated, divgen)
+            # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
+            journal.log(metrics)
+            if self.main:
+                for text in self.suspicions.after(metrics, self.scorer.take_growth()):
+                    journal.note(text)
+            stop = bool(alarms) and config.guard.stop and not last
+            if self.epoch % config.checkpoint.every == 0 or last or stop:
+                self.save()
+            if "eval/diversity" in metrics:
+                journal.report()
+            for text in alarms:
+                journal.note(f"ALARM: {text}")
+            if stop:
+                healthy = self.folder.path / "healthy"
+                journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
+                return
+
+    def _measure(
+        self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True, divgen: bool = False
+    ) -> list[str]:
+        """Evaluate, and measure DivGenBench's small version, into `metrics`; returns the guard rails' alarms."""
+        alarms: list[str] = []
+        mark = time.perf_counter()
+        if evaluated:
+            journal.status("evaluating")
+            metrics |= self.evaluate()
+            self._draw_samples(metrics["epoch"], journal)
+            alarms = self._look_out(metrics)
+        if divgen:
+            journal.status("evaluating, DivGenBench")
+            metrics |= self.measure_diversity()
+        if evaluated or divgen:
+            metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
+            self.loop.clock.take()  # evaluation's forwards are not the next epoch's
+        return alarms
 
     def close(self) -> None:
         """Drop what waits to be scored."""

@@ -36,7 +36,7 @@ def calibrate(loop: Loop, rounds: int, tolerance: int, change: float) -> None:
             loop.spec = loop.spec.model_copy(update={"noise_levels": tuple(levels)})
             loop.status(f"calibrating the noise, round {number + 1}/{rounds}")
             rollout, views, _ = loop._rollout(0, key=f"calibration-{number}")
-            everything = loop._gather(views.flatten(1)).unflatten(1, views.shape[1:])
+            everything = loop.processes.gather(views.flatten(1)).unflatten(1, views.shape[1:])
             groups = torch.arange(rollout.total) // loop.settings.group_size
             own = groups[:, None] * views.shape[1] + torch.arange(views.shape[1])
             composed = loop.compose(everything.flatten(0, 1), own.flatten())[:, : len(loop.weights)]

@@ -6,29 +6,47 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
+from diffrl import __version__
 from diffrl.config import Config
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
-from diffrl.records.identity import Identity
+from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.wrappers import identity_of, stamp
 
 
-def contents(config: Config, rewards: Mapping[str, Reward]) -> Identity:
-    """The part of a run's identity that its config only names. `rewards`: as they were built.
-
-    A model behind a hub's name is taken to stay as it is.
-    """
+def contents(config: Config) -> Identity:
+    """What the config names and needs no reward built. A model behind a hub's name is taken to stay as it is."""
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
     found: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         found["model (files)"] = _digest(stamp(source))
-    for name, entry in config.rewards.items():
-        identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
-        found[f"rewards.{name} (code and files)"] = identity[:16]
     return found
+
+
+def digests(config: Config, rewards: Mapping[str, Reward], table: Literal["rewards", "watch"] = "rewards") -> Identity:
+    """Code and files of a table's `rewards`, as they were built."""
+    found: Identity = {}
+    for name, entry in getattr(config, table).items():
+        identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
+        found[f"{table}.{name} (code and files)"] = identity[:16]
+    return found
+
+
+def started_with(config: Config) -> Identity:
+    """What all processes have to be started with: every key of the config but how its rewards are called."""
+    values = flat(config.resolved())
+    called = {
+        key
+        for key in values
+        if key.startswith(("rewards.", "watch.")) and within(key.split(".", 2)[-1], FREE_OF_REWARDS)
+    }
+    return {VERSION: __version__, **{key: value for key, value in values.items() if key not in called}} | contents(
+        config
+    )
 
 
 def _digest(value: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +24,21 @@ from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.clock import Clock, by_process, split_epoch
+from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.seeds import seed_of
-from diffrl.trainers.algorithm import Gradients, Objective, Scored, Step, SumOfLosses, optimiser_steps, sample_pairs
+from diffrl.trainers.algorithm import (
+    Gradients,
+    Objective,
+    RunningMeans,
+    Scored,
+    Step,
+    SumOfLosses,
+    optimiser_steps,
+    sample_pairs,
+)
 from diffrl.trainers.microbatches import holds_groups, part_sizes
+from diffrl.trainers.rows import Rows
 
 
 class TrainingError(RuntimeError):
@@ -103,6 +114,7 @@ class Loop:
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
         self.clock = Clock()
+        self.processes = Processes(accelerator, self.clock)
         self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
         self.inspect: Callable[[int, Rollout], None] = lambda epoch, rollout: None  # sees what an epoch is trained on
         self.check: Callable[[], None] = lambda: None  # may raise, where the loop can be left: after each batch
@@ -114,7 +126,7 @@ class Loop:
         rollout, scores, features = self._rollout(epoch)
         mark = self._phase("rollout+reward", mark)
         views = scores.shape[1] if scores.ndim == 3 else 1
-        everything = self._gather(torch.cat([scores.flatten(1), features], dim=1))
+        everything = self.processes.gather(torch.cat([scores.flatten(1), features], dim=1))
         columns = everything.shape[1] - features.shape[1]
         views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
         groups = torch.arange(rollout.total) // self.settings.group_size
@@ -129,7 +141,7 @@ class Loop:
         metrics = self._metrics(epoch, scores, losses, norms)
         metrics["diversity"] = float(group_diversity(features, groups))
         metrics["samples"] = (epoch + 1) * rollout.total
-        metrics["rollout/forwards"] = int(self._sum(torch.tensor(rollout.forwards, device=self.policy.device)))
+        metrics["rollout/forwards"] = int(self.processes.sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
         metrics |= self._seconds(started)
@@ -159,7 +171,7 @@ class Loop:
         """
         prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
         group_size = self.settings.group_size
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        rank, world = self.processes.rank, self.processes.count
         first = rank * len(prompts) * group_size // world
         plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
         final, count = (0, 1) if plan is None else (plan.final(self.spec), plan.views(self.spec))
@@ -216,9 +228,6 @@ class Loop:
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective
         unit = settings.group_size if objective.whole_groups else 1
-        here = settings.batch_size // self.accelerator.num_processes
-        whole = objective.whole_groups and not objective.selects  # selected rows lie as they come
-        together = holds_groups(here, settings.group_size, whole)
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         for inner in range(settings.inner_epochs):
@@ -227,10 +236,9 @@ class Loop:
             for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit):
                 self.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
-                pairs, rows_of_step = self._pairs(rollout, advantages, samples, epoch)
-                parts = pairs.split(part_sizes(len(pairs), settings.accumulation, settings.micro_batch, together))
+                parts, idle, rows_of_step = self._parts(rollout, advantages, samples, epoch)
                 key = (settings.seed, epoch, inner)
-                objective.before_step(self.policy, Step(rollout, advantages, parts, key, self._sum))
+                objective.before_step(self.policy, Step(rollout, advantages, parts, key, self.processes.sum))
                 for part in parts:
                     if not len(part):  # fewer rows than micro-batches were trained
                         continue
@@ -240,6 +248,8 @@ class Loop:
                     # What is neither a forward nor a decoding in there is the loss and its backward.
                     self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
                     self.check()
+                for _ in range(idle):
+                    self._keep_step(objective.rows(rollout, advantages, sample_pairs(samples[:1], 1), key))
                 norm = self._step()
                 if norm is None:
                     self._skip(rollout, samples, loss_of_step, epoch)
@@ -249,16 +259,32 @@ class Loop:
                 losses.append(loss_of_step)
         return losses, norms
 
-    def _pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> tuple[Tensor, int]:
-        """The pairs of an optimiser step here, at least one, and how many rows its mean is over, on all processes."""
-        objective, everything = self.objective, sample_pairs(samples, self.objective.rows_per_sample(rollout))
+    def _parts(
+        self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int
+    ) -> tuple[Sequence[Tensor], int, int]:
+        """An optimiser step's micro-batches here, how many more only keep step, and how many rows its mean is over, on
+        all processes."""
+        settings, objective = self.settings, self.objective
+        limits = settings.accumulation, settings.micro_batch
         if not objective.selects:
-            return everything, self.settings.batch_size * objective.rows_per_sample(rollout)
+            each = objective.rows_per_sample(rollout)
+            here = settings.batch_size // self.processes.count
+            together = holds_groups(here, settings.group_size, objective.whole_groups)
+            pairs = sample_pairs(samples, each)
+            return pairs.split(part_sizes(len(pairs), *limits, together)), 0, settings.batch_size * each
         pairs = objective.pairs(rollout, advantages, samples, epoch)
-        count = int(self._sum(torch.tensor(len(pairs), device=self.policy.device)))
-        # A sharded network's forwards are everybody's, so all have as many; else one row keeps the gradients there.
-        pairs = everything if self.policy.sharded else pairs if len(pairs) else everything[:1]
-        return pairs, max(count, 1)
+        counts = self.processes.gather(torch.tensor([len(pairs)])).tolist()
+        # A sharded network's passes are everybody's, so all have as many; else one is enough to have gradients at all.
+        most = max(len(part_sizes(count, *limits)) for count in counts) if self.policy.sharded else 1
+        sizes = part_sizes(len(pairs), *limits)  # selected rows lie as they come, so groups are cut
+        return pairs.split(sizes), max(most - (len(sizes) if len(pairs) else 0), 0), max(sum(counts), 1)
+
+    def _keep_step(self, rows: Rows) -> None:
+        """The passes of a micro-batch that counts as nothing: gradients of 0, and no share in a loss or a metric."""
+        rows.advantages = torch.zeros_like(rows.advantages)
+        rows.slot = None if rows.slot is None else torch.full_like(rows.slot, -1)  # no penalty of its own
+        with RunningMeans.paused():
+            self.gradients.add(self.objective, self.policy, rows, math.inf, self.scaler)
 
     def _step(self) -> Tensor | None:
         """Reduce the gradients over processes, clip, step, and let the average follow.
@@ -266,7 +292,7 @@ class Loop:
         Returns the gradient norm; None if it is not finite: then nothing was updated.
         """
         # Before unscaling: that looks for infinities, and every process must find the same ones.
-        self.gradients.finish(self.parameters, self._sum if self.accelerator.num_processes > 1 else None)
+        self.gradients.finish(self.parameters, self.processes.sum if self.processes.count > 1 else None)
         self.scaler.unscale_(self.optimiser)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         fp16 = self.scaler.is_enabled()
@@ -310,24 +336,6 @@ class Loop:
             gradients_not_finite=broken,
         )
 
-    def _sum(self, values: Tensor) -> Tensor:
-        """The sum over processes."""
-        if self.accelerator.num_processes == 1:
-            return values
-        mark = time.perf_counter()
-        total = self.accelerator.reduce(values, reduction="sum")
-        self.clock.add("reduce", mark)
-        return total  # type: ignore[no-any-return]
-
-    def _gather(self, values: Tensor) -> Tensor:
-        """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
-        if self.accelerator.num_processes == 1:
-            return values.cpu()
-        mark = time.perf_counter()
-        everything = self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
-        self.clock.add("wait", mark)
-        return everything
-
     def _metrics(self, epoch: int, scores: Tensor, losses: list[Tensor], norms: list[Tensor]) -> dict[str, Any]:
         metrics: dict[str, Any] = {"epoch": epoch, "step": self.step}
         for index, name in enumerate(self.scorer.names):
@@ -338,7 +346,7 @@ class Loop:
             metrics[f"{kind}/{name}/std"] = float(known.std(correction=0)) if len(known) else None
         total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
         sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
-        if self.accelerator.num_processes > 1:
+        if self.processes.count > 1:
             packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed, strict=True))
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
@@ -352,12 +360,12 @@ class Loop:
 
     def _seconds(self, started: float) -> dict[str, float]:
         """Where the epoch's seconds went, here and, with several processes, in each of them."""
-        total, world = time.perf_counter() - started, self.accelerator.num_processes
+        total, world = time.perf_counter() - started, self.processes.count
         parts, named = split_epoch(self.clock.take(), total, on_cpu=self.policy.device.type == "cpu")
         if world > 1:
             named["seconds/wait"] = parts["wait"] + parts["reduce"]
             mine = torch.tensor([[parts[phase] for phase in PHASES]], device=self.policy.device)
-            named |= by_process(self._gather(mine))
+            named |= by_process(self.processes.gather(mine))
         return {name: round(value, 4) for name, value in named.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -300,5 +300,5 @@ def describe(run: Any) -> str:
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
-        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder}"
+        f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"
     )

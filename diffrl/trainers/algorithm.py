@@ -41,9 +41,10 @@ m scalars per row; latents (b, C, h, w).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -119,12 +120,24 @@ class AdvantageRule:
 class RunningMeans:
     """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
 
+    pausing: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
+    @classmethod
+    @contextmanager
+    def paused(cls) -> Iterator[None]:
+        """Inside, rows count as nothing: no mean of any objective sees them, and they have no penalty."""
+        cls.pausing = True
+        try:
+            yield
+        finally:
+            cls.pausing = False
+
     def add(self, name: str, values: Tensor) -> None:
         """Add detached per-row values (b,)."""
-        values = values.detach().float()
+        values = values.detach().float()[: 0 if self.pausing else None]  # the name stays: processes sum by position
         pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
@@ -293,20 +306,19 @@ class Penalty:
             return None
         kl = self.divergence(policy, rows, self.anchor(policy, rows))
         self.objective.means.add("kl", kl)
-        return self.strength(rows) * kl
+        values = self.strength(rows) * kl
+        return values[:0] if self.objective.means.pausing else values
 
 
 class Gradients(Protocol):
     """How the losses of a micro-batch become gradients of the LoRA: their sum, or K gradients balanced (MARBLE)."""
 
-    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
-        """Backward of one micro-batch as its share of the step's mean over rows; returns that share, detached."""
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
+        """Backward of one micro-batch as its share of the step's mean over rows; returns that share, detached.
+        `rows_of_step` is infinite for rows whose passes are run and count as nothing."""
 
     def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
-        """Leave the step's gradient over all processes in `parameters`.
-
-        `reduce` sums a tensor over processes; it is None if there is only one.
-        """
+        """Leave the step's gradient over all processes in `parameters`; `reduce` sums over them (None: one only)."""
 
     def metrics(self) -> dict[str, Any]:
         """Numbers for the epoch's line of metrics.jsonl since the last call; the same on every process."""
@@ -321,7 +333,7 @@ class SumOfLosses:
 
     weights: Tensor | None = None  # (K,) factors of the losses, on the device; None: 1
 
-    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
         phi = objective.scalars(policy, rows)
         losses = objective.loss(phi, rows)
         total = losses.sum() if self.weights is None else losses @ self.weights
@@ -347,8 +359,7 @@ class SumOfLosses:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A plain sum remembers nothing."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def sample_pairs(samples: Tensor, rows_per_sample: int) -> Tensor:

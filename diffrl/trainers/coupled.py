@@ -28,13 +28,14 @@ def measured(
     """
     rollout = step.rollout
     table = torch.zeros(count, rollout.total, objective.rows_per_sample(rollout), device=policy.device)
-    for part in step.parts:
-        if not len(part):
-            continue
-        sample, number = part.to(policy.device).T
-        found = values(objective.rows(rollout, step.advantages, part, step.key))
-        for place, value in enumerate(found):
-            table[place, rollout.first + sample, number] = value
+    with policy.together():  # processes have unevenly many where rows are selected
+        for part in step.parts:
+            if not len(part):
+                continue
+            sample, number = part.to(policy.device).T
+            found = values(objective.rows(rollout, step.advantages, part, step.key))
+            for place, value in enumerate(found):
+                table[place, rollout.first + sample, number] = value
     return step.reduce(table) if len(rollout.member) < rollout.total else table
 
 

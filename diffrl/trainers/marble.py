@@ -94,7 +94,7 @@ class Marble:
             return not self.measure
         return self.mode == "amortised" and (self.uniform or self.steps % self.every != 0)
 
-    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: int, scaler: GradScaler) -> Tensor:
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
         if self._one_pass():
             rows.known = None if self.mode == "amortised" else rows.known
             if self._single.weights is None:

@@ -8,7 +8,7 @@ AUTO_ROWS = 64
 
 
 def part_sizes(rows: int, accumulation: int, micro_batch: int | None = None, group: int = 1) -> list[int]:
-    """Rows of each micro-batch, larger ones first; no two differ by more than one group.
+    """Rows of each micro-batch, larger ones first; no two differ by more than one group. Without rows, an empty one.
 
     Args:
         rows: of one process in an optimiser step, row number major, so that groups stand side by side.
@@ -17,6 +17,8 @@ def part_sizes(rows: int, accumulation: int, micro_batch: int | None = None, gro
         group: rows that belong together. Cut at their borders wherever a micro-batch can hold one: CRD then takes a
             group's mean from the differentiable pass, instead of measuring it in a pass of its own. None grows by it.
     """
+    if not rows:
+        return [0]
     most = max(-(-rows // accumulation) if micro_batch is None else micro_batch, 1)
     unit = group if group <= most and rows % group == 0 else 1
     units, each = rows // unit, most // unit

@@ -47,7 +47,8 @@ def test_stage_1_changes_only_the_direction_and_stage_2_only_the_lora(config_fil
     run = Run(load_config(config_file("stages", **TWO_STAGES)))
     base, lora, reward = frozen(run), run.policy.state("default"), run.scorer.rewards["redness"]
     assert reward.norm == 0.0 and reward is run.judges.rewards["redness"]  # type: ignore[attr-defined]
-    direction = prepare_direction(run.config, run.folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    folder, rewards = run.folder.path, run.scorer.rewards
+    direction = prepare_direction(run.config, folder, run.policy, rewards, run.spec, run.accelerator)
     assert direction is not None and reward.norm == pytest.approx(direction.norm) and direction.norm > 0.05  # type: ignore[attr-defined]
     assert all(torch.equal(value, lora[key]) for key, value in run.policy.state("default").items())
     assert all(torch.equal(value, base[key]) for key, value in frozen(run).items())
@@ -55,14 +56,14 @@ def test_stage_1_changes_only_the_direction_and_stage_2_only_the_lora(config_fil
     run.loop.run_epoch(1)
     assert all(torch.equal(value, base[key]) for key, value in frozen(run).items())
     assert not any(torch.equal(value, lora[key]) for key, value in run.policy.state("default").items())
-    assert torch.equal(direction_of(run.folder), direction.vector)
+    assert torch.equal(direction_of(run.folder.path), direction.vector)
 
 
 def test_stage_1_can_embed_what_stage_2_sees(config_file: Any) -> None:
     section = {**TWO_STAGES["d2align"], "embed": "reconstructed"}
     run = Run(load_config(config_file("algorithm_1", **{**TWO_STAGES, "d2align": section})))
     policy, spec = run.policy, run.spec
-    direction = prepare_direction(run.config, run.folder, policy, run.scorer.rewards, spec, run.accelerator)
+    direction = prepare_direction(run.config, run.folder.path, policy, run.scorer.rewards, spec, run.accelerator)
     assert direction is not None and direction.identity.settings["embed"] == "reconstructed"
     prompts, reward = load_prompts(run.config.prompts.train)[:2], run.scorer.rewards["redness"].base  # type: ignore[attr-defined]
     schedule = policy.timesteps(spec.steps)
@@ -79,10 +80,10 @@ def test_stage_1_can_embed_what_stage_2_sees(config_file: Any) -> None:
     torch.testing.assert_close(rows[3:], reward.embed_image(policy.decode(alone)), rtol=1e-4, atol=1e-5)
     assert (rows - embed_images(policy, reward, prompts, spec, **amount)).abs().max() > 1e-3
     older = {key: value for key, value in direction.identity.settings.items() if key != "embed"}
-    file = run.folder / "d2align" / "direction.safetensors"
+    file = run.folder.path / "d2align" / "direction.safetensors"
     replace(direction, identity=replace(direction.identity, settings=older)).save(file)  # as older files are: images
     with pytest.raises(UserError, match="learned with embed image, and the config says reconstructed"):
-        prepare_direction(run.config, run.folder, policy, run.scorer.rewards, spec, run.accelerator)
+        prepare_direction(run.config, run.folder.path, policy, run.scorer.rewards, spec, run.accelerator)
 
 
 def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys: pytest.CaptureFixture) -> None:

@@ -85,3 +85,12 @@ def test_without_a_guard_there_is_none(hacked: Path) -> None:
     config = load_config(hacked, ["guard.evaluations=null"])
     train(config)
     assert not any(alarms(Path(config.run_dir)).values())
+
+
+def test_a_lora_after_which_nothing_can_be_read_is_not_healthy(hacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TRUTH", [0.5, 0.6, None, None, None])
+    config = load_config(hacked)
+    train(config)
+    folder = Path(config.run_dir)
+    assert alarms(folder) == {0: [], 1: [], **{epoch: ["alarm/missing/truth"] for epoch in (2, 3, 4)}}
+    assert json.loads((folder / "healthy" / "evaluation.json").read_text())["epoch"] == 1

@@ -17,7 +17,7 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.run.exhibit import exhibit
+from diffrl.run.gallery import gallery
 from diffrl.run.train import Run
 from diffrl.trainers.algorithm import Scored, Step, sample_pairs
 from diffrl.trainers.gardo import Gardo
@@ -252,26 +252,26 @@ def test_state_survives_json(make) -> None:
 
 def test_report_shows_what_the_gate_caught(make) -> None:
     run = make({"share": 0.2}, epochs=2)
-    run.folder.mkdir(parents=True)
-    dump(run.config, run.folder / "config.yaml")
-    with Tracker(run.folder) as tracker:
+    run.folder.path.mkdir(parents=True)
+    dump(run.config, run.folder.path / "config.yaml")
+    with Tracker(run.folder.path) as tracker:
         for epoch in range(2):
             tracker.log(run.loop.run_epoch(epoch) | {"epoch": epoch + 1})
-    rows = json.loads((run.folder / "gardo" / "epoch-0002.json").read_text())
-    assert not (run.folder / "gardo" / "epoch-0001.json").exists()  # evaluate.every is 2
+    rows = json.loads((run.folder.path / "gardo" / "epoch-0002.json").read_text())
+    assert not (run.folder.path / "gardo" / "epoch-0001.json").exists()  # evaluate.every is 2
     u = [row["uncertainty"] for row in rows]
     assert len(rows) == 8 and u == sorted(u, reverse=True) and rows[0]["penalised"]
     assert rows[0]["scores"].keys() == {"proxy", "blue"} and rows[0]["prompt"].startswith("red")
-    page = write_report(run.folder).read_text()
+    page = write_report(run.folder.path).read_text()
     assert "what the gate caught" in page and rows[0]["prompt"] in page and "nft + gardo" in page
     assert page.count("data:image/png") >= 8 and "held back" in page
 
 
-def test_an_image_of_the_exhibit_is_the_one_that_was_scored(make) -> None:
+def test_an_image_of_the_gallery_is_the_one_that_was_scored(make) -> None:
     run = make({"share": 0.2})
     shown = {}
     run.loop.inspect = lambda epoch, rollout: shown.update(
-        zip(("images", "rows"), exhibit(gardo_of(run), run.policy, rollout, lambda values: values, 4), strict=True)
+        zip(("images", "rows"), gallery(gardo_of(run), run.policy, rollout, lambda values: values, 4), strict=True)
     )
     run.loop.run_epoch(0)
     scores = run.scorer.score(shown["images"], [Prompt(row["prompt"], {}) for row in shown["rows"]])

@@ -71,3 +71,28 @@ def test_saturation_outside_of_the_base_models_range(now: float, expected: list[
 
 def test_the_base_model_alone_raises_no_alarm() -> None:
     assert names(history(proxy=[0.1], truth=[0.5], diversity=[0.3])) == []
+
+
+@pytest.mark.parametrize("gone", [None, float("nan")])
+def test_what_cannot_be_measured_any_more_is_an_alarm(gone: float | None) -> None:
+    assert names(history(proxy=[0.1, 0.2], truth=[0.5, gone])) == ["missing/truth"]
+    assert names(history(proxy=[0.1, gone], truth=[0.5, 0.5])) == ["missing/proxy"]
+    assert names(history(proxy=[0.1, 0.2, gone, 0.2], truth=[0.5] * 4)) == [], "it is there again"
+    assert names(history(proxy=[0.1, 0.2], truth=[gone, gone])) == [], "it never was measured"
+
+
+def test_images_without_any_readable_fact_have_no_variety_left() -> None:
+    """A learning rate of 1: noise, of which nothing can be read, has no key "variety" at all."""
+    past = history(proxy=[0.1, 0.2], truth=[0.5, 0.5], variety=[0.9, None], diversity=[0.4, 0.4])
+    del past[1]["eval/variety"]
+    assert names(past) == ["missing/variety"]
+    (alarm,) = GUARD.alarms(past)
+    assert alarm.text == "variety cannot be measured any more: it was 0.900 in epoch 0"
+    turbo = Guard(trained=[], watched=["turbo/proxy"])
+    past = [{"epoch": 0, "eval/turbo/variety": 0.9}, {"epoch": 1}]
+    assert names(past, turbo) == ["missing/turbo/variety"]
+
+
+def test_what_a_resume_watches_no_longer_is_not_missed() -> None:
+    past = [{"epoch": 0, "eval/proxy": 0.5, "eval/other": 0.5}, {"epoch": 1, "eval/proxy": 0.5}]
+    assert names(past) == []

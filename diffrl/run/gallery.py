@@ -15,7 +15,7 @@ from diffrl.rollout import Rollout
 from diffrl.trainers.gardo import Gardo
 
 
-def exhibit(
+def gallery(
     gardo: Gardo,
     policy: Policy,
     rollout: Rollout,

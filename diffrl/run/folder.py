@@ -1,0 +1,115 @@
+"""A run's folder: who may write to it, and all that is written there but the trackers' lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffrl import config as configs
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.policy import Policy
+from diffrl.records import checkpoint, history
+from diffrl.records.disk import check_writable, inside, write_text
+from diffrl.records.identity import Identity
+from diffrl.records.ownership import Ownership, holder
+from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
+from diffrl.report import write_report
+from diffrl.report.gardo import save_uncertain
+from diffrl.run.start import Start, free_changes
+
+Tensors = dict[str, dict[str, Tensor]]
+
+
+class RunFolder:
+    """The folder `path`; only the main process writes, on others whatever writes does nothing."""
+
+    def __init__(self, path: Path, main: bool = True) -> None:
+        self.path, self.main = path, main
+
+    def check_free(self) -> None:
+        """UserError where a run could not write, or another process does."""
+        if self.main:
+            check_writable(self.path, "run_dir")
+            if (who := holder(self.path)) is not None:
+                raise UserError(f"run_dir: {self.path} is in use: {who}")
+
+    def held(self) -> AbstractContextManager[Ownership | None]:
+        """While entered nobody else writes here. Raises UserError, OwnershipError."""
+        if not self.main:
+            return nullcontext()
+        check_writable(self.path, "run_dir")
+        return Ownership(self.path)
+
+    def begin(self, config: Config, start: Start, identity: Identity, **facts: Any) -> None:
+        """What this start is, before anything is trained: config, environment (with `facts`), history."""
+        if not self.main:
+            return
+        free = free_changes(config, self.path) if start.resumed else []
+        configs.dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
+        record_environment(self.path, **facts)
+        if start.then is not None or (start.resumed and start.path is not None):
+            epoch = 0 if start.path is None else int(checkpoint.state_of(start.path)["epoch"])
+            dropped = drop_lines(self.path, after=epoch) if start.changes else 0
+            told = {"epochs_dropped": dropped} if dropped else {}
+            history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **told)
+        else:
+            for name in ("metrics.jsonl", history.NAME):  # of a run that died before it trained
+                (self.path / name).unlink(missing_ok=True)
+            history.started(self.path, identity)
+
+    def save(self, tensors: Tensors, state: Mapping[str, Any], keep: int, identity: Identity) -> None:
+        """A complete checkpoint; `keep`: how many stay."""
+        step = state["loop"]["step"]
+        inside(self.path, "checkpoints")
+        checkpoint.save(self.path, step, tensors, state, keep, identity)
+        history.saved(self.path, step)
+
+    def save_lora(self, policy: Policy, snapshot: str) -> None:
+        """The LoRA for others to load."""
+        if self.main:
+            policy.save_lora(self.path / "lora", snapshot)
+
+    def save_healthy(self, policy: Policy, snapshot: str, metrics: Mapping[str, Any]) -> None:
+        """The LoRA of the last evaluation without an alarm, and what was measured of it."""
+        if self.main:
+            healthy = inside(self.path, "healthy")
+            policy.save_lora(healthy, snapshot)
+            measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
+            write_text(healthy / "evaluation.json", json.dumps(measured, indent=1) + "\n")
+
+    def save_samples(self, epoch: int, images: Tensor, texts: list[str], seed: int) -> list[Path]:
+        return save_samples(self.path, epoch, images, texts, [seed] * len(texts))
+
+    def save_gallery(self, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
+        """GARDO's least trusted samples, see `diffrl.run.gallery`."""
+        if self.main:
+            save_uncertain(self.path, epoch, images, rows)
+
+    def save_failure(self, error: Exception, details: Mapping[str, Any]) -> None:
+        """What is known of a step after which training could not go on."""
+        write_text(self.path / "nonfinite.json", json.dumps({"error": str(error), **details}, indent=1) + "\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The epochs of `metrics.jsonl`."""
+        return read_metrics(self.path)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Write the report, if there is something to report; the epochs."""
+        past = self.lines()
+        if past:
+            write_report(self.path)
+        return past
+
+    @property
+    def intact(self) -> str:
+        """What of the run is good whatever happens to the file that is being written, for messages."""
+        if not self.path.is_dir():
+            return "nothing is left"
+        path, _ = checkpoint.survey(self.path)
+        return "there is no checkpoint" if path is None else f"intact: {path}; continue with --resume {self.path}"

@@ -1,0 +1,89 @@
+"""What is told of a run epoch by epoch: the live table, the trackers, the report. Only the main process tells."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.records.disk import DiskError
+from diffrl.records.progress import ProgressTable, summary
+from diffrl.records.tracking import Tracker
+from diffrl.run.folder import RunFolder
+
+
+class Journal:
+    """Silent on processes that are not the main one.
+
+    Args:
+        lower: rewards of which a lower score is better.
+        headline: what is about to happen.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, lower: frozenset[str] | set[str], headline: str) -> None:
+        self.config, self.folder, self.lower, self.headline = config, folder, lower, headline
+        self.console = Console()
+        self.tracker: Tracker | None = None
+        self.table: ProgressTable | None = None
+
+    def __enter__(self) -> Journal:
+        if not self.folder.main:
+            return self
+        path, tracking = self.folder.path, self.config.tracking
+        self.tracker = Tracker(path, tracking.wandb, tracking.tensorboard, self.config.resolved(), tracking.trackers)
+        try:
+            self._say(self.headline)
+            shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}
+            self.table = ProgressTable(self.config.epochs, list(self.config.rewards), title=str(path), **shown)
+            self.table.__enter__()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.tracker is None:
+            return
+        if self.table is not None:
+            self.table.__exit__(kind, error, at)
+        self.tracker.close()
+        if error is not None:
+            with suppress(OSError, UserError, DiskError):  # what ended the run is what is to be told
+                self.folder.report()
+            return
+        judged = [metrics for metrics in self.folder.report() if "eval/diversity" in metrics]
+        if judged:
+            self.console.print(summary(judged[0], judged[-1], trained=list(self.config.rewards), lower=self.lower))
+            self._say(f"Open {(self.folder.path / 'report.html').resolve()}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)  # a path broken in two is no path
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """An epoch's line."""
+        if self.tracker is not None and self.table is not None:
+            self.tracker.log(metrics)
+            self.table.add(metrics)
+
+    def note(self, text: str) -> None:
+        if self.table is not None:
+            self.table.note(text)
+
+    def status(self, text: str) -> None:
+        """What the run is doing now."""
+        if self.table is not None:
+            self.table.status(text)
+
+    def images(self, epoch: int, paths: list[Path], texts: list[str]) -> None:
+        if self.tracker is not None:
+            self.tracker.images(epoch, [Image.open(path) for path in paths], texts)
+
+    def report(self) -> None:
+        if self.tracker is not None:
+            self.folder.report()

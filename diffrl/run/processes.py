@@ -1,0 +1,58 @@
+"""The processes of a run: what they sum and gather, timed, and that they were started alike."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from diffrl.errors import UserError
+from diffrl.run.clock import Clock
+
+
+class Processes:
+    """Exchanges between the processes of `accelerator`; their seconds go to `clock`."""
+
+    def __init__(self, accelerator: Accelerator, clock: Clock) -> None:
+        self.accelerator, self.clock = accelerator, clock
+        self.rank, self.count = accelerator.process_index, accelerator.num_processes
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over processes."""
+        if self.count == 1:
+            return values
+        mark = time.perf_counter()
+        total = self.accelerator.reduce(values, reduction="sum")
+        self.clock.add("reduce", mark)
+        return total  # type: ignore[no-any-return]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Rows of all processes in global sample order (processes hold consecutive slices), on the CPU."""
+        if self.count == 1:
+            return values.cpu()
+        mark = time.perf_counter()
+        everything = self.accelerator.gather(values.to(self.accelerator.device).contiguous()).cpu()
+        self.clock.add("wait", mark)
+        return everything
+
+
+def check_agreement(accelerator: Accelerator, table: Mapping[str, Any], hint: str) -> None:
+    """Every process must have started with the same `table`, or they train something else, or wait for ever.
+
+    Raises:
+        UserError: on every process, naming what differs, on which rank, and `hint`.
+    """
+    if accelerator.num_processes == 1:
+        return
+    tables = gather_object([{key: json.dumps(value, default=str) for key, value in table.items()}])
+    for rank, other in enumerate(tables):
+        differing = [key for key in {**tables[0], **other} if tables[0].get(key) != other.get(key)]
+        if differing:
+            found = ", ".join(f"{key} ({tables[0].get(key)} and {other.get(key)})" for key in differing[:3])
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise UserError(f"rank {rank} was started otherwise than rank 0: {found}{more}; {hint}")

@@ -1,0 +1,85 @@
+"""Processes that were not started alike end at once, all of them, with one line that says what differs and where."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
+
+
+def started(*commands: list[str], places: Sequence[Path | None] = (None, None)) -> list[tuple[int, str]]:
+    """Exit code and stderr of `diffrl train` with each process's own words (and place), as a launcher starts two."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(commands))}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "diffrl", "train", *words],
+            cwd=places[rank],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, words in enumerate(commands)
+    ]
+    try:
+        said = [one.communicate(timeout=40)[1] for one in running]  # a deadlock is a failure
+    finally:
+        for one in running:
+            one.kill()
+    return [(one.returncode, text) for one, text in zip(running, said, strict=True)]
+
+
+def other_prompts(tmp_path: Path) -> str:
+    path = tmp_path / "other.txt"
+    path.write_text("red a\nred b\nred x\nred y\nred z\n")
+    return f"prompts.train={path}"
+
+
+def other_reward(tmp_path: Path) -> str:
+    path = tmp_path / "redness.py"
+    path.write_text(REDNESS.read_text() + "# changed\n")
+    return f"rewards.redness.plugin={path}:Redness"
+
+
+CASES: dict[str, Any] = {
+    "seed": lambda _: "seed=7",
+    "optimise.learning_rate": lambda _: "optimise.learning_rate=0.002",
+    "epochs": lambda _: "epochs=2",
+    "prompts.train": other_prompts,
+    "rewards.redness": other_reward,
+}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_processes_that_disagree_end_with_one_line(config_file: Any, tmp_path: Path, key: str) -> None:
+    path = str(config_file("apart", epochs=1))
+    (code, said), (other, silent) = started([path], [path, CASES[key](tmp_path)])
+    assert (code, other) == (2, 2)
+    lines = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
+    assert len(lines) == 1 and "rank 1 was started otherwise than rank 0" in lines[0] and key in lines[0]
+    assert "diffrl: error:" not in silent and not (tmp_path / "apart" / "metrics.jsonl").exists()
+
+
+def test_one_path_with_other_contents_is_noticed(config_file: Any, tmp_path: Path) -> None:
+    """Two machines with their own disks: the same words, and another file behind them."""
+    words = [str(config_file("apart", epochs=1)), "rewards.redness.plugin=reward.py:Redness"]
+    places = []
+    for rank in range(2):
+        places.append(tmp_path / f"machine-{rank}")
+        places[rank].mkdir()
+        (places[rank] / "reward.py").write_text(REDNESS.read_text() + f"# {rank}\n")
+    (code, said), (other, _) = started(words, words, places=places)
+    assert (code, other) == (2, 2)
+    assert "rewards.redness (code and files)" in said and "rank 1" in said

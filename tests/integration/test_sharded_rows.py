@@ -1,0 +1,85 @@
+"""Objectives that select rows have one gradient, sharded or not: what only keeps step counts as nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import launch_script
+from sharded_gradients import gradients_of
+
+from diffrl.policy import Policy
+
+FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
+SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
+REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
+# Three groups of four: over two processes the second one is split, and the selected rows are unevenly many.
+SHARED: dict[str, Any] = {
+    "epochs": 1,
+    "optimise": {"batch_size": 12, "accumulation": 3, "learning_rate": 1e-12},
+    "rollout": {"groups": 3, "group_size": 4, "batch_size": 4},
+}
+STEPS = {"sampler": "flow_sde", "steps": 4}
+TREE = {"objective": "grpo", "grpo": {"beta": 0.1}, "rollout": {**STEPS, "same_noise": True}}
+GATED = {"auxiliary": ["aux"], "gate": "all", "diversity": "off", "beta": 0.5, "reset": {"kl": None, "steps": None}}
+CASES: dict[str, dict[str, Any]] = {
+    "dpo": {"objective": "dpo"},
+    "dpo-beta": {"objective": "dpo", "dpo": {"beta": 0.1}},
+    "sft": {"objective": "sft"},
+    "sft-beta": {"objective": "sft", "sft": {"beta": 0.1}},
+    "sft-gardo": {
+        "objective": "sft",
+        "gardo": GATED,
+        "watch": {"aux": {"plugin": REDNESS, "power": 3.0}},
+    },
+    "rwr-beta": {"objective": "rwr", "rwr": {"beta": 0.1}},
+    "gdro": {"objective": "gdro"},
+    "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
+    "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},
+    "tree-skip": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "skip": 2}},
+    # One image of four is selected: the other process has no row at all.
+    "alone": {"objective": "sft", "sft": {"beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
+}
+SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro/loss", "ratio")
+
+
+def written(config_file: Any, name: str) -> Path:
+    sections = {**CASES[name]}
+    for key, shared in SHARED.items():
+        sections[key] = {**shared, **sections.get(key, {})} if isinstance(shared, dict) else shared
+    path: Path = config_file(name, **sections)
+    return path
+
+
+def same(name: str, found: Any, expected: Any) -> None:
+    gradients, line = found
+    assert len(gradients) == len(expected[0]) > 0
+    for ours, theirs in zip(gradients, expected[0], strict=True):
+        assert theirs.norm() > 0, name
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-4, name
+    for key in [key for key in expected[1] if key.startswith(("gardo/kl", *SAME))]:
+        assert line[key] == pytest.approx(expected[1][key], rel=1e-4, abs=1e-7), (name, key)
+
+
+@pytest.mark.parametrize("name", ["dpo-beta", "sft-beta", "tree-best", "tree-skip"])
+def test_a_sharded_process_trains_the_selected_rows(config_file: Any, monkeypatch: Any, name: str) -> None:
+    path = written(config_file, name)
+    expected = gradients_of(path)
+    monkeypatch.setattr(Policy, "sharded", True)
+    same(name, gradients_of(path), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [FSDP2, None], ids=["fsdp2", "whole"])
+def test_gradients_of_two_processes_are_those_of_one(config_file: Any, tmp_path: Path, config: Path | None) -> None:
+    paths = {name: written(config_file, name) for name in CASES}
+    out = tmp_path / "two.pt"
+    done = launch_script(2, SCRIPT, out, *paths.values(), config_file=config)
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = torch.load(out, weights_only=True)
+    for name, path in paths.items():
+        assert two[str(path)][1]["sharded"] == (config is not None)
+        same(name, two[str(path)], gradients_of(path))

@@ -1,0 +1,52 @@
+"""One epoch of each config: what the gradients of its optimiser steps are, and the epoch's metrics. For launchers.
+
+`python sharded_gradients.py OUT CONFIG ...`: the main process writes OUT. The LoRA begins away from the pretrained
+model, so that penalties pull, and hardly moves, so that the second step says as much as the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config import load_config
+from diffrl.run.train import Run
+
+
+def gradients_of(path: str | Path) -> tuple[list[Tensor], dict[str, Any]]:
+    """One flat gradient for each optimiser step, over all processes; the epoch's line."""
+    run = Run(load_config(path))
+    generator = torch.Generator().manual_seed(1)
+    lora = run.policy.state("default")
+    run.policy.load_state("default", {k: v + 0.05 * torch.randn(v.shape, generator=generator) for k, v in lora.items()})
+    found: list[Tensor] = []
+    finish = run.loop.gradients.finish
+
+    def seen(parameters: Any, reduce: Any) -> None:
+        finish(parameters, reduce)
+        found.append(torch.cat([p.grad.flatten() for p in parameters]).clone())
+
+    run.loop.gradients.finish = seen  # type: ignore[method-assign]
+    try:
+        line = run.loop.run_epoch(0)
+    finally:
+        run.close()
+    return found, {**line, "sharded": run.policy.sharded}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = {path: gradients_of(path) for path in sys.argv[2:]}
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        torch.save(found, sys.argv[1])
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
