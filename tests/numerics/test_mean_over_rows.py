@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,6 +284,6 @@ def test_a_process_measures_its_own_rows_at_their_places_among_all() -> None:
     step: Any = SimpleNamespace(
         rollout=rollout, advantages=SCORES, parts=(pairs[:4], pairs[4:], pairs[:0]), key=KEY, reduce=lambda x: 10 * x
     )
-    here: Any = SimpleNamespace(device="cpu")
+    here: Any = SimpleNamespace(device="cpu", together=nullcontext)
     (found,) = measured(Asked(), here, step, lambda part: (part[:, 0] + 0.5 * part[:, 1],))  # type: ignore
     assert found.tolist() == [[0, 0]] * 3 + [[0, 5], [10, 15], [20, 25]]
