@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 
-def started(*commands: list[str], places: Sequence[Path | None] = (None, None)) -> list[tuple[int, str]]:
-    """Exit code and stderr of `diffrl train` with each process's own words (and place), as a launcher starts two."""
+def started(*commands: list[str]) -> list[tuple[int, str]]:
+    """Exit code and stderr of `diffrl train` with each process's own words, as a launcher starts two."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -25,7 +24,6 @@ def started(*commands: list[str], places: Sequence[Path | None] = (None, None)) 
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "diffrl", "train", *words],
-            cwd=places[rank],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -70,16 +68,3 @@ def test_processes_that_disagree_end_with_one_line(config_file: Any, tmp_path: P
     lines = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
     assert len(lines) == 1 and "rank 1 was started otherwise than rank 0" in lines[0] and key in lines[0]
     assert "diffrl: error:" not in silent and not (tmp_path / "apart" / "metrics.jsonl").exists()
-
-
-def test_one_path_with_other_contents_is_noticed(config_file: Any, tmp_path: Path) -> None:
-    """Two machines with their own disks: the same words, and another file behind them."""
-    words = [str(config_file("apart", epochs=1)), "rewards.redness.plugin=reward.py:Redness"]
-    places = []
-    for rank in range(2):
-        places.append(tmp_path / f"machine-{rank}")
-        places[rank].mkdir()
-        (places[rank] / "reward.py").write_text(REDNESS.read_text() + f"# {rank}\n")
-    (code, said), (other, _) = started(words, words, places=places)
-    assert (code, other) == (2, 2)
-    assert "rewards.redness (code and files)" in said and "rank 1" in said
