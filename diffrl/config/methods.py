@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Sampling, Section, Share, Whole, key, section
+from diffrl.config.base import (
+    PAIR,
+    QUIET_STEPS,
+    Method,
+    PathText,
+    Problem,
+    Sampling,
+    Section,
+    Share,
+    Whole,
+    key,
+    section,
+)
 from diffrl.errors import nearest
 
 AdvantageStd = Literal["group", "batch", "none"]
 ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
 ADV_CLIP = "advantages are clipped to plus or minus this"
 TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
-
-
-class Objective(Protocol):
-    """What makes a section an objective's; the section is named like it."""
-
-    def trained_steps(self, rollout: Sampling) -> int:
-        """Timesteps that are trained per image."""
 
 
 class Decay(Section):
@@ -37,6 +42,9 @@ class Decay(Section):
     value: Share = key(0.0, "decay at start; 0 copies the trained weights")
     slope: FiniteFloat = key(0.001, "growth of the decay", "per optimiser step", ge=0)
     cap: Share = key(0.5, "largest decay")
+
+    def __call__(self, step: int) -> float:
+        return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
 
 
 def noisiest(rollout: Sampling, fraction: float) -> int:
@@ -70,8 +78,15 @@ class ForwardProcess(Section):
         """How many of the schedule's timesteps, from the noisiest on, are trained."""
         return noisiest(rollout, self.timestep_fraction)
 
+    def arguments(self, config: Whole) -> dict[str, Any]:
+        """Levels in place of the fraction."""
+        found = super().arguments(config) | {"levels": self.levels(config.rollout)}
+        del found["timestep_fraction"]
+        return found
+
 
 class NFT(ForwardProcess):
+    method = Method("nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.trainers.nft:NFT")
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
@@ -88,6 +103,15 @@ class NFT(ForwardProcess):
 
 
 class GRPO(Section):
+    method = Method(
+        "grpo",
+        "Flow-GRPO",
+        {"Flow-GRPO": "2505.05470"},
+        trainer="diffrl.trainers.grpo:GRPO",
+        on_steps=True,
+        takes_credit=True,
+        needs={"rollout": {"sampler": "flow_sde"}},
+    )
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     clip: FiniteFloat = key(1e-4, "the importance ratio is clipped to 1 plus or minus this", gt=0)
     clip_low: FiniteFloat | None = key(
@@ -151,6 +175,9 @@ class CRDSampling(Decay):
 
 
 class CRD(ForwardProcess):
+    method = Method(
+        "crd", "CRD", {"CRD": "2603.14128"}, about="centered reward distillation", trainer="diffrl.trainers.crd:CRD"
+    )
     whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
     beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)
     anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
@@ -207,6 +234,15 @@ class Reset(Section):
 
 
 class GARDO(Section):
+    method = Method(
+        "gardo",
+        "GARDO",
+        {"GARDO": "2512.24138"},
+        about="a gated, adaptive penalty around the objective",
+        kind="wrapper",
+        trainer="diffrl.trainers.gardo:Gardo",
+        state=True,
+    )
     auxiliary: list[str] = key(
         [], "names under watch that the optimised score is compared with, scored on training images, too; not optimised"
     )
@@ -237,6 +273,12 @@ class GARDO(Section):
         None, "measure the KL of all rows, too, in every so many-th step (it costs forwards)", "optimiser steps", ge=1
     )
 
+    def arguments(self, config: Whole) -> dict[str, Any]:
+        """The reset's two thresholds, in place of its section."""
+        found = super().arguments(config) | {"reset_kl": self.reset_kl(config), "reset_steps": self.reset.steps}
+        del found["reset"]
+        return found
+
     def reset_kl(self, config: Whole) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""
         if self.reset.kl != "auto":
@@ -245,7 +287,7 @@ class GARDO(Section):
         return AUTO_RESET[getattr(base, "kl", "velocity")]
 
     def check(self, config: Whole) -> None:
-        objective = config.objective
+        objective = config.method.name
         base: Any = config.objective_section
         own = getattr(base, "beta", None)
         if own is None:
@@ -254,6 +296,10 @@ class GARDO(Section):
         if self.beta is not None and own not in (0, default, self.beta):
             text = f"{own:g}, but gardo.beta {self.beta:g} takes its place; set gardo.beta (null: {objective}.beta)"
             raise Problem(f"{objective}.beta", text)
+        if config.method.advantages != "any" and self.diversity != "off":
+            has = "has none" if config.method.advantages == "none" else "ranks or weighs a group by itself"
+            text = f'{self.diversity} shapes advantages, but objective "{objective}" {has}: set it to off'
+            raise Problem("gardo.diversity", text)
         if self.gate != "all" and not self.auxiliary:
             known = ", ".join(config.watch) or "nothing yet"
             raise Problem("gardo.auxiliary", f"empty; name at least one reward that is under watch (there is: {known})")
@@ -281,6 +327,16 @@ class GARDO(Section):
 
 
 class Direct(Section):
+    method = Method(
+        "direct",
+        "direct back-propagation",
+        {"D2-Align": "2512.24146"},
+        about="back-propagation of a differentiable reward, as in D2-Align",
+        trainer="diffrl.trainers.direct:Direct",
+        advantages="none",
+        decodes=True,
+        rewards="differentiable",
+    )
     beta: FiniteFloat = key(0.0, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     timesteps: int = key(1, "trained timesteps per image, drawn from the sampling schedule", "timesteps", ge=1)
     guidance_scale: FiniteFloat = key(1.0, "guidance of the trained prediction; 1 is none", ge=1)
@@ -307,12 +363,18 @@ class Direct(Section):
                 raise Problem(f"rewards.{name}", f'"{plugin}" is not differentiable, and {needs}')
             if declares(plugin, "groupwise"):
                 raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
-        if config.gardo is not None and config.gardo.diversity != "off":
-            text = f'{config.gardo.diversity} shapes advantages, which objective "direct" does not use; set it to off'
-            raise Problem("gardo.diversity", text)
 
 
 class D2Align(Section):
+    method = Method(
+        "d2align",
+        "D2-Align",
+        {"D2-Align": "2512.24146"},
+        about="correct a reward by a direction in its text space",
+        kind="wrapper",
+        rewards="embeds",
+        state=True,
+    )
     reward: str | None = key(None, "which one of `rewards` is corrected; it must embed prompts; null: the only one")
     direction: PathText | None = key(
         None, "a file that `diffrl d2align learn` wrote; null: learned before the training, in RUN_DIR/d2align"
@@ -362,6 +424,16 @@ class D2Align(Section):
 
 
 class Marble(Section):
+    method = Method(
+        "marble",
+        "MARBLE",
+        {"MARBLE": "2605.06507"},
+        about="rewards balanced by their gradients",
+        kind="wrapper",
+        rewards="several",
+        trainer="diffrl.trainers.marble:Marble",
+        state=True,
+    )
     mode: Literal["fresh", "full", "amortised", "uniform", "sequential", "advantages", "sum"] = key(
         "amortised",
         "amortised: coefficients are solved for every N steps (the paper); fresh: in every step, with normalised "
@@ -391,5 +463,7 @@ class Marble(Section):
         if len(config.rewards) < 2:
             only = ", ".join(config.rewards)
             raise Problem("marble", f"there is one reward ({only}), so nothing to balance; leave marble out")
-        if config.objective == "direct" and self.mode in ("sum", "advantages"):
-            raise Problem("marble.mode", f'"{self.mode}" sums scores or advantages, and objective "direct" has none')
+        barred = {"none": ("sum", "advantages"), "own": ("advantages",), "any": ()}[config.method.advantages]
+        if self.mode in barred:
+            text = f'"{self.mode}" sums scores or advantages, and objective "{config.method.name}" has none'
+            raise Problem("marble.mode", text)

@@ -1,13 +1,16 @@
-"""What the names in a config stand for, as digests: prompts' texts, the model's files, rewards' code and files."""
+"""What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
+and of an objective from outside."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from diffrl.config import Config
+from diffrl.config.door import load
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import Identity
@@ -25,6 +28,9 @@ def contents(config: Config, rewards: Mapping[str, Reward]) -> Identity:
     found: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         found["model (files)"] = _digest(stamp(source))
+    if config.outside is not None:
+        code = inspect.getsourcefile(load(config.objective))
+        found["objective (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
     for name, entry in config.rewards.items():
         identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
         found[f"rewards.{name} (code and files)"] = identity[:16]

@@ -13,12 +13,14 @@ import yaml
 from diffrl import __version__
 from diffrl.config import Config
 from diffrl.config.reward import read_by_steps
+from diffrl.config.schema import METHODS
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
 
 log = logging.getLogger("diffrl")
+STATEFUL = [name for name, method in METHODS.items() if method.state]
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Start:
     def compare(self, identity: Identity) -> None:
         """Keep what `override` allowed to change; UserError for a change that it did not."""
         if self.then is not None:
-            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override)
+            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override, STATEFUL)
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -69,7 +71,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
     if then is not None:
         # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
         own = {key: value for key, value in then.items() if " (" not in key}
-        compare(own, config_identity(config), str(path or folder), override)
+        compare(own, config_identity(config), str(path or folder), override, STATEFUL)
     if path is not None:
         _look_back(config, folder, path)
     return start

@@ -42,17 +42,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.config import Config
+from diffrl.config.base import Section
+from diffrl.config.methods import Decay
 from diffrl.continuations import Plan
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
+from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 from diffrl.trainers.divergences import Form, shaped
@@ -155,16 +159,13 @@ class Credit(Protocol):
 
 
 @dataclass(frozen=True)
-class Decay:
-    """A snapshot's decay by optimiser step: 0 before `start`, then linear from `value`, at most `cap`."""
+class Given:
+    """What a run hands to its objective's `of`, beside the objective's section."""
 
-    start: int = 0
-    value: float = 0.0
-    slope: float = 0.0
-    cap: float = 1.0
-
-    def __call__(self, step: int) -> float:
-        return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
+    config: Config
+    spec: SamplerSpec
+    rewards: Mapping[str, Reward] = field(default_factory=dict)  # those that are optimised
+    credit: Credit | None = None
 
 
 class Objective(ABC):
@@ -177,7 +178,7 @@ class Objective(ABC):
         decays: how each snapshot that the method keeps follows the trained LoRA after an epoch.
     """
 
-    name: str
+    section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
     samples_from = "default"  # the snapshot that rollouts are drawn with
     keep_trajectory = False
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
@@ -203,6 +204,11 @@ class Objective(ABC):
         # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
         self.on_policy = True
         self.means = RunningMeans()
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> Self:
+        """Built from its section of a config: the section's `arguments` are the constructor's."""
+        return cls(**section.arguments(given.config))
 
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
@@ -245,7 +251,7 @@ class Objective(ABC):
         """Called after the last optimiser step of an epoch: snapshots follow; a decay of 0 is a copy."""
         for name, decay in self.decays.items():
             policy.follow(name, decay(step))
-        self.on_policy = self.decays.get("old", Decay())(step) == 0.0
+        self.on_policy = "old" not in self.decays or self.decays["old"](step) == 0.0
 
     def metrics(self) -> dict[str, Tensor]:
         """Sums since the last call, as {name: tensor [sum, count]}; they stay on the device."""

@@ -20,9 +20,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import Std, group_advantages, weighted_sum
+from diffrl.config import methods
+from diffrl.config.methods import Decay
 from diffrl.policy import Policy
-from diffrl.trainers.algorithm import Decay, Objective, Penalty, Scored, Step
+from diffrl.trainers.algorithm import Objective, Penalty, Scored, Step
 from diffrl.trainers.centring import Targets
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 LossKind = Literal["squared", "bce"]
@@ -80,29 +83,27 @@ class CRD(Objective):
     samples_from = "sampling"
     whole_groups = True
 
+    @defaults_of(methods.CRD)
     def __init__(
         self,
         *,
-        beta: float = 0.1,
-        b: float = 1.0,
-        adv_clip: float = 5.0,
-        advantage_std: Std = "group",
-        loss: LossKind = "squared",
-        tau: float | None = None,
-        weighted: bool = True,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        beta: float,
+        b: float,
+        adv_clip: float,
+        advantage_std: Std,
+        loss: LossKind,
+        tau: float | None,
+        weighted: bool,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
-        same_noise: bool = True,
-        anchor_guidance: float = 4.5,
-        adaptive: bool = True,
-        old: Decay | None = None,
-        sampling: Decay | None = None,
+        same_noise: bool,
+        anchor_guidance: float,
+        adaptive: bool,
+        old: Decay,
+        sampling: Decay,
     ) -> None:
-        decays = {
-            "old": old or Decay(value=0.25, slope=0.005, cap=0.999),
-            "sampling": sampling or Decay(start=75, slope=0.0075, cap=0.999),
-        }
+        decays = {"old": old, "sampling": sampling}
         noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=same_noise)
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.penalty = Anchor(self, beta, anchor_guidance)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Step
@@ -32,6 +33,7 @@ from diffrl.trainers.coupled import (
     of_row,
 )
 from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, TimestepSampling
 
 
@@ -53,14 +55,15 @@ class DPO(Objective):
     whole_groups = True
     selects = True
 
+    @defaults_of(preferences.DPO)
     def __init__(
         self,
         *,
-        b: float = 100.0,
-        follow: int | None = None,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        b: float,
+        follow: int | None,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         noising = of_groups(timesteps, timestep_sampling, levels)

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, weighted_sum
+from diffrl.config import methods
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Scored, Step
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.gate import Diversity, GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
 from diffrl.trainers.gated import Gated, Normalise
 from diffrl.trainers.rows import Rows
@@ -54,25 +56,26 @@ class Gardo(Objective):
             reset. Both None: the reference stays the base's. normalise, measure_every: see `Gated`.
     """
 
+    @defaults_of(methods.GARDO)
     def __init__(
         self,
         base: Objective,
         *,
-        auxiliary: Sequence[str] = (),
+        auxiliary: Sequence[str],
         lower: Collection[str] = (),
-        beta: float | None = 0.04,
-        normalise: Normalise = "rows",
-        advantage_std: Std | None = "none",
-        diversity: Diversity = "group_mean",
-        gate: Gate = "batch",
-        share: float = 0.1,
-        share_range: tuple[float, float] = (0.02, 0.2),
-        change: float = 0.1,
-        window: int = 20,
-        window_full: bool = False,
+        beta: float | None,
+        normalise: Normalise,
+        advantage_std: Std | None,
+        diversity: Diversity,
+        gate: Gate,
+        share: float,
+        share_range: tuple[float, float],
+        change: float,
+        window: int,
+        window_full: bool,
         reset_kl: float | None = 1e-4,
         reset_steps: int | None = 100,
-        measure_every: int | None = None,
+        measure_every: int | None,
     ) -> None:
         super().__init__()
         self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity

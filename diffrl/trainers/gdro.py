@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Step
 from diffrl.trainers.coupled import everywhere, excess_error, local, measured, of_groups, of_row
 from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, TimestepSampling
 
 
@@ -54,16 +56,17 @@ class GDRO(Objective):
     name = "gdro"
     whole_groups = True
 
+    @defaults_of(preferences.GDRO)
     def __init__(
         self,
         *,
-        b: float = 12.0,
-        tau: float = 0.05,
-        best: float = 0.5,
-        top: bool = False,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        b: float,
+        tau: float,
+        best: float,
+        top: bool,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         noising = of_groups(timesteps, timestep_sampling, levels)

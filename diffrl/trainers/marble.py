@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from diffrl.config import methods
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, Bank, Mode, loss_slopes
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.gradients import LoraGradients, Passes
 from diffrl.trainers.marble_metrics import Record, summary
 from diffrl.trainers.rows import Rows
@@ -46,17 +48,18 @@ class Marble:
         steps_per_epoch: optimiser steps of an epoch, which `stage` and `uniform_after` are counted in.
     """
 
+    @defaults_of(methods.Marble)
     def __init__(
         self,
         names: Sequence[str],
         *,
-        mode: Mode = "amortised",
-        smoothing: float = 0.7,
-        smooth: Literal["between", "everywhere"] = "between",
-        every: int = 10,
-        stage: int = 10,
-        uniform_after: int | None = None,
-        measure: bool = True,
+        mode: Mode,
+        smoothing: float,
+        smooth: Literal["between", "everywhere"],
+        every: int,
+        stage: int,
+        uniform_after: int | None,
+        measure: bool,
         steps_per_epoch: int = 1,
     ) -> None:
         self.names, self.mode, self.every = list(names), mode, every

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
+from diffrl.config import preferences
+from diffrl.config.base import Section
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob
-from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.algorithm import Given, Objective, Step
 from diffrl.trainers.coupled import everywhere, local, measured, of_row
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.grpo import GRPO, StepKL
 from diffrl.trainers.rows import Rows
 
@@ -50,15 +53,18 @@ class PRDP(Objective):
     keep_trajectory = True
     whole_groups = True
 
-    def __init__(
-        self, spec: SamplerSpec, *, b: float = 1.0, clip: float = 1e-4, beta: float = 0.0, advantage_std: Std = "group"
-    ) -> None:
+    @defaults_of(preferences.PRDP)
+    def __init__(self, spec: SamplerSpec, *, b: float, clip: float, beta: float, advantage_std: Std) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.b, self.clip = b, clip
         self.steps = GRPO(spec, beta=beta)
         self.steps.means = self.means
         self.penalty = StepKL(self.steps, beta)
         self._slopes: Tensor | None = None  # (n, T, K) of the step
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> PRDP:
+        return cls(given.spec, **section.arguments(given.config))
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.steps.rows_per_sample(rollout)

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective
 from diffrl.trainers.coupled import best_of_group, chosen_pairs
 from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 Weights = Literal["softmax", "exp"]
@@ -52,14 +54,15 @@ class Regression(Objective):
 
     selects = True
 
+    @defaults_of(preferences.RWR)
     def __init__(
         self,
         *,
-        weights: Weights | None = "softmax",
-        tau: float = 1.0,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        weights: Weights | None,
+        tau: float,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
