@@ -32,7 +32,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
   its place that acts on few rows; another regulariser is another subclass.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
 
-**A wrapper** (GARDO) is an `Objective`, too; it holds the one that it wraps as `base`.
+**A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
 
 Symbols: n local samples, N samples of all processes, T training rows per sample, b rows of a micro-batch, K rewards,
 m scalars per row; latents (b, C, h, w).

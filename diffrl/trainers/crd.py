@@ -79,7 +79,6 @@ class CRD(Objective):
     the activations of three times the rows, and binds together what is needed apart (GARDO's anchors, old beforehand).
     """
 
-    name = "crd"
     samples_from = "sampling"
     whole_groups = True
 

@@ -48,8 +48,6 @@ class Direct(Objective):
     NFT's; the paper has none.
     """
 
-    name = "direct"
-
     @defaults_of(methods.Direct)
     def __init__(
         self,

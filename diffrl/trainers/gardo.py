@@ -40,8 +40,11 @@ class Judged:
     gate: Tensor
 
 
-class Gardo(Objective):
-    """An objective whose advantages are shaped by diversity and whose penalty acts on the uncertain samples only.
+class Gardo:
+    """An `Objective` whose advantages are shaped by diversity and whose penalty acts on the uncertain samples only.
+
+    All that it does not define itself is the base's (`__getattr__`): its rows, its loss, its snapshots, and whatever an
+    objective of tomorrow has.
 
     Args:
         base: the objective; its loss stays as it is. Its `rule.std` and its penalty are set here.
@@ -73,11 +76,10 @@ class Gardo(Objective):
         change: float,
         window: int,
         window_full: bool,
-        reset_kl: float | None = 1e-4,
-        reset_steps: int | None = 100,
+        reset_kl: float | None = None,
+        reset_steps: int | None = None,
         measure_every: int | None,
     ) -> None:
-        super().__init__()
         self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in auxiliary])
         self.share = GateShare(share, share_range, change, window, window_full)
@@ -89,16 +91,19 @@ class Gardo(Objective):
         self.resets = base.penalty.beta != 0 and (reset_kl is not None or reset_steps is not None)
         if self.resets:
             base.penalty.reference = REFERENCE
-        self.name, self.rule, self.basis = base.name, base.rule, base.basis
         self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
-        self.samples_from, self.keep_trajectory = base.samples_from, base.keep_trajectory
-        self.whole_groups, self.selects, self.credit = base.whole_groups, base.selects, base.credit
         how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise, "measure_every": measure_every}
-        self.penalty = self.gated = Gated(base, means=self.means, **how)
+        self.penalty = self.gated = Gated(base, **how)
         self.judged: Judged | None = None  # of this epoch
         self._epoch: dict[str, float] = {}  # this epoch's numbers, the same on every process
         self._reduce: Callable[[Tensor], Tensor] = lambda values: values  # sums over processes
         self._counters = torch.zeros(2, dtype=torch.int64)  # steps since the last reset, resets; on the policy's device
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what is not Gardo's own."""
+        if name == "base":  # before it is set: a copy in the making
+            raise AttributeError(name)
+        return getattr(self.base, name)
 
     # ---- once an epoch, on the CPU, on the scores of all processes: every process decides the same
 
@@ -134,12 +139,6 @@ class Gardo(Objective):
 
     # ---- the base's rows, loss and snapshots, and a penalty of the judged samples
 
-    def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.base.rows_per_sample(rollout)
-
-    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
-        return self.base.pairs(rollout, advantages, samples, epoch)
-
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         return self.gated.mark(self.base.rows(rollout, advantages, pairs, key), pairs)
 
@@ -147,12 +146,6 @@ class Gardo(Objective):
         self.base.before_step(policy, step)
         self._reduce = step.reduce
         self.gated.before_step(policy, step, None if self.judged is None else self.judged.gate)
-
-    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        return self.base.scalars(policy, rows)
-
-    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        return self.base.loss(phi, rows)
 
     def after_step(self, policy: Policy, step: int) -> None:
         self.base.after_step(policy, step)
@@ -173,11 +166,8 @@ class Gardo(Objective):
         policy.follow(REFERENCE, 1 - due.float())
         self._counters = torch.stack([torch.where(due, 0, since), self._counters[1] + due])
 
-    def after_epoch(self, policy: Policy, step: int) -> None:
-        self.base.after_epoch(policy, step)
-
     def metrics(self) -> dict[str, Tensor]:
-        sums = {**self.base.metrics(), **self.means.take()}
+        sums = self.base.metrics()
         device = self.gated.kl.device
         numbers = {name: torch.tensor([value, 1.0], device=device) for name, value in self._epoch.items()}
         numbers["gardo/resets"] = torch.stack([self._counters[1].to(device).float(), torch.ones((), device=device)])

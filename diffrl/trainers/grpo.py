@@ -69,7 +69,6 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
 class GRPO(Objective):
     """The objective of Flow-GRPO: rows are the stored steps of the rollout's trajectory."""
 
-    name = "grpo"
     keep_trajectory = True
 
     @defaults_of(methods.GRPO)

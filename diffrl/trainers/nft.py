@@ -50,7 +50,6 @@ def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tens
 class NFT(Objective):
     """The objective of DiffusionNFT. Its penalty is `beta * mean (v_theta - v_ref)^2`, v_ref the pretrained model."""
 
-    name = "nft"
     samples_from = "old"
     # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
     # L+ - L- carries the advantages.

@@ -23,8 +23,7 @@ from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective
-from diffrl.trainers.coupled import best_of_group, chosen_pairs
-from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.coupled import best_of_group, chosen_pairs, own_error
 from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
@@ -66,7 +65,7 @@ class Regression(Objective):
         levels: int | None = None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
-        self.name = "sft" if weights is None else "rwr"
+        self.label = "sft" if weights is None else "rwr"  # of its metrics
         if weights is None:
             self.rule.estimate = best_of_group
         else:
@@ -76,9 +75,8 @@ class Regression(Objective):
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+        return own_error(policy, rows)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        self.means.add(f"{self.name}/error", phi[:, 0])
+        self.means.add(f"{self.label}/error", phi[:, 0])
         return (rows.advantages * phi).sum(0)
