@@ -8,7 +8,6 @@ config, it says in its own `check`.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import typing
 from collections.abc import Iterator, Mapping
@@ -34,13 +33,15 @@ from diffrl.config.base import (
 from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
 from diffrl.config.door import find_outside
+from diffrl.config.engine import Engine
 from diffrl.config.estimates import Advantages
 from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble
+from diffrl.config.methods import CRD, GRPO, NFT, Direct
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
 from diffrl.config.rehearsal import RehearsalSection
 from diffrl.config.reward import Reward
+from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
 
 UP_TO_ONE = ("cps", "renoise", "ddim")  # whose noise level is a share
@@ -213,35 +214,6 @@ class Optimise(Section):
     ema_warmup: bool = key(False, "the decay is at most (1 + step) / (10 + step), as in the released trainers")
     betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")
     weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
-
-
-class Engine(Section):
-    attention: str = key(
-        "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
-    )
-    compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
-    optimiser: Literal["adamw", "adamw8bit"] = key(
-        "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
-    )
-    tf32: bool = key(False, "on CUDA compute fp32 products in TF32: faster, with 10 bits of mantissa instead of 23")
-    merge: Literal["exact", "all", "off"] = key(
-        "exact",
-        "compute with weights that the LoRA is merged into, copies that take the adapted weights' memory twice: exact: "
-        "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
-        "off: never",
-    )
-    offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
-    tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
-
-    def check(self, config: Config) -> None:
-        name = config.method.name
-        if self.offload_vae and config.method.decodes:
-            raise Problem("engine.offload_vae", f'true, but objective "{name}" decodes while it optimises')
-        if self.merge == "all" and config.method.on_steps and config.optimise.precision != "fp32":
-            text = f'"all" rounds what is sampled, and the ratios of objective "{name}" would show it; use exact'
-            raise Problem("engine.merge", text)
-        if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
-            raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
 
 
 class Checkpoint(Section):

@@ -60,6 +60,7 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 from diffrl.trainers.divergences import Form, shaped
+from diffrl.trainers.means import RunningMeans
 from diffrl.trainers.rows import Noising, Rows
 
 
@@ -121,23 +122,6 @@ class AdvantageRule:
         return torch.cat([known, *total] if self.each else total, dim=1)
 
 
-class RunningMeans:
-    """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add detached per-row values (b,)."""
-        values = values.detach().float()
-        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
-
-    def take(self) -> dict[str, Tensor]:
-        sums, self._sums = self._sums, {}
-        return sums
-
-
 class Credit(Protocol):
     """Credit over the steps: which plan a rollout follows, and (N, T, columns) advantages of the scored views.
 
@@ -145,6 +129,9 @@ class Credit(Protocol):
     """
 
     selects: bool  # are rows left out?
+
+    def share(self, group: int) -> float:
+        """The share of the rows that is trained."""
 
     def plan(self, spec: SamplerSpec) -> Plan: ...
 
@@ -186,6 +173,7 @@ class Objective(ABC):
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out
+    guidance_scale = 1.0  # classifier-free, of the trained rows
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
     def __init__(
@@ -224,6 +212,15 @@ class Objective(ABC):
         What is left out is never forwarded; the step's mean is over the others.
         """
         return sample_pairs(samples, self.rows_per_sample(rollout))
+
+    def share(self, group: int) -> float:
+        """The share of a rollout's rows that `pairs` leaves, of groups of this size; for estimates."""
+        return 1.0
+
+    def forwards(self, split: bool, steps: int) -> float:
+        """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
+        `steps`: optimiser steps of an epoch. For estimates."""
+        return int("old" in self.snapshots)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
@@ -279,6 +276,7 @@ class Penalty:
         self.objective, self.beta, self.guidance = objective, beta, guidance
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
         self.form: Form = "kl"  # what of the divergence is weighed
+        self.share = 1.0  # of the rows that are penalised; for estimates
 
     def anchor(self, policy: Policy, rows: Rows) -> Prediction:
         """What the rows are held to, without gradient: a forward of the reference."""

@@ -21,7 +21,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import Std, group_advantages, weighted_sum
 from diffrl.config import methods
-from diffrl.config.methods import Decay
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Penalty, Scored, Step
 from diffrl.trainers.centring import Targets
@@ -75,8 +74,7 @@ class CRD(Objective):
     to all alike, and a step's gradient has 14 to 22 % less noise for its signal, and the same mean
     (scripts/figures/crd_noise_variance.py). The published code draws it per image.
 
-    Old and anchor are forwards of their own: one batch of mixed adapters takes 0.91 to 0.96 of the time on a CPU, but
-    the activations of three times the rows, and binds together what is needed apart (GARDO's anchors, old beforehand).
+    Old and anchor are forwards of their own: one batch of mixed adapters needs the activations of three times the rows.
     """
 
     samples_from = "sampling"
@@ -99,12 +97,13 @@ class CRD(Objective):
         same_noise: bool,
         anchor_guidance: float,
         adaptive: bool,
-        old: Decay,
-        sampling: Decay,
+        old: methods.Decay,
+        sampling: methods.Decay,
     ) -> None:
-        decays = {"old": old, "sampling": sampling}
         noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=same_noise)
-        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
+        super().__init__(
+            beta=beta, advantage_std=advantage_std, noising=noising, decays={"old": old, "sampling": sampling}
+        )
         self.penalty = Anchor(self, beta, anchor_guidance)
         self.b, self.adv_clip, self.kind, self.tau = b, adv_clip, loss, tau
         self.weighted, self.adaptive = weighted, adaptive
@@ -121,6 +120,9 @@ class CRD(Objective):
         self._overall = external_reward(total[:, 0], self.adv_clip)
         self._known = self.rule.known(scored)
         return self.rule(scored)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 if split else 1  # old; and the trained LoRA's own, for means of split groups
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""

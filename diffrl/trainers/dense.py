@@ -70,6 +70,9 @@ class Dense:
     def __init__(self, *, common: bool, ode_steps: int | None, credit: CreditKind) -> None:
         self.common, self.ode_steps, self.credit = common, ode_steps, credit
 
+    def share(self, group: int) -> float:
+        return 1.0
+
     def plan(self, spec: SamplerSpec) -> Plan:
         return Gains(self.common, self.ode_steps)
 

@@ -63,6 +63,12 @@ class DPO(Objective):
         self.snapshots = () if follow is None else ("old",)
         self.coupling = Coupling(self._slopes)
 
+    def share(self, group: int) -> float:
+        return 2 / group
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2  # the trained LoRA's error and the reference's, before the step
+
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """Only what is in a pair: the other members are never forwarded."""
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))

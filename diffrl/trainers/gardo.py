@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, weighted_sum
-from diffrl.config import methods
+from diffrl.config import wrappers
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Scored, Step
@@ -59,7 +59,7 @@ class Gardo:
             reset. Both None: the reference stays the base's. normalise, measure_every: see `Gated`.
     """
 
-    @defaults_of(methods.GARDO)
+    @defaults_of(wrappers.GARDO)
     def __init__(
         self,
         base: Objective,
@@ -94,6 +94,7 @@ class Gardo:
         self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
         how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise, "measure_every": measure_every}
         self.penalty = self.gated = Gated(base, **how)
+        self.gated.share = 1.0 if gate == "all" else share
         self.judged: Judged | None = None  # of this epoch
         self._epoch: dict[str, float] = {}  # this epoch's numbers, the same on every process
         self._reduce: Callable[[Tensor], Tensor] = lambda values: values  # sums over processes

@@ -73,6 +73,9 @@ class GDRO(Objective):
         self.b, self.tau, self.best, self.top = b, tau, best, top
         self.coupling = Coupling(self._slopes)
 
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2  # the trained LoRA's error and the reference's, before the step
+
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
 

@@ -91,7 +91,7 @@ class GRPO(Objective):
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.spec, self.clip, self.clip_low, self.adv_clip = spec, clip, clip_low, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
-        self.weighting, self.credit = weighting, credit
+        self.weighting, self.credit, self.guidance_scale = weighting, credit, spec.guidance
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
         self.selects = credit is not None and credit.selects
         self.penalty = StepKL(self, beta)
@@ -106,6 +106,9 @@ class GRPO(Objective):
 
     def advantages(self, scored: Scored) -> Tensor:
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
+
+    def share(self, group: int) -> float:
+        return 1.0 if self.credit is None else self.credit.share(group)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         if self.credit is None:

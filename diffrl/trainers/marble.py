@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from diffrl.config import methods
+from diffrl.config import wrappers
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, Bank, Mode, loss_slopes
@@ -32,7 +32,7 @@ from diffrl.trainers.simplex import Array, min_norm_weights
 
 
 class Marble:
-    """The `Gradients` that balance K rewards; see `diffrl.config.methods.Marble` for the modes.
+    """The `Gradients` that balance K rewards; see `diffrl.config.wrappers.Marble` for the modes.
 
     Gradients come from the constant-cost path of `diffrl.trainers.gradients`, in mode "full" from K passes. Rewards
     without signal in a step, that is without an advantage other than 0, are left out of it and keep their smoothed
@@ -48,7 +48,7 @@ class Marble:
         steps_per_epoch: optimiser steps of an epoch, which `stage` and `uniform_after` are counted in.
     """
 
-    @defaults_of(methods.Marble)
+    @defaults_of(wrappers.Marble)
     def __init__(
         self,
         names: Sequence[str],

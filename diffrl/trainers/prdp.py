@@ -57,7 +57,7 @@ class PRDP(Objective):
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.b, self.clip = b, clip
         self.steps = GRPO(spec, beta=beta)
-        self.steps.means = self.means
+        self.steps.means, self.guidance_scale = self.means, spec.guidance
         self.penalty = StepKL(self.steps, beta)
         self.coupling = Coupling(self._slopes, count=2)
 
@@ -72,6 +72,9 @@ class PRDP(Objective):
         rows = self.steps.rows(rollout, advantages, pairs, key)
         rows.pairs, rows.on_policy = pairs.to(rows.t.device, non_blocking=True), self.on_policy
         return rows
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 - 1 / steps  # the log-probabilities of the reference and, but for the epoch's first step, of theta
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """Slopes dL/d log p of all rows of the step, from both log-ratios."""

@@ -71,6 +71,9 @@ class Regression(Objective):
         else:
             self.rule.estimate = partial(reward_weights, weights=weights, tau=tau)
 
+    def share(self, group: int) -> float:
+        return 1 / group if self.label == "sft" else 1.0
+
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 

@@ -17,8 +17,8 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.config.methods import GARDO
 from diffrl.config.methods import GRPO as GRPOSection
+from diffrl.config.wrappers import GARDO
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect

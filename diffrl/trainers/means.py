@@ -1,0 +1,23 @@
+"""What an objective logs: means over an epoch's rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RunningMeans:
+    """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add detached per-row values (b,)."""
+        values = values.detach().float()
+        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def take(self) -> dict[str, Tensor]:
+        sums, self._sums = self._sums, {}
+        return sums
