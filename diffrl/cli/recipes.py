@@ -24,9 +24,12 @@ def add_recipes(add: Callable[..., Any]) -> None:
         _init,
         "write a commented config of your own for a model, rewards and a method",
         "diffrl init my.yaml",
+        "diffrl init --objective mine",
         "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo",
     )
-    init.add_argument("file", type=Path, metavar="FILE.yaml", help="the config to write")
+    init.add_argument("file", type=Path, nargs="?", metavar="FILE.yaml", help="the config to write")
+    text = "instead: write an objective of your own, NAME.py with its test, in this folder"
+    init.add_argument("--objective", metavar="NAME", help=text)
     text = "playground (default), a folder in diffusers' format, or a hub id"
     init.add_argument("--model", default="playground", metavar="MODEL", help=text)
     text = "rewards to optimise, separated by commas (default: playground's verifier, or what the method works with)"
@@ -72,6 +75,10 @@ def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.objective is not None:
+        return _init_objective(arguments)
+    if arguments.file is None:
+        raise UserError("init: name the config to write, as in diffrl init my.yaml")
     file: Path = arguments.file
     if file.exists():
         raise UserError(f'init: "{file}" is there already; choose another name')
@@ -98,4 +105,17 @@ def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
         print(f"written: {file}, which needs a change before it runs: {error}")
         return 0
     print(f"written: {file}\ncheck:   diffrl train {file} --dry-run\ntrain:   diffrl train {file}")
+    return 0
+
+
+def _init_objective(arguments: argparse.Namespace) -> int:
+    if arguments.file is not None:
+        raise UserError(f'init: give a config to write ("{arguments.file}") or --objective, not both')
+    from diffrl.cli.objectives import write_objective
+
+    file, test = write_objective(arguments.objective, Path())
+    name = "".join(word.capitalize() for word in arguments.objective.split("_"))
+    print(f"written: {file} and {test}")
+    print(f"check:   diffrl objectives check {file}:{name}")
+    print(f"train:   diffrl train playground/nft objective={file}:{name}")
     return 0
