@@ -368,11 +368,11 @@ def config_class(objective: Any) -> type[Config]:
     """`Config`; with one section more where this is an objective from outside. Raises UserError for an unknown one."""
     if not isinstance(objective, str) or objective in OBJECTIVES:
         return Config
-    kind = find_outside(objective, OBJECTIVES)
-    assert kind.method is not None
+    kind: Any = find_outside(objective, OBJECTIVES)
     if kind.method.name in Config.model_fields:
         raise Problem("objective", f'"{objective}" is called "{kind.method.name}", as a section of every config is')
-    made: Any = create_model("Config", __base__=Config, **{kind.method.name: (kind, methods_section(kind))})
+    given: dict[str, Any] = {kind.method.name: (kind, methods_section(kind))}
+    made: Any = create_model("Config", __base__=Config, **given)
     made.outside = kind.method
     return made
 

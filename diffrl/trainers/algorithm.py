@@ -43,7 +43,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -194,7 +194,7 @@ class Objective(ABC):
         self.means = RunningMeans()
 
     @classmethod
-    def of(cls, section: Section, given: Given) -> Self:
+    def of(cls, section: Section, given: Given) -> Objective:
         """Built from its section of a config: the section's `arguments` are the constructor's."""
         return cls(**section.arguments(given.config))
 
