@@ -5,6 +5,7 @@ The shipped folders lie beside the package in a checkout, inside it in a wheel.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import re
@@ -12,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
 
@@ -88,6 +90,31 @@ def import_file(path: Path, kind: str) -> ModuleType:
     finally:
         sys.dont_write_bytecode = before
     return module
+
+
+def class_in_file(name: str, kind: str) -> Any:
+    """The class `path/to/file.py:Class` of a user's file, which is imported once as long as it does not change.
+
+    Raises:
+        UserError: no such file or class, with the nearest one; or what went wrong in the file.
+    """
+    path, colon, wanted = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise UserError(f'{kind}: expected path/to/file.py:Class, got "{name}"')
+    file = Path(path).expanduser()
+    if not file.is_file():
+        files = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise UserError(f'{kind}: no file "{path}"{nearest(file.name, files)}')
+    module = _imported(file.resolve(), file.stat().st_mtime_ns, kind)
+    if not hasattr(module, wanted):
+        own = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise UserError(f'{kind}: no class "{wanted}" in {path}{nearest(wanted, own)}')
+    return getattr(module, wanted)
+
+
+@functools.lru_cache(maxsize=16)
+def _imported(file: Path, changed: int, kind: str) -> ModuleType:
+    return import_file(file, kind)
 
 
 def where(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from diffrl.prompts import Prompt, PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings
-from diffrl.trainers.algorithm import Decay, Objective
+from diffrl.trainers.algorithm import Decay
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.nft import NFT
 
@@ -193,10 +193,10 @@ def finetune(network: Velocity, variant: str, epochs: int, seed: int) -> Outcome
     policy = PlanePolicy(network)
     beta = BETA if variant == "large KL" else 0.0
     nft = NFT(beta=beta, advantage_std="none", timesteps=TRAINED, old=Decay(slope=0.0))
-    objective: Objective = nft
+    objective: Any = nft
     scores: dict[str, Any] = {"proxy": Proxy()}
     if variant == "GARDO":
-        objective = Gardo(nft, auxiliary=["likely"], beta=BETA, reset_kl=RESET_KL)
+        objective = Gardo(nft, auxiliary=["likely"], beta=BETA, reset_kl=RESET_KL, reset_steps=100)
         scores["likely"] = Likely()
     for name in objective.snapshots:
         policy.add_snapshot(name)

@@ -23,6 +23,7 @@ from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
 from diffrl.cli.ending import resumable
 from diffrl.cli.models import add_models
+from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
 from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
@@ -135,6 +136,7 @@ def _parser() -> _Parser:
     compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
     compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
     add_rewards(add)
+    add_objectives(add)
     add_models(add, _resolution)
     add_prompts(add)
     add_d2align(add)

@@ -11,10 +11,8 @@ from typing import Any
 
 import yaml
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.resources import shipped
-
-WRAPPERS = ("gardo", "marble", "d2align")
 
 
 def add_recipes(add: Callable[..., Any]) -> None:
@@ -26,14 +24,17 @@ def add_recipes(add: Callable[..., Any]) -> None:
         _init,
         "write a commented config of your own for a model, rewards and a method",
         "diffrl init my.yaml",
+        "diffrl init --objective mine",
         "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo",
     )
-    init.add_argument("file", type=Path, metavar="FILE.yaml", help="the config to write")
+    init.add_argument("file", type=Path, nargs="?", metavar="FILE.yaml", help="the config to write")
+    text = "instead: write an objective of your own, NAME.py with its test, in this folder"
+    init.add_argument("--objective", metavar="NAME", help=text)
     text = "playground (default), a folder in diffusers' format, or a hub id"
     init.add_argument("--model", default="playground", metavar="MODEL", help=text)
-    text = "rewards to optimise, separated by commas (default: playground's verifier, or clip)"
+    text = "rewards to optimise, separated by commas (default: playground's verifier, or what the method works with)"
     init.add_argument("--rewards", metavar="A,B", help=text)
-    text = "nft (default), grpo, crd or direct, and what is put around it: grpo+gardo, nft+marble, direct+d2align"
+    text = "an objective (default: nft; `diffrl objectives list` has all) and what is put around it: grpo+dense+gardo"
     init.add_argument("--method", default="nft", metavar="METHOD", help=text)
     init.add_argument("--train", metavar="SET|FILE", help="prompts to train on")
     init.add_argument("--test", metavar="SET|FILE", help="held-out prompts")
@@ -59,11 +60,12 @@ def _leading_comment(text: str) -> Iterator[str]:
 
 
 def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config.schema import method_of
+
     words = [word.lower() for word in arguments.words]
     shown = 0
     for name, values, sentence in recipes():
-        method = "+".join([values.get("objective", "nft"), *(part for part in WRAPPERS if part in values)])
-        line = f"{name:<26} {method:<16} {sentence}"
+        line = f"{name:<26} {method_of(values):<16} {sentence}"
         if all(word in line.lower() for word in words):
             print(line)
             shown += 1
@@ -73,29 +75,29 @@ def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.objective is not None:
+        return _init_objective(arguments)
+    if arguments.file is None:
+        raise UserError("init: name the config to write, as in diffrl init my.yaml")
     file: Path = arguments.file
     if file.exists():
         raise UserError(f'init: "{file}" is there already; choose another name')
     if file.suffix not in (".yaml", ".yml") or not file.parent.is_dir():
         raise UserError(f'init: "{file}": name a file that ends in .yaml, in a folder that exists')
-    from diffrl.cli.template import template
+    from diffrl.cli.template import default_rewards, methods_named, template
     from diffrl.config import check_model, check_plugin, load_config
 
     check_model(arguments.model)
-    playground = arguments.model == "playground"
-    names = arguments.rewards or ("playground" if playground else "clip")
-    rewards = [name.strip() for name in names.split(",") if name.strip()]
+    objective, methods = methods_named(arguments.method)
+    names = default_rewards(arguments.model, methods) if arguments.rewards is None else arguments.rewards.split(",")
+    rewards = [name.strip() for name in names if name.strip()]
     if not rewards:
         raise UserError("init: --rewards: name at least one reward; `diffrl rewards list` shows them")
     for name in rewards:
         check_plugin(name)
-    objective, *wrappers = arguments.method.split("+")
-    for name, choices in ((objective, ("nft", "grpo", "crd", "direct")), *((name, WRAPPERS) for name in wrappers)):
-        if name not in choices:
-            raise UserError(f'init: --method: unknown "{name}"{nearest(name, choices)}')
     if (arguments.train is None) != (arguments.test is None):
         raise UserError("init: give both --train and --test, or neither")
-    text = template(arguments.model, rewards, objective, wrappers, arguments.train, arguments.test)
+    text = template(arguments.model, rewards, objective, methods, arguments.train, arguments.test)
     file.write_text(text, encoding="utf-8")
     try:
         load_config(file)
@@ -103,4 +105,17 @@ def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
         print(f"written: {file}, which needs a change before it runs: {error}")
         return 0
     print(f"written: {file}\ncheck:   diffrl train {file} --dry-run\ntrain:   diffrl train {file}")
+    return 0
+
+
+def _init_objective(arguments: argparse.Namespace) -> int:
+    if arguments.file is not None:
+        raise UserError(f'init: give a config to write ("{arguments.file}") or --objective, not both')
+    from diffrl.cli.objectives import write_objective
+
+    file, test = write_objective(arguments.objective, Path())
+    name = "".join(word.capitalize() for word in arguments.objective.split("_"))
+    print(f"written: {file} and {test}")
+    print(f"check:   diffrl objectives check {file}:{name}")
+    print(f"train:   diffrl train playground/nft objective={file}:{name}")
     return 0

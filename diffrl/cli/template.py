@@ -9,8 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from diffrl.config.base import Method
+from diffrl.config.door import installed
 from diffrl.config.help import default_of
-from diffrl.config.schema import Config, section_type
+from diffrl.config.schema import METHODS, OBJECTIVES, Config, config_class, section_type
+from diffrl.errors import UserError, nearest
 
 # The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.
 SMALL: dict[str, dict[str, Any]] = {
@@ -21,24 +24,59 @@ LARGE: dict[str, dict[str, Any]] = {
     "rollout": {"resolution": 512, "batch_size": 12},
     "optimise": {"precision": "bf16", "batch_size": 576, "accumulation": 48},
 }
-OWN: dict[str, dict[str, Any]] = {"nft": {"beta": 0.1, "timestep_fraction": 0.34}}  # on the playground
+OWN: dict[str, dict[str, Any]] = {  # on the playground
+    "nft": {"beta": 0.1, "timestep_fraction": 0.34},
+    "tree": {"splits": [0, 1, 2, 3]},
+}
 WIDTH = 118
 
 
+def methods_named(text: str) -> tuple[str, list[Method]]:
+    """What `--method` names: the objective, by default the one that the others are put around, and all methods."""
+    words = text.split("+")
+    known = [word for word in words if word in METHODS]
+    outside = [word for word in words if word not in METHODS and (".py" in word or word in installed())]
+    for word in words:
+        if word not in known and word not in outside:
+            raise UserError(f'init: --method: unknown "{word}"{nearest(word, [*METHODS, *installed()])}')
+    objectives = [*(name for name in known if METHODS[name].kind == "objective"), *outside]
+    around = [METHODS[name] for name in known if METHODS[name].kind != "objective"]
+    if len(objectives) > 1:
+        raise UserError(f"init: --method: {' and '.join(objectives)} are both objectives; name one")
+    if not objectives:  # credit is a part of those that take it
+        credit = any(method.kind == "credit" for method in around)
+        objectives = [name for name in OBJECTIVES if METHODS[name].takes_credit or not credit]
+    chosen = config_class(objectives[0])
+    return objectives[0], [chosen.outside or METHODS[objectives[0]], *around]
+
+
+def default_rewards(model: str, methods: Sequence[Method]) -> list[str]:
+    """Rewards that the methods work with."""
+    wanted = {method.rewards for method in methods}
+    first = "playground" if model == "playground" and not wanted & {"differentiable", "embeds"} else "clip"
+    second = ["preference" if first == "clip" and model == "playground" else "aesthetic" if first == "clip" else "clip"]
+    return [first, *(second if "several" in wanted else [])]
+
+
 def template(
-    model: str, rewards: Sequence[str], objective: str, wrappers: Sequence[str], train: str | None, test: str | None
+    model: str, rewards: Sequence[str], objective: str, methods: Sequence[Method], train: str | None, test: str | None
 ) -> str:
     """YAML that `load_config` reads, or whose one fault it names (a reward that needs an argument, say)."""
     small = model == "playground"
     values = {name: dict(keys) for name, keys in (SMALL if small else LARGE).items()}
-    if objective == "grpo":
-        values["rollout"] |= {"sampler": "flow_sde"}
-    values[objective] = OWN.get(objective, {}) if small else {}
-    values |= {name: {} for name in wrappers}
+    own, *around = methods
+    wrappers = [method.name for method in around]
+    values |= {method.name: dict(OWN.get(method.name, {})) if small else {} for method in methods}
+    for method in methods:
+        for section, keys in method.needs.items():
+            values[section] = {**keys, **values.get(section, {})} if small else {**values.get(section, {}), **keys}
+    if not small:  # two optimiser steps an epoch
+        values["optimise"]["batch_size"] = 24 * values["rollout"].get("group_size", 24)
     judges = ("artefact", "clip", "jpeg") if small else ("aesthetic", "imagereward", "jpeg")
     watch = next((name for name in judges if name not in rewards), "diversity")
     if "gardo" in wrappers:
-        values["gardo"] = {"auxiliary": [watch]}
+        values[own.name].pop("beta", None)  # gardo's takes its place
+        values["gardo"] = {"auxiliary": [watch]} | ({} if own.advantages == "any" else {"diversity": "off"})
     sources = {"train": train or "playground/compositional/train", "test": test or "playground/compositional/test"}
     lines = [
         *_comment(f"{objective} on {model}. Written by `diffrl init`; what is commented out is at its default."),
@@ -58,9 +96,9 @@ def template(
     lines += [f"  {_name(name)}: {_flow(_entry(name))}" for name in rewards]
     lines += ["# What is only watched: held out, it shows when the rewards above are cheated.", "watch:"]
     lines.append(f"  {watch}: {{}}")
-    lines += [f"objective: {objective}", *_section(objective, values.pop(objective))]
-    for name in wrappers:
-        lines += _section(name, values.pop(name))
+    lines.append(f"objective: {_plain(objective)}")
+    for name in (own.name, *wrappers):
+        lines += _section(name, values.pop(name), config_class(objective))
     for name in ("optimise", "evaluate", "guard", "checkpoint", "tracking"):
         lines += _section(name, values.pop(name, {}))
     return "\n".join(lines) + "\n"
@@ -75,12 +113,13 @@ def _name(name: str) -> str:
     return name.rpartition(":")[2].lower()
 
 
-def _section(name: str, given: dict[str, Any]) -> list[str]:
+def _section(name: str, given: dict[str, Any], config: type[Config] = Config) -> list[str]:
     """A section with what is given, the rest of its keys as comments."""
-    field = Config.model_fields[name]
+    field = config.model_fields[name]
     kind = section_type(field.annotation)
     assert kind is not None
-    lines = ["", *_comment((field.description or name).capitalize() + ".")]
+    meaning = field.description or name
+    lines = ["", *_comment(f"{meaning[0].upper()}{meaning[1:]}.")]
     if not given:
         return (
             [*lines, f"{name}:", *_rest(kind, given)] if field.default is None else [*lines, *_rest(kind, given, name)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
-from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
+from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Share, key, section
+from diffrl.keys import Section as PlainSection
 from diffrl.sampling import STOCHASTIC
 from diffrl.sampling import SamplerSpec as Sampling  # what a method's section reads of `rollout`
 
@@ -23,6 +25,57 @@ __all__ = [
     "key",
     "section",
 ]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is to be known of a method without importing it; the class of its section has it as `method`.
+
+    Card, report, help, `diffrl init` and the checks read it here, and nowhere else is any of it said again.
+    """
+
+    name: str  # of the section; an objective's is also what `objective:` names
+    title: str  # as papers call it
+    papers: Mapping[str, str] = field(default_factory=dict)  # {name: arXiv number}
+    about: str = ""  # one line for help; by default the title
+    kind: Literal["objective", "credit", "wrapper"] = "objective"
+    trainer: str = ""  # `module:Class` that is built from the section; "": the class that has the section
+    on_steps: bool = False  # an objective that trains on the log-probabilities of the rollout's own steps
+    takes_credit: bool = False  # an objective whose steps may get a credit each
+    advantages: Literal["any", "own", "none"] = "any"  # from any estimate; its own ranks or weights; or not used
+    decodes: bool = False  # an objective that calls the rewards on images that it decodes itself
+    needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of other sections, for `diffrl init`
+    rewards: Literal["any", "differentiable", "embeds", "several"] = "any"  # that it works with
+    state: bool = False  # a wrapper or credit that keeps a state in checkpoints: no resume switches it on or off
+
+    def meaning(self) -> str:
+        """One line for help."""
+        cited = [f"{name}, arXiv {number}" for name, number in self.papers.items() if name != self.title]
+        own = [f"arXiv {self.papers[self.title]}"] if self.title in self.papers else []
+        named = self.about and self.title not in self.about and own
+        text = f"{self.title}: {self.about}" if named else self.about or self.title
+        return text + (f" ({'; '.join([*own, *cited])})" if self.papers else "")
+
+
+class Section(PlainSection):
+    """A section of a config: strict, frozen, every key with a default, and what is to be known of a method with it."""
+
+    method: ClassVar[Method | None] = None  # of a method's section
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """What the method's class is built from: its keys, and what it takes of the rest of the config."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+def methods_section(kind: type[Section]) -> Any:
+    """The key of a method's section: an objective's is there by default, what is put around one is on if it is given.
+
+    Its meaning is what the method says of itself.
+    """
+    assert kind.method is not None, "a method's section says what it is"
+    if kind.method.kind == "objective":
+        return section(kind, kind.method.meaning())
+    return key(None, f"{kind.method.meaning()}; present = on")
 
 
 class Entry(Protocol):
@@ -47,5 +100,7 @@ class Whole(Protocol):
     def objective(self) -> str: ...
     @property
     def objective_section(self) -> Any: ...
+    @property
+    def method(self) -> Method: ...
     @property
     def gardo(self) -> Any: ...

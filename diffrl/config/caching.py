@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from diffrl.config.base import Problem, Section, key
 
-EXACT = ("grpo", "prdp")  # objectives that train on the very steps of the rollout
-
 
 class CacheSection(Section):
     kind: Literal["off", "taylorseer", "pyramid"] = key(
@@ -22,9 +20,9 @@ class CacheSection(Section):
         """Raise Problem where the rest of the config needs what a cache leaves out."""
         if self.kind == "off":
             return
-        if config.objective in EXACT:
+        if config.method.on_steps:
             text = "trains on the exact log-probabilities of the rollout's steps, which a cache changes; leave it out"
-            raise Problem("rollout.cache", f'objective "{config.objective}" {text}, or use nft or crd')
+            raise Problem("rollout.cache", f'objective "{config.method.name}" {text}, or use nft or crd')
         if config.engine.compile:
             raise Problem("rollout.cache", "engine.compile compiles the blocks that a cache must look into; choose one")
         if self.warmup >= config.rollout.steps:

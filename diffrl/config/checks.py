@@ -27,8 +27,6 @@ SHARED = ("home", "media", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "va
 def check(config: Config, world: int | None = None) -> None:
     """Raise Problem for the first thing that cannot work; `world`: number of processes (default: WORLD_SIZE, or 1)."""
     _at("model", check_model, config.model)
-    if config.objective not in OBJECTIVES:
-        raise Problem("objective", f'unknown objective "{config.objective}"{nearest(config.objective, OBJECTIVES)}')
     for table in ("rewards", "watch"):
         for name, reward in getattr(config, table).items():
             check_no_credentials_at(f"{table}.{name}", reward)
@@ -38,7 +36,7 @@ def check(config: Config, world: int | None = None) -> None:
     check_rewards(config)
     for name in type(config).model_fields:
         section = getattr(config, name)
-        if name == config.objective or (name not in OBJECTIVES and hasattr(section, "check")):
+        if name == config.method.name or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
     for name, sibling in config.evaluate.also.items():
         _at(f"evaluate.also.{name}.model", check_model, sibling.base(config.model))
@@ -67,7 +65,7 @@ def check_no_credentials_at(key: str, reward: Reward) -> None:
 def check_unused(config: Config) -> None:
     """No section of an objective that is not chosen: what it says would have no effect, and nobody would notice."""
     for name in OBJECTIVES:
-        if name in config.model_fields_set and name != config.objective:
+        if name in config.model_fields_set and name != config.method.name:
             text = f'the objective is "{config.objective}", which does not use this section; set objective: {name}'
             raise Problem(name, f"{text}, or leave it out")
 
@@ -183,9 +181,10 @@ def check_rewards(config: Config) -> None:
         for name, reward in getattr(config, table).items():
             _check_reward(f"{table}.{name}", name, reward)
     check_shapes(config.rewards, config.watch)
-    if config.objective == "direct":
+    if config.method.decodes:
         for name, reward in config.rewards.items():
-            _check_plain(f"rewards.{name}", reward, 'objective "direct" back-propagates through the reward itself')
+            why = f'objective "{config.method.name}" back-propagates through the reward itself'
+            _check_plain(f"rewards.{name}", reward, why)
     if config.d2align is not None and (name := config.d2align.corrected(config)) in config.rewards:
         _check_plain(f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload"))
 
@@ -268,9 +267,9 @@ def check_whole_groups(config: Config, world: int) -> None:
         sizes = [n * group for n in range(1, rollout.groups + 1) if rollout.groups % n == 0]
         near = min(sizes, key=lambda size: abs(size - batch))
         text = f'{batch} images per optimiser step split groups of {group} (rollout.group_size), which "'
-        raise Problem("optimise.batch_size", f'{text}{config.objective}" keeps whole (nearest: {near})')
+        raise Problem("optimise.batch_size", f'{text}{config.method.name}" keeps whole (nearest: {near})')
     if steps > 1 and rollout.groups % (steps * world):
         share = f"{rollout.groups} groups do not divide over {world} processes and {steps} optimiser steps an epoch"
-        text = f'{share}, and "{config.objective}" keeps groups whole'
+        text = f'{share}, and "{config.method.name}" keeps groups whole'
         hint = f"a multiple of {steps * world}, or one step an epoch (optimise.batch_size={rollout.images})"
         raise Problem("rollout.groups", f"{text}: use {hint}")

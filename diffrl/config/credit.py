@@ -6,23 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import PAIR, Problem, Section, key
+from diffrl.config.base import PAIR, Method, Problem, Section, key
 
 
 class CreditSection(Section):
     """What the three have in common: they say what GRPO's rollout draws beside, so only one can be."""
 
     def check_common(self, name: str, config: Any) -> None:
-        others = [
-            other for other in ("dense", "branches", "tree") if other != name and getattr(config, other) is not None
-        ]
+        others = [method.name for method in config.methods if method.kind == "credit" and method.name != name]
         if others:
             raise Problem(name, f"{others[0]} is on, too: both say what a rollout draws and scores; leave one out")
-        if config.objective != "grpo":
-            text = f'gives every stochastic step its own credit, but objective "{config.objective}" does not train on'
+        if not config.method.takes_credit:
+            text = f'gives every stochastic step its own credit, but objective "{config.method.name}" does not train on'
             raise Problem(name, f"{text} the steps; use grpo")
-        if config.grpo.timesteps is not None:
-            raise Problem("grpo.timesteps", f"{config.grpo.timesteps}, but {name} says which steps are trained; null")
+        if (timesteps := config.objective_section.timesteps) is not None:
+            where = f"{config.method.name}.timesteps"
+            raise Problem(where, f"{timesteps}, but {name} says which steps are trained; null")
         if config.rollout.window_by == "group":
             raise Problem("rollout.window_by", f'"group", but {name} needs one window for all images')
         if config.rollout.tail is not None:
@@ -30,6 +29,14 @@ class CreditSection(Section):
 
 
 class DenseSection(CreditSection):
+    method = Method(
+        "dense",
+        "DenseGRPO",
+        {"DenseGRPO": "2601.20218"},
+        about="each step's own gain",
+        kind="credit",
+        trainer="diffrl.trainers.dense:Dense",
+    )
     ode_steps: int | None = key(
         None, "steps of a continuation, at most; null: all that are left (1 was worse than Flow-GRPO)", "steps", ge=1
     )
@@ -48,6 +55,10 @@ class DenseSection(CreditSection):
     tolerance: int = key(2, "calibrate: gains are balanced where winners and losers differ by fewer (e1)", ge=1)
     change: FiniteFloat = key(0.01, "calibrate: how far a level moves in a round (e2)", gt=0)
 
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Without the calibration, which is the run's."""
+        return {"common": config.rollout.same_noise, "ode_steps": self.ode_steps, "credit": self.credit}
+
     def check(self, config: Any) -> None:
         self.check_common("dense", config)
         if self.calibrate is not None and config.rollout.sampler != "dance":
@@ -58,6 +69,15 @@ class DenseSection(CreditSection):
 
 
 class BranchesSection(CreditSection):
+    method = Method(
+        "branches",
+        "branches",
+        {"G2RPO": "2510.01982", "TempFlow-GRPO": "2508.04324"},
+        about="single steps from one path",
+        kind="credit",
+        trainer="diffrl.trainers.branches:Branching",
+        needs={"rollout": {"same_noise": True}},
+    )
     seeds: int = key(1, "ODE paths of a group, over which its images divide (G2RPO 1, TempFlow 4)", "paths", ge=1)
     steps: Annotated[tuple[int, ...], PAIR] | None = key(
         None, "the stochastic steps, 0 is the noisiest; null: all but the last"
@@ -72,6 +92,10 @@ class BranchesSection(CreditSection):
     def trained(self, rollout: Any) -> tuple[int, ...]:
         """The stochastic steps."""
         return tuple(range(rollout.steps - 1)) if self.steps is None else self.steps
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        own = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
+        return super().arguments(config) | own
 
     def check(self, config: Any) -> None:
         self.check_common("branches", config)
@@ -97,6 +121,15 @@ class BranchesSection(CreditSection):
 
 
 class TreeSection(CreditSection):
+    method = Method(
+        "tree",
+        "BranchGRPO",
+        {"BranchGRPO": "2509.06040"},
+        about="a group is a tree",
+        kind="credit",
+        trainer="diffrl.trainers.tree:Branched",
+        needs={"rollout": {"same_noise": True, "group_size": 16, "steps": 10}},
+    )
     splits: Annotated[tuple[int, ...], PAIR] = key((0, 3, 6, 9), "steps at which every node gets children, rising")
     branch: int = key(2, "children of a node", ge=2)
     skip: int = key(0, "depth pruning: so many steps are not trained; 0: none", "steps", ge=0)
@@ -106,6 +139,10 @@ class TreeSection(CreditSection):
         "all",
         "width pruning: behind the last split only the best half of the leaves is trained, or best and worst quarter",
     )
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        rollout = config.rollout
+        return super().arguments(config) | {"group": rollout.group_size, "steps": rollout.stochastic_steps}
 
     def check(self, config: Any) -> None:
         self.check_common("tree", config)

@@ -20,11 +20,16 @@ class Advantages(Section):
     )
 
     def check(self, config: Any) -> None:
-        if config.objective == "direct":
-            raise Problem("advantages", 'shapes advantages, which objective "direct" does not use; leave it out')
+        name = config.method.name
+        if config.method.advantages == "none":
+            raise Problem("advantages", f'shapes advantages, which objective "{name}" does not use; leave it out')
+        if config.method.advantages == "own":
+            raise Problem(
+                "advantages", f'estimates advantages, but objective "{name}" ranks or weighs a group by itself'
+            )
         base: Any = config.objective_section
         std = base.advantage_std if config.gardo is None else config.gardo.advantage_std or base.advantage_std
-        owner = f"{config.objective}.advantage_std"
+        owner = f"{name}.advantage_std"
         if config.gardo is not None and config.gardo.advantage_std is not None:
             owner = "gardo.advantage_std"
         if self.agree == "floor" and std != "group":

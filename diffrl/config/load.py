@@ -13,7 +13,7 @@ from diffrl.config.base import Problem
 from diffrl.config.checks import check
 from diffrl.config.explain import explain, show
 from diffrl.config.removed import without_removed
-from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, walk
+from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, config_class, walk
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import write_text
@@ -86,9 +86,16 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
         source.data = without_removed(source.data)
         _drop_unused(source)
     try:
-        config = Config.model_validate(source.data)
+        kind = config_class(source.data.get("objective"))
+    except UserError as error:
+        text = str(error).removeprefix("objective: ")
+        raise UserError(f"{source.where(('objective',))}: objective: {text}") from error
+    if kind.outside is not None and source.data.get(kind.outside.name, {}) is None:
+        source.data[kind.outside.name] = {}  # an empty section: its defaults
+    try:
+        config = kind.model_validate(source.data)
     except ValidationError as error:
-        keys = [key for key, _, _ in walk()]
+        keys = [key for key, _, _ in walk(kind)]
         switches = [name for name, field in Config.model_fields.items() if field.default is None]
         raise UserError(explain(error, source.where, keys, [*TABLES, *INNER_TABLES], switches)) from error
     if not config.run_dir:

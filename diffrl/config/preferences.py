@@ -6,24 +6,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import STOCHASTIC, Problem, Sampling, Section, Whole, key
+from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Whole, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess, check_timesteps
 
 KL = "weight of mean (v_theta - v_ref)^2, v_ref the pretrained model's; 0 runs no reference forward for it"
 TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
 SAMPLING = "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
-
-
-def check_ranks(name: str, config: Whole) -> None:
-    """What an objective that has advantages of its own kind cannot be combined with."""
-    if getattr(config, "advantages", None) is not None:
-        raise Problem("advantages", f'estimates advantages, but objective "{name}" ranks or weighs a group by itself')
-    if config.gardo is not None and config.gardo.diversity != "off":
-        text = f'{config.gardo.diversity} shapes advantages, but objective "{name}" has none: set it to off'
-        raise Problem("gardo.diversity", text)
-    marble = getattr(config, "marble", None)
-    if marble is not None and marble.mode == "advantages":
-        raise Problem("marble.mode", f'"advantages" sums advantages, but objective "{name}" has none')
 
 
 class Ranked(ForwardProcess):
@@ -33,12 +21,18 @@ class Ranked(ForwardProcess):
     timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
 
     def check(self, config: Whole) -> None:
-        name = type(self).__name__.lower()
-        check_timesteps(name, self, config.rollout)
-        check_ranks(name, config)
+        check_timesteps(config.method.name, self, config.rollout)
 
 
 class DPO(Ranked):
+    method = Method(
+        "dpo",
+        "DPO",
+        {"Diffusion-DPO": "2311.12908", "Flow-DPO": "2501.13918"},
+        about="pairs of a group's best and worst",
+        trainer="diffrl.trainers.dpo:DPO",
+        advantages="own",
+    )
     whole_groups: ClassVar[bool] = True
     b: FiniteFloat = key(
         100.0, "how sharply a pair's difference of errors is judged; constant over the timesteps", gt=0
@@ -53,6 +47,14 @@ class DPO(Ranked):
 
 
 class RWR(Ranked):
+    method = Method(
+        "rwr",
+        "RWR",
+        {"Flow-RWR": "2501.13918"},
+        about="reward-weighted regression",
+        trainer="diffrl.trainers.rwr:Regression",
+        advantages="own",
+    )
     weights: Literal["softmax", "exp"] = key(
         "softmax", "softmax(r / tau) over the group times its size, or exp(A / tau) of the group's advantage"
     )
@@ -60,10 +62,28 @@ class RWR(Ranked):
 
 
 class SFT(Ranked):
-    """Nothing of its own."""
+    method = Method(
+        "sft",
+        "SFT",
+        about="fine-tuning on the best image of each group",
+        trainer="diffrl.trainers.rwr:Regression",
+        advantages="own",
+    )
+
+    def arguments(self, config: Whole) -> dict[str, Any]:
+        """Regression without weights."""
+        return super().arguments(config) | {"weights": None}
 
 
 class GDRO(Ranked):
+    method = Method(
+        "gdro",
+        "GDRO",
+        {"GDRO": "2601.02036"},
+        about="group-level direct reward optimisation",
+        trainer="diffrl.trainers.gdro:GDRO",
+        advantages="own",
+    )
     whole_groups: ClassVar[bool] = True
     b: FiniteFloat = key(
         12.0, "scale of the implicit reward; calibrate gdro/implicit_std to about gdro/reward_std", gt=0
@@ -74,6 +94,15 @@ class GDRO(Ranked):
 
 
 class PRDP(Section):
+    method = Method(
+        "prdp",
+        "PRDP",
+        {"PRDP": "2402.08714"},
+        about="proximal reward difference prediction",
+        trainer="diffrl.trainers.prdp:PRDP",
+        on_steps=True,
+        needs={"rollout": {"sampler": "flow_sde"}},
+    )
     whole_groups: ClassVar[bool] = True
     advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
     b: FiniteFloat = key(1.0, "a difference of advantages over this is what the log-ratios are to differ by", gt=0)

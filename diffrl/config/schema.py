@@ -1,22 +1,23 @@
 """Every key of a config: its type, default, meaning and unit; the methods' sections are in `diffrl.config.methods`.
 
-The class `Config` is the one table of sections. A new objective is a section with `trained_steps`, and one line in the
-table; a method that wraps objectives is a section, and one line `name: Name | None = key(None, ...)` (present = on).
-What a section needs of the rest of the config, it says in its own `check`.
+The class `Config` is the one table of sections. A method's section says what the method is (`Method`) and has one line
+in the table, `name: Name = methods_section(Name)`, or `Name | None` for what is put around an objective (present = on).
+An objective from outside brings its section along (`diffrl.config.door`). What a section needs of the rest of the
+config, it says in its own `check`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import typing
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from diffrl.config.base import (
     PAIR,
+    Method,
     PathText,
     Problem,
     PromptSource,
@@ -24,16 +25,20 @@ from diffrl.config.base import (
     Section,
     Share,
     key,
+    methods_section,
     section,
 )
 from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
+from diffrl.config.door import find_outside
+from diffrl.config.engine import Engine
 from diffrl.config.estimates import Advantages
 from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import CRD, GARDO, GRPO, NFT, D2Align, Direct, Marble, Objective
+from diffrl.config.methods import CRD, GRPO, NFT, Direct
 from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
+from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
 from diffrl.sampling import SamplerSpec
 
@@ -119,34 +124,6 @@ class Optimise(Section):
             raise Problem("optimise.warmup", f"{self.warmup} optimiser steps, but the whole run has {total}")
 
 
-class Engine(Section):
-    attention: str = key(
-        "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
-    )
-    compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
-    optimiser: Literal["adamw", "adamw8bit"] = key(
-        "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
-    )
-    tf32: bool = key(False, "on CUDA compute fp32 products in TF32: faster, with 10 bits of mantissa instead of 23")
-    merge: Literal["exact", "all", "off"] = key(
-        "exact",
-        "compute with weights that the LoRA is merged into, copies that take the adapted weights' memory twice: exact: "
-        "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
-        "off: never",
-    )
-    offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
-    tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
-
-    def check(self, config: Config) -> None:
-        if self.offload_vae and config.objective == "direct":
-            raise Problem("engine.offload_vae", 'true, but objective "direct" decodes while it optimises')
-        if self.merge == "all" and config.objective == "grpo" and config.optimise.precision != "fp32":
-            text = '"all" rounds what is sampled, and the ratios of objective "grpo" would show it; use exact'
-            raise Problem("engine.merge", text)
-        if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
-            raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
-
-
 class Checkpoint(Section):
     every: int = key(1, "save after every so many epochs, and after the last", "epochs", ge=1)
     keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
@@ -168,11 +145,12 @@ class _OneLine(type(BaseModel)):  # type: ignore[misc]
     if not typing.TYPE_CHECKING:  # type checkers read the keys from the class
 
         def __call__(cls, **values: Any) -> Config:
+            kind = config_class(values.get("objective")) if cls is Config else cls
             try:
-                return super().__call__(**values)
+                return super(_OneLine, kind).__call__(**values)
             except ValidationError as error:
-                text = explain(error, lambda path: "Config", [key for key, _, _ in walk()], [*TABLES, *INNER_TABLES])
-                raise UserError(text) from error
+                keys = [key for key, _, _ in walk(kind)]
+                raise UserError(explain(error, lambda path: "Config", keys, [*TABLES, *INNER_TABLES])) from error
 
 
 class Config(Section, metaclass=_OneLine):
@@ -181,6 +159,7 @@ class Config(Section, metaclass=_OneLine):
     Sections may be given as tables: `Config(epochs=5, rollout={"groups": 8}, rewards={"clip": {"weight": 2.0}})`.
     """
 
+    outside: ClassVar[Method | None] = None  # of an objective that is not in this table, which has a section more
     model: PathText = key("playground", '"playground", a folder in diffusers\' format, or a hub id such as org/name')
     family: PathText | None = key(
         None, "path/to/file.py:Class of a model family of your own; null: by the pipeline's class"
@@ -195,26 +174,26 @@ class Config(Section, metaclass=_OneLine):
     watch: dict[str, Watched] = key(
         {}, "what is scored in evaluations and never optimised: NAME: {...}, a reward's keys but weight"
     )
-    objective: str = key("nft", "how scores become a loss; its section below has its keys")
-    nft: NFT = section(NFT, "DiffusionNFT (arXiv 2509.16117)")
-    grpo: GRPO = section(GRPO, "Flow-GRPO (arXiv 2505.05470)")
-    crd: CRD = section(CRD, "centered reward distillation (arXiv 2603.14128)")
-    dpo: DPO = section(DPO, "pairs of a group's best and worst (Diffusion-DPO, arXiv 2311.12908; Flow-DPO, 2501.13918)")
-    rwr: RWR = section(RWR, "reward-weighted regression (Flow-RWR, arXiv 2501.13918)")
-    sft: SFT = section(SFT, "fine-tuning on the best image of each group")
-    gdro: GDRO = section(GDRO, "group-level direct reward optimisation (arXiv 2601.02036)")
-    prdp: PRDP = section(PRDP, "proximal reward difference prediction (arXiv 2402.08714)")
-    dense: DenseSection | None = key(None, "DenseGRPO: each step's own gain (arXiv 2601.20218); present = on")
-    branches: BranchesSection | None = key(
-        None, "single steps from one path: G2RPO (arXiv 2510.01982), TempFlow-GRPO (2508.04324); present = on"
+    objective: PathText = key(
+        "nft",
+        "how scores become a loss: one of those below, whose section has its keys; an installed one; or your own, "
+        "path/to/file.py:Class, whose section is named like it",
     )
-    tree: TreeSection | None = key(None, "BranchGRPO: a group is a tree (arXiv 2509.06040); present = on")
-    gardo: GARDO | None = key(None, "GARDO around the objective (arXiv 2512.24138); present = on")
-    direct: Direct = section(Direct, "back-propagation of a differentiable reward (D2-Align, arXiv 2512.24146)")
-    d2align: D2Align | None = key(
-        None, "D2-Align: correct a reward by a direction in its text space (arXiv 2512.24146); present = on"
-    )
-    marble: Marble | None = key(None, "MARBLE, rewards balanced by their gradients (arXiv 2605.06507); present = on")
+    nft: NFT = methods_section(NFT)
+    grpo: GRPO = methods_section(GRPO)
+    crd: CRD = methods_section(CRD)
+    dpo: DPO = methods_section(DPO)
+    rwr: RWR = methods_section(RWR)
+    sft: SFT = methods_section(SFT)
+    gdro: GDRO = methods_section(GDRO)
+    prdp: PRDP = methods_section(PRDP)
+    direct: Direct = methods_section(Direct)
+    dense: DenseSection | None = methods_section(DenseSection)
+    branches: BranchesSection | None = methods_section(BranchesSection)
+    tree: TreeSection | None = methods_section(TreeSection)
+    gardo: GARDO | None = methods_section(GARDO)
+    marble: Marble | None = methods_section(Marble)
+    d2align: D2Align | None = methods_section(D2Align)
     advantages: Advantages | None = key(None, "what groups that agree give, and other estimates; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
@@ -224,9 +203,20 @@ class Config(Section, metaclass=_OneLine):
     tracking: Tracking = section(Tracking, "logs beside metrics.jsonl")
 
     @property
-    def objective_section(self) -> Objective:
-        """The section of the chosen objective."""
-        return getattr(self, self.objective)
+    def method(self) -> Method:  # type: ignore[override]
+        """The chosen objective's."""
+        return self.outside or METHODS[self.objective]
+
+    @property
+    def methods(self) -> list[Method]:
+        """The objective's, then those that are put around it, in the order of the table."""
+        others = (name for name, method in METHODS.items() if method.kind != "objective")
+        return [self.method, *(METHODS[name] for name in others if getattr(self, name) is not None)]
+
+    @property
+    def objective_section(self) -> Any:
+        """The section of the chosen objective, which has `trained_steps`."""
+        return getattr(self, self.method.name)
 
     @property
     def optimiser_steps(self) -> int:
@@ -239,7 +229,7 @@ class Config(Section, metaclass=_OneLine):
         Reading this again gives the same config.
         """
         values = self.model_dump(mode="json")
-        others = [name for name in OBJECTIVES if name != self.objective]  # whose sections have no effect
+        others = [name for name in OBJECTIVES if name != self.method.name]  # whose sections have no effect
         return {name: value for name, value in values.items() if value is not None and name not in others}
 
 
@@ -251,9 +241,14 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-OBJECTIVES = [
-    name for name, field in Config.model_fields.items() if hasattr(section_type(field.annotation), "trained_steps")
-]
+def methods_of(config: type[Config]) -> dict[str, Method]:
+    """What each method's section says of it, by the section's name."""
+    kinds = {name: section_type(field.annotation) for name, field in config.model_fields.items()}
+    return {name: method for name, kind in kinds.items() if (method := getattr(kind, "method", None)) is not None}
+
+
+METHODS = methods_of(Config)
+OBJECTIVES = [name for name, method in METHODS.items() if method.kind == "objective"]
 TABLES = [name for name, field in Config.model_fields.items() if typing.get_origin(field.annotation) is dict]
 
 
@@ -267,6 +262,26 @@ def walk(
         if inner is not None:
             named = typing.get_origin(field.annotation) is dict
             yield from walk(inner, f"{prefix}{name}.NAME." if named else f"{prefix}{name}.")
+
+
+def method_of(values: Mapping[str, Any]) -> str:
+    """The methods of a config's plain values by their names: `grpo+dense+gardo`; of a file's objective the class."""
+    around = [name for name, method in METHODS.items() if method.kind != "objective"]
+    objective = str(values.get("objective") or "nft").rpartition(":")[2]
+    return "+".join([objective, *(name for name in around if values.get(name) is not None)])
+
+
+def config_class(objective: Any) -> type[Config]:
+    """`Config`; with one section more where this is an objective from outside. Raises UserError for an unknown one."""
+    if not isinstance(objective, str) or objective in OBJECTIVES:
+        return Config
+    kind: Any = find_outside(objective, OBJECTIVES)
+    if kind.method.name in Config.model_fields:
+        raise Problem("objective", f'"{objective}" is called "{kind.method.name}", as a section of every config is')
+    given: dict[str, Any] = {kind.method.name: (kind, methods_section(kind))}
+    made: Any = create_model("Config", __base__=Config, **given)
+    made.outside = kind.method
+    return made
 
 
 INNER_TABLES = [  # whose keys are names of the user's, too, but not at the top

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.resources import import_file, where
+from diffrl.resources import class_in_file, where
 
 GROUP = "diffrl.families"
 SHIPPED = {
@@ -49,7 +48,7 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
         UserError: if there is none of that name, or the file or class is not there or is no family.
     """
     if family is not None:
-        found, name = _in_file(family), family
+        found, name = class_in_file(family, "family"), family
     else:
         known = families()
         if pipeline not in known:
@@ -64,16 +63,3 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
     if missing := [part for part in NEEDED if not callable(getattr(found, part, None))]:
         raise UserError(f'"{name}" is no model family: it has no {", ".join(missing)}')
     return found
-
-
-def _in_file(family: str) -> Any:
-    path, colon, kind = family.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        raise UserError(f'family: expected path/to/file.py:Class, got "{family}"')
-    if not Path(path).is_file():
-        raise UserError(f'family: no file "{path}"')
-    module = import_file(Path(path), "family")
-    if not hasattr(module, kind):
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-        raise UserError(f'family: no class "{kind}" in {path}{nearest(kind, classes)}')
-    return getattr(module, kind)

@@ -35,7 +35,6 @@ FREE_OF_REWARDS = (
 )
 # What the stored tensors and the methods' states are made for: no override helps, only a new run.
 STRUCTURE = ("model", "objective", "lora", "engine.optimiser")
-METHODS = ("gardo", "marble", "d2align")
 ALLOWED = (
     "epochs, evaluate, guard, checkpoint, tracking, accumulation, batch_size of the rollout, devices and processes"
 )
@@ -55,11 +54,10 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
 
     `used`: the watched rewards that training reads (of the others a run may watch what it likes).
     """
-    objectives = {name for name in ("nft", "grpo", "crd", "direct") if name != values.get("objective")}
     found: Identity = {VERSION: __version__}
     for key, value in flat(values).items():
         top, _, rest = key.partition(".")
-        if top in objectives or (within(key, FREE) and not within(key, NOT_FREE)):
+        if within(key, FREE) and not within(key, NOT_FREE):
             continue
         if top in ("rewards", "watch"):
             name, _, option = rest.partition(".")
@@ -69,12 +67,19 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
     return found
 
 
-def compare(then: Mapping[str, Any], now: Mapping[str, Any], where: str, override: Iterable[str] = ()) -> list[Change]:
+def compare(
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    where: str,
+    override: Iterable[str] = (),
+    stateful: Collection[str] = (),
+) -> list[Change]:
     """The differences, all of them allowed by `override` (keys or sections).
 
     Args:
         then: the identity of the checkpoint; now: that of this start.
         where: the checkpoint, for messages.
+        stateful: sections of methods that keep a state, which no override switches on or off.
 
     Raises:
         UserError: at the first key that differs and may not, with what can be done; for an override that names nothing.
@@ -91,13 +96,18 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any], where: str, overrid
         if (key in then) != (key in now) or then.get(key) != now.get(key)
     ]
     # First what no override helps: whoever has allowed all the rest should not be told only then.
-    for change in sorted(changes, key=lambda change: _structure(change, then, now) is None):
-        _judge(change, then, now, where, accepted)
+    for change in sorted(changes, key=lambda change: _structure(change, then, now, stateful) is None):
+        _judge(change, then, now, where, accepted, stateful)
     return changes
 
 
 def _judge(
-    change: Change, then: Mapping[str, Any], now: Mapping[str, Any], where: str, accepted: Collection[str]
+    change: Change,
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    where: str,
+    accepted: Collection[str],
+    stateful: Collection[str],
 ) -> None:
     plain = _plain(change.key)
     if plain != change.key:
@@ -105,20 +115,22 @@ def _judge(
     else:
         past = f"with {show(change, then)}" if change.key in then else "without it"
         text = f"{plain}: {show(change, now)}, but {where} was trained {past}"
-    if (structure := _structure(change, then, now)) is not None:
+    if (structure := _structure(change, then, now, stateful)) is not None:
         raise UserError(f"{text}; {structure}: start a new run (run_dir=...)")
     if not within(plain, accepted):
         raise UserError(f"{text}; a resume may change {ALLOWED}; to change {plain} on purpose, add --override {plain}")
 
 
-def _structure(change: Change, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def _structure(
+    change: Change, then: Mapping[str, Any], now: Mapping[str, Any], stateful: Collection[str]
+) -> str | None:
     """Why no override can help, or None."""
     plain = _plain(change.key)
     if plain == change.key and within(plain, STRUCTURE):
         return "the checkpoint's tensors are made for that"
     if plain == "optimise.ema" and bool(change.then) != bool(change.now):
         return "the checkpoint has an average of the weights, or has none"
-    for method in METHODS:
+    for method in stateful:
         if within(plain, (method,)) and _has(then, method) != _has(now, method):
             return f"{method} keeps a state of its own"
     for table in ("rewards", "watch"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from diffrl.config.schema import method_of
 from diffrl.errors import UserError
 from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
@@ -62,7 +63,7 @@ def _head(runs: Sequence[RunData]) -> str:
         line = f'<i style="border-color: var(--{_color(i)})"></i>'
         key = f'<span class="legend"><span>{line}{escape(run.name)}</span></span>'
         rewards = ", ".join(run.trained)
-        cells = [run.config.get("objective", ""), rewards, run.last["epoch"], count(run.last.get("samples"))]
+        cells = [method_of(run.config), rewards, run.last["epoch"], count(run.last.get("samples"))]
         rows.append([key, *map(escape, cells), duration(run.elapsed())])
     text = "".join(
         f'<p class="warning"><b>{escape(run.name)}</b>: {escape(warning)}</p>'

@@ -7,6 +7,7 @@ from statistics import fmean, mode
 
 import yaml
 
+from diffrl.config.schema import method_of
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
@@ -18,14 +19,12 @@ KNOWN = {
     "kl": ("KL to the reference model", "KL divergence"),
     "grad_norm": ("gradient norm before clipping", "norm"),
 }
-METHODS = ("gardo", "marble", "d2align")
 
 
 def headline(run: RunData) -> str:
     """Name, what improved by how much, and the warnings."""
     last, config = run.last, run.config
-    facts = [config.get("objective"), *(name for name in METHODS if config.get(name))]
-    title = " + ".join(str(fact) for fact in facts if fact)
+    title = method_of(config).replace("+", " + ")
     parts = [f"{title} on {config.get('model', 'a model')}" if title else "", f"{last['epoch']} epochs"]
     if (planned := config.get("epochs")) and last["epoch"] < planned:
         parts[1] = f"stopped or still running: {last['epoch']} of {planned} epochs"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffrl import config as configs
 from diffrl.config import Config
-from diffrl.config.methods import D2Align
+from diffrl.config.wrappers import D2Align
 from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts

@@ -154,7 +154,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     rows = max(sizes)
     guided = backbone.classifier_free and config.rollout.guidance_scale != 1
     batch = config.rollout.batch_size * (2 if guided else 1)
-    trained = rows * (2 if guided and config.objective == "grpo" else 1)
+    trained = rows * (2 if backbone.classifier_free and objective.guidance_scale != 1 else 1)
     if config.optimise.gradient_checkpointing:
         backbone.network.enable_gradient_checkpointing()
     with _counting(backbone):
@@ -170,15 +170,15 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
         peaks = {name: old[name] if name in old else _peak(backbone, phase, kept) for name, phase in phases.items()}
         sampling, decoding, training = (0 if known else _operations(phase) for phase in phases.values())
     images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
-    silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, config.rollout.guidance_scale)
-    if objective.whole_groups and any(size % config.rollout.group_size for size in sizes):
-        silent += sampling / batch  # the trained LoRA's own pass, for means of groups that micro-batches split
-    if config.objective == "direct":  # every row is decoded, too, and its gradient comes back through the decoder
+    epoch = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+    split = any(size % config.rollout.group_size for size in sizes)
+    silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, split, epoch)
+    if config.method.decodes:  # every row is decoded, too, and its gradient comes back through the decoder
         silent += 2 * decoding / _chunk(backbone)
     work = {
         "sampling": images * config.rollout.steps * sampling / config.rollout.batch_size,
         "decoding": images * decoding / _chunk(backbone),
-        "training": images * passes * (training / rows + silent),
+        "training": images * passes * objective.share(config.rollout.group_size) * (training / rows + silent),
     }
     host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, peaks)
     return Fit(parts, peaks, rows, host, {} if known else work)
@@ -240,15 +240,12 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
-def silent_forwards(objective: Objective, classifier_free: bool, guidance: float) -> int:
-    """Forwards without gradient for each training row: of the lagging snapshot, and of what the penalty refers to.
-
-    At most: none of the snapshot is needed while it equals the trained LoRA, and GARDO's gate leaves rows out.
-    """
-    guided = 2 if classifier_free else 1
-    policy = guided if objective.keep_trajectory and guidance != 1 else 1  # GRPO trains what was sampled
-    anchor = guided if (objective.penalty.guidance or 1.0) != 1 and objective.penalty.reference is None else policy
-    return ("old" in objective.snapshots) + (anchor if objective.penalty.beta else 0)
+def silent_forwards(objective: Objective, classifier_free: bool, split: bool, steps: int) -> float:
+    """Forwards without gradient for each training row: the objective's own, and those of what its penalty refers to."""
+    penalty, plain = objective.penalty, objective.guidance_scale
+    held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
+    row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
+    return objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
 
 
 def architecture(model: str) -> Path | None:

@@ -1,8 +1,10 @@
-"""What the names in a config stand for, as digests: prompts' texts, the model's files, rewards' code and files."""
+"""What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
+and of an objective from outside."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Literal
 
 from diffrl import __version__
 from diffrl.config import Config
+from diffrl.config.door import load
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
@@ -24,6 +27,9 @@ def contents(config: Config) -> Identity:
     found: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         found["model (files)"] = _digest(stamp(source))
+    if config.outside is not None:
+        code = inspect.getsourcefile(load(config.objective))
+        found["objective (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
     return found
 
 

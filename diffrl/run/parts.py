@@ -12,6 +12,8 @@ import torch
 
 from diffrl.advantages import Estimator
 from diffrl.config import Config
+from diffrl.config.base import Method
+from diffrl.config.door import imported, load
 from diffrl.config.estimates import Advantages
 from diffrl.config.reward import read_by_steps
 from diffrl.divgen.diversity import default_features
@@ -30,22 +32,11 @@ from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Credit, Decay, Gradients, Objective, SumOfLosses
+from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
-from diffrl.trainers.branches import Branching
-from diffrl.trainers.crd import CRD
-from diffrl.trainers.dense import Dense
-from diffrl.trainers.direct import Direct
-from diffrl.trainers.dpo import DPO
 from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.gdro import GDRO
-from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.microbatches import AUTO_ROWS
-from diffrl.trainers.nft import NFT
-from diffrl.trainers.prdp import PRDP
-from diffrl.trainers.rwr import Regression
-from diffrl.trainers.tree import Branched
 
 log = logging.getLogger("diffrl")
 
@@ -57,57 +48,33 @@ def build_objective(
 
     `rewards` are for those that need them; `lower`: names of rewards of which a lower score is better.
     """
-    objective = _objective(config, spec, rewards or {})
+    optimised = {name: reward for name, reward in (rewards or {}).items() if name in config.rewards}
+    given = Given(config, spec, optimised, build_credit(config))
+    objective: Objective = _trainer(config.method, config.objective).of(config.objective_section, given)
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:
         objective.rule.estimate = estimator(config.advantages)
     if config.gardo is None:
         return objective
-    arguments = config.gardo.model_dump()
-    arguments["reset_steps"] = arguments.pop("reset")["steps"]
-    return Gardo(objective, lower=lower, reset_kl=config.gardo.reset_kl(config), **arguments)
+    return cast(Objective, Gardo(objective, lower=lower, **config.gardo.arguments(config)))
 
 
 def estimator(section: Advantages) -> Estimator:
     return Estimator(**section.model_dump())
 
 
-def _objective(config: Config, spec: SamplerSpec, rewards: Mapping[str, Reward]) -> Objective:
-    """The section's keys are the constructor's arguments."""
-    arguments = getattr(config, config.objective).model_dump()
-    if config.objective == "grpo":
-        return GRPO(spec, **arguments, credit=build_credit(config, spec))
-    if config.objective == "prdp":
-        return PRDP(spec, **arguments)
-    if config.objective == "direct":
-        optimised = {name: reward for name, reward in rewards.items() if name in config.rewards}
-        return Direct(optimised, [config.rewards[name].weight for name in optimised], **arguments)
-    del arguments["timestep_fraction"]
-    arguments["levels"] = config.objective_section.levels(config.rollout)  # type: ignore[attr-defined]
-    if config.objective in ("rwr", "sft"):
-        return Regression(**{"weights": None, **arguments})
-    if config.objective in ("dpo", "gdro"):
-        return (DPO if config.objective == "dpo" else GDRO)(**arguments)
-    arguments["old"] = Decay(**arguments["old"])
-    if config.objective == "crd":
-        return CRD(**arguments | {"sampling": Decay(**arguments["sampling"])})
-    return NFT(**arguments)
-
-
-def build_credit(config: Config, spec: SamplerSpec) -> Credit | None:
+def build_credit(config: Config) -> Credit | None:
     """Credit over the steps, if the config asks for one."""
-    rollout = config.rollout
-    if config.dense is not None:
-        dense = config.dense
-        return Dense(common=rollout.same_noise, ode_steps=dense.ode_steps, credit=dense.credit)
-    if config.branches is not None:
-        section = config.branches
-        arguments = section.model_dump() | {"steps": section.trained(rollout)}
-        return Branching(group=rollout.group_size, **arguments)
-    if config.tree is not None:
-        return Branched(group=rollout.group_size, steps=spec.stochastic_steps, **config.tree.model_dump())
+    for method in config.methods:
+        if method.kind == "credit":
+            return _trainer(method)(**getattr(config, method.name).arguments(config))
     return None
+
+
+def _trainer(method: Method, objective: str = "") -> Any:
+    """The class that a method is built from: the one that it names, or the one that the config's objective leads to."""
+    return imported(method.trainer, method.name) if method.trainer else load(objective)
 
 
 def build_gradients(config: Config) -> Gradients:
@@ -296,7 +263,7 @@ def describe(run: Any) -> str:
         for name, one in config.evaluate.also.items()
     )
     return (
-        f"{config.objective} on {config.model}: {config.epochs} epochs of {images} images "
+        f"{config.method.title} on {config.model}: {config.epochs} epochs of {images} images "
         f"({config.rollout.groups} prompts x {config.rollout.group_size}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "

@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from diffrl.config import Config
 from diffrl.config.removed import removed
 from diffrl.config.reward import read_by_steps
-from diffrl.config.schema import TABLES, walk
+from diffrl.config.schema import METHODS, TABLES, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
@@ -22,6 +22,7 @@ from diffrl.records.tracking import read_metrics
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
+STATEFUL = [name for name, method in METHODS.items() if method.state]
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Start:
     def compare(self, identity: Identity) -> None:
         """Keep what `override` allowed to change; UserError for a change that it did not."""
         if self.then is not None:
-            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override)
+            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override, STATEFUL)
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -73,7 +74,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
         now = config_identity(config)
         then = with_defaults(then, now)
         own = {key: value for key, value in then.items() if " (" not in key}
-        compare(own, now, str(path or folder), override)
+        compare(own, now, str(path or folder), override, STATEFUL)
     start = Start(True, path, then, override)
     if path is not None:
         _look_back(config, folder, path)

@@ -11,20 +11,12 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from diffrl.config import Config
+from diffrl.config.base import Method
 from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
 
 LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
-PAPERS = {
-    "nft": ("DiffusionNFT", "2509.16117"),
-    "grpo": ("Flow-GRPO", "2505.05470"),
-    "crd": ("CRD", "2603.14128"),
-    "gardo": ("GARDO", "2512.24138"),
-    "marble": ("MARBLE", "2605.06507"),
-    "d2align": ("D2-Align", "2512.24146"),
-    "direct": ("direct back-propagation of the reward, as in D2-Align", "2512.24146"),
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Facts:
 def render(facts: Facts, prompts: Sequence[str]) -> str:
     """The card as Markdown with the hub's header."""
     config = facts.config
-    methods = _methods(config)
+    methods = [_cited(method) for method in config.methods]
     parts = [
         f"---\n{_header(facts).to_yaml()}\n---\n",
         f"# {facts.name}",
@@ -119,21 +111,22 @@ def _header(facts: Facts) -> ModelCardData:
         pipeline_tag="text-to-image",
         license="other",
         license_name="that-of-the-base-model",
-        tags=["lora", "text-to-image", "reinforcement-learning", "diffrl", *_methods(facts.config, short=True)],
+        tags=[
+            "lora",
+            "text-to-image",
+            "reinforcement-learning",
+            "diffrl",
+            *(method.name for method in facts.config.methods),
+        ],
         model_name=facts.name,
     )
 
 
-def _methods(config: Config, short: bool = False) -> list[str]:
-    on = [config.objective, *(name for name in PAPERS if name != config.objective and _present(config, name))]
-    if short:
-        return on
-    return [f"[{PAPERS[n][0]}](https://arxiv.org/abs/{PAPERS[n][1]})" if n in PAPERS else n for n in on]
-
-
-def _present(config: Config, name: str) -> bool:
-    """A wrapper is on where its section is there; sections of other objectives are always there."""
-    return name in ("gardo", "marble", "d2align") and getattr(config, name, None) is not None
+def _cited(method: Method) -> str:
+    """The method's title with links to its papers."""
+    links = {name: f"[{name}](https://arxiv.org/abs/{number})" for name, number in method.papers.items()}
+    own = links.pop(method.title, method.title)
+    return f"{own} ({', '.join(links.values())})" if links else own
 
 
 def _base(model: str) -> str:

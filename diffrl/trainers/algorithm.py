@@ -32,7 +32,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
   its place that acts on few rows; another regulariser is another subclass.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
 
-**A wrapper** (GARDO) is an `Objective`, too; it holds the one that it wraps as `base`.
+**A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
 
 Symbols: n local samples, N samples of all processes, T training rows per sample, b rows of a micro-batch, K rewards,
 m scalars per row; latents (b, C, h, w).
@@ -41,21 +41,25 @@ m scalars per row; latents (b, C, h, w).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.config import Config
+from diffrl.config.base import Section
+from diffrl.config.methods import Decay
 from diffrl.continuations import Plan
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
+from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
+from diffrl.trainers.means import RunningMeans
 from diffrl.trainers.rows import Noising, Rows
 
 
@@ -117,35 +121,6 @@ class AdvantageRule:
         return torch.cat([known, *total] if self.each else total, dim=1)
 
 
-class RunningMeans:
-    """Sums and counts that stay on the device until the epoch's end: no wait for the device in the loop."""
-
-    pausing: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-
-    @classmethod
-    @contextmanager
-    def paused(cls) -> Iterator[None]:
-        """Inside, rows count as nothing: no mean of any objective sees them, and they have no penalty."""
-        cls.pausing = True
-        try:
-            yield
-        finally:
-            cls.pausing = False
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add detached per-row values (b,)."""
-        values = values.detach().float()[: 0 if self.pausing else None]  # the name stays: processes sum by position
-        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
-
-    def take(self) -> dict[str, Tensor]:
-        sums, self._sums = self._sums, {}
-        return sums
-
-
 class Credit(Protocol):
     """Credit over the steps: which plan a rollout follows, and (N, T, columns) advantages of the scored views.
 
@@ -153,6 +128,9 @@ class Credit(Protocol):
     """
 
     selects: bool  # are rows left out?
+
+    def share(self, group: int) -> float:
+        """The share of the rows that is trained."""
 
     def plan(self, spec: SamplerSpec) -> Plan: ...
 
@@ -167,16 +145,13 @@ class Credit(Protocol):
 
 
 @dataclass(frozen=True)
-class Decay:
-    """A snapshot's decay by optimiser step: 0 before `start`, then linear from `value`, at most `cap`."""
+class Given:
+    """What a run hands to its objective's `of`, beside the objective's section."""
 
-    start: int = 0
-    value: float = 0.0
-    slope: float = 0.0
-    cap: float = 1.0
-
-    def __call__(self, step: int) -> float:
-        return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
+    config: Config
+    spec: SamplerSpec
+    rewards: Mapping[str, Reward] = field(default_factory=dict)  # those that are optimised
+    credit: Credit | None = None
 
 
 class Objective(ABC):
@@ -189,7 +164,7 @@ class Objective(ABC):
         decays: how each snapshot that the method keeps follows the trained LoRA after an epoch.
     """
 
-    name: str
+    section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
     samples_from = "default"  # the snapshot that rollouts are drawn with
     keep_trajectory = False
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
@@ -197,6 +172,7 @@ class Objective(ABC):
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out
+    guidance_scale = 1.0  # classifier-free, of the trained rows
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
     def __init__(
@@ -216,6 +192,11 @@ class Objective(ABC):
         self.on_policy = True
         self.means = RunningMeans()
 
+    @classmethod
+    def of(cls, section: Section, given: Given) -> Objective:
+        """Built from its section of a config: the section's `arguments` are the constructor's."""
+        return cls(**section.arguments(given.config))
+
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
         return self.rule(scored)
@@ -230,6 +211,15 @@ class Objective(ABC):
         What is left out is never forwarded; the step's mean is over the others.
         """
         return sample_pairs(samples, self.rows_per_sample(rollout))
+
+    def share(self, group: int) -> float:
+        """The share of a rollout's rows that `pairs` leaves, of groups of this size; for estimates."""
+        return 1.0
+
+    def forwards(self, split: bool, steps: int) -> float:
+        """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
+        `steps`: optimiser steps of an epoch. For estimates."""
+        return int("old" in self.snapshots)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
@@ -257,7 +247,7 @@ class Objective(ABC):
         """Called after the last optimiser step of an epoch: snapshots follow; a decay of 0 is a copy."""
         for name, decay in self.decays.items():
             policy.follow(name, decay(step))
-        self.on_policy = self.decays.get("old", Decay())(step) == 0.0
+        self.on_policy = "old" not in self.decays or self.decays["old"](step) == 0.0
 
     def metrics(self) -> dict[str, Tensor]:
         """Sums since the last call, as {name: tensor [sum, count]}; they stay on the device."""
@@ -284,6 +274,7 @@ class Penalty:
     def __init__(self, objective: Objective, beta: float, guidance: float | None = None) -> None:
         self.objective, self.beta, self.guidance = objective, beta, guidance
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
+        self.share = 1.0  # of the rows that are penalised; for estimates
 
     def anchor(self, policy: Policy, rows: Rows) -> Prediction:
         """What the rows are held to, without gradient: a forward of the reference."""

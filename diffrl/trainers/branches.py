@@ -42,6 +42,9 @@ class Branching:
     ) -> None:
         self.group, self.steps, self.seeds, self.strides, self.scope = group, steps, seeds, strides, scope
 
+    def share(self, group: int) -> float:
+        return 1.0
+
     def plan(self, spec: SamplerSpec) -> Plan:
         return Branches(self.seeds, self.steps, self.strides)
 

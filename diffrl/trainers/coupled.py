@@ -55,6 +55,12 @@ def excess_error(policy: Policy, rows: Rows, anchor: str | None) -> Tensor:
     return errors[0] - errors[1]
 
 
+def own_error(policy: Policy, rows: Rows) -> Tensor:
+    """e_theta (b, 1), differentiable; leaves the prediction in the rows. The reference's part is a constant."""
+    rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+    return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+
+
 def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:
     """(N, ...) on the device of what each process knows of its own samples (n, ...)."""
     rollout = step.rollout
@@ -63,15 +69,38 @@ def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:
     return step.reduce(table) if len(values) < rollout.total else table
 
 
-def of_row(values: Tensor, rows: Rows) -> Tensor:
-    """(b, ...) of values (n, T, ...) by local sample and row number."""
-    assert rows.pairs is not None, "the rows know where they come from"
-    return values[rows.pairs[:, 0], rows.pairs[:, 1]]
+class Coupling:
+    """The loss `sum_i c_i phi_i` of a group's rows, its slopes c being measured before the step.
 
+    Args:
+        slopes: from what was measured (count, P, G, T), the advantages (P, G, K) and the indices of the groups that the
+            step trains to c (P, G, T, K).
+        count: how many values of each row are measured.
+    """
 
-def local(step: Step, values: Tensor) -> Tensor:
-    """(n, ...) of values (N, ...)."""
-    return values[step.rollout.first : step.rollout.first + len(step.rollout.member)]
+    def __init__(self, slopes: Callable[[Tensor, Tensor, Tensor], Tensor], count: int = 1) -> None:
+        self.slopes, self.count = slopes, count
+        self._table: Tensor | None = None  # (n, T, K) of the step
+
+    def measure(
+        self, objective: Objective, policy: Policy, step: Step, values: Callable[[Rows], tuple[Tensor, ...]]
+    ) -> None:
+        """The step's slopes, the same on every process. `values` says `count` numbers (b,) of rows."""
+        rollout = step.rollout
+        prompts, first = len(rollout.prompts), rollout.first
+        table = measured(objective, policy, step, values, self.count)
+        advantages = everywhere(step, step.advantages, policy.device)
+        touched = rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        by_group = (
+            table.view(self.count, prompts, -1, table.shape[2]),
+            advantages.view(prompts, -1, advantages.shape[1]),
+        )
+        self._table = self.slopes(*by_group, touched).flatten(0, 1)[first : first + len(rollout.member)]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        """(K,) summed over the rows, phi (b, 1)."""
+        assert self._table is not None and rows.pairs is not None, "measure() runs before loss()"
+        return (self._table[rows.pairs[:, 0], rows.pairs[:, 1]] * phi).sum(0)
 
 
 def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:

@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import Std, group_advantages, weighted_sum
+from diffrl.config import methods
 from diffrl.policy import Policy
-from diffrl.trainers.algorithm import Decay, Objective, Penalty, Scored, Step
+from diffrl.trainers.algorithm import Objective, Penalty, Scored, Step
 from diffrl.trainers.centring import Targets
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 LossKind = Literal["squared", "bce"]
@@ -72,39 +74,36 @@ class CRD(Objective):
     to all alike, and a step's gradient has 14 to 22 % less noise for its signal, and the same mean
     (measured on the playground). The published code draws it per image.
 
-    Old and anchor are forwards of their own: one batch of mixed adapters takes 0.91 to 0.96 of the time on a CPU, but
-    the activations of three times the rows, and binds together what is needed apart (GARDO's anchors, old beforehand).
+    Old and anchor are forwards of their own: one batch of mixed adapters needs the activations of three times the rows.
     """
 
-    name = "crd"
     samples_from = "sampling"
     whole_groups = True
 
+    @defaults_of(methods.CRD)
     def __init__(
         self,
         *,
-        beta: float = 0.1,
-        b: float = 1.0,
-        adv_clip: float = 5.0,
-        advantage_std: Std = "group",
-        loss: LossKind = "squared",
-        tau: float | None = None,
-        weighted: bool = True,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        beta: float,
+        b: float,
+        adv_clip: float,
+        advantage_std: Std,
+        loss: LossKind,
+        tau: float | None,
+        weighted: bool,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
-        same_noise: bool = True,
-        anchor_guidance: float = 4.5,
-        adaptive: bool = True,
-        old: Decay | None = None,
-        sampling: Decay | None = None,
+        same_noise: bool,
+        anchor_guidance: float,
+        adaptive: bool,
+        old: methods.Decay,
+        sampling: methods.Decay,
     ) -> None:
-        decays = {
-            "old": old or Decay(value=0.25, slope=0.005, cap=0.999),
-            "sampling": sampling or Decay(start=75, slope=0.0075, cap=0.999),
-        }
         noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=same_noise)
-        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
+        super().__init__(
+            beta=beta, advantage_std=advantage_std, noising=noising, decays={"old": old, "sampling": sampling}
+        )
         self.penalty = Anchor(self, beta, anchor_guidance)
         self.b, self.adv_clip, self.kind, self.tau = b, adv_clip, loss, tau
         self.weighted, self.adaptive = weighted, adaptive
@@ -121,6 +120,9 @@ class CRD(Objective):
         self._overall = external_reward(total[:, 0], self.adv_clip)
         self._known = self.rule.known(scored)
         return self.rule(scored)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 if split else 1  # old; and the trained LoRA's own, for means of split groups
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""

@@ -18,11 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diffrl.config.credit import DenseSection
 from diffrl.continuations import Gains, Plan
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 from diffrl.trainers.algorithm import AdvantageRule, Scored, sample_pairs
 from diffrl.trainers.credit import by_row, views_of
+from diffrl.trainers.defaults import defaults_of
 
 CreditKind = Literal["gain", "level", "min"]
 
@@ -64,8 +66,12 @@ class Dense:
 
     selects = False
 
-    def __init__(self, *, common: bool, ode_steps: int | None = None, credit: CreditKind = "gain") -> None:
+    @defaults_of(DenseSection)
+    def __init__(self, *, common: bool, ode_steps: int | None, credit: CreditKind) -> None:
         self.common, self.ode_steps, self.credit = common, ode_steps, credit
+
+    def share(self, group: int) -> float:
+        return 1.0
 
     def plan(self, spec: SamplerSpec) -> Plan:
         return Gains(self.common, self.ode_steps)

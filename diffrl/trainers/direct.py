@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from diffrl.config import methods
+from diffrl.config.base import Section
 from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
@@ -23,7 +25,8 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout
 from diffrl.samplers import ode_step
-from diffrl.trainers.algorithm import Objective, Step
+from diffrl.trainers.algorithm import Given, Objective, Step
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows
 
 
@@ -45,23 +48,27 @@ class Direct(Objective):
     NFT's; the paper has none.
     """
 
-    name = "direct"
-
+    @defaults_of(methods.Direct)
     def __init__(
         self,
         rewards: Mapping[str, Reward] | None = None,
         weights: Sequence[float] = (),
         *,
-        beta: float = 0.0,
-        timesteps: int = 1,
-        guidance_scale: float = 1.0,
-        decode_chunk: int | None = None,
-        checkpoint_decoder: bool = False,
+        beta: float,
+        timesteps: int,
+        guidance_scale: float,
+        decode_chunk: int | None,
+        checkpoint_decoder: bool,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps))
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = guidance_scale
         self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> Direct:
+        weights = [given.config.rewards[name].weight for name in given.rewards]
+        return cls(given.rewards, weights, **section.arguments(given.config))
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = super().rows(rollout, advantages, pairs, key)

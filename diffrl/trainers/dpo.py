@@ -2,9 +2,9 @@
 
 symbol         name here           meaning
 x^w, x^l       A = +1, A = -1      best and worst image of a group (`best_and_worst`)
-e_theta        velocity_error      mean over dims of (v_theta - v)^2 at one t and one eps for both
+e_theta        own_error           mean over dims of (v_theta - v)^2 at one t and one eps for both
 d              phi[:, 0]           e_theta - e_ref
-c              _slopes             sigma(b/2 (d^w - d^l)), how wrong the pair still is
+c              pair_slopes         sigma(b/2 (d^w - d^l)), how wrong the pair still is
 
     L = -log sigma( -b/2 (d^w - d^l) ),      dL/dd^w = b/2 c,   dL/dd^l = -b/2 c
 
@@ -18,20 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.coupled import (
-    best_and_worst,
-    chosen_pairs,
-    everywhere,
-    excess_error,
-    local,
-    measured,
-    of_groups,
-    of_row,
-)
-from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.coupled import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, TimestepSampling
 
 
@@ -49,18 +41,18 @@ def pair_slopes(d: Tensor, advantages: Tensor, groups: int, b: float) -> tuple[T
 class DPO(Objective):
     """`reference`: the pretrained model, or the snapshot "old", which becomes theta every `follow` optimiser steps."""
 
-    name = "dpo"
     whole_groups = True
     selects = True
 
+    @defaults_of(preferences.DPO)
     def __init__(
         self,
         *,
-        b: float = 100.0,
-        follow: int | None = None,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        b: float,
+        follow: int | None,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         noising = of_groups(timesteps, timestep_sampling, levels)
@@ -69,30 +61,35 @@ class DPO(Objective):
         self.b, self.follow = b, follow
         self.anchor = None if follow is None else "old"
         self.snapshots = () if follow is None else ("old",)
-        self._slopes: Tensor | None = None  # (n, T, K) of the step
+        self.coupling = Coupling(self._slopes)
+
+    def share(self, group: int) -> float:
+        return 2 / group
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2  # the trained LoRA's error and the reference's, before the step
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """Only what is in a pair: the other members are never forwarded."""
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        (d,) = measured(self, policy, step, lambda rows: (excess_error(policy, rows, self.anchor),))
-        advantages = everywhere(step, step.advantages, policy.device)
-        slopes, margin = pair_slopes(d, advantages, len(step.rollout.prompts), self.b)
-        self._slopes = local(step, slopes)
-        paired = (advantages.view(len(margin), -1, 1, margin.shape[2]) > 0).any(1).expand_as(margin)
+        self.coupling.measure(self, policy, step, lambda rows: (excess_error(policy, rows, self.anchor),))
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+        slopes, margin = pair_slopes(measured[0].flatten(0, 1), advantages.flatten(0, 1), len(advantages), self.b)
+        paired = (advantages[:, :, None] > 0).any(1).expand_as(margin)
         self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin[paired]))
         self.means.add("dpo/accuracy", (margin[paired] > 0).float())
+        return slopes.unflatten(0, advantages.shape[:2])
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): e_theta. The reference's part of d is a constant, and its value is in the slopes already."""
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+        return own_error(policy, rows)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """Twice the rows' share: the mean over a step's rows is then the mean over its pairs."""
-        assert self._slopes is not None, "before_step() runs before loss()"
-        return 2 * (of_row(self._slopes, rows) * phi).sum(0)
+        return 2 * self.coupling.loss(phi, rows)
 
     def after_step(self, policy: Policy, step: int) -> None:
         super().after_step(policy, step)

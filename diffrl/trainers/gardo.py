@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, weighted_sum
+from diffrl.config import wrappers
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective, Scored, Step
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.gate import Diversity, GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
 from diffrl.trainers.gated import Gated, Normalise
 from diffrl.trainers.rows import Rows
@@ -38,8 +40,11 @@ class Judged:
     gate: Tensor
 
 
-class Gardo(Objective):
-    """An objective whose advantages are shaped by diversity and whose penalty acts on the uncertain samples only.
+class Gardo:
+    """An `Objective` whose advantages are shaped by diversity and whose penalty acts on the uncertain samples only.
+
+    All that it does not define itself is the base's (`__getattr__`): its rows, its loss, its snapshots, and whatever an
+    objective of tomorrow has.
 
     Args:
         base: the objective; its loss stays as it is. Its `rule.std` and its penalty are set here.
@@ -54,27 +59,27 @@ class Gardo(Objective):
             reset. Both None: the reference stays the base's. normalise, measure_every: see `Gated`.
     """
 
+    @defaults_of(wrappers.GARDO)
     def __init__(
         self,
         base: Objective,
         *,
-        auxiliary: Sequence[str] = (),
+        auxiliary: Sequence[str],
         lower: Collection[str] = (),
-        beta: float | None = 0.04,
-        normalise: Normalise = "rows",
-        advantage_std: Std | None = "none",
-        diversity: Diversity = "group_mean",
-        gate: Gate = "batch",
-        share: float = 0.1,
-        share_range: tuple[float, float] = (0.02, 0.2),
-        change: float = 0.1,
-        window: int = 20,
-        window_full: bool = False,
-        reset_kl: float | None = 1e-4,
-        reset_steps: int | None = 100,
-        measure_every: int | None = None,
+        beta: float | None,
+        normalise: Normalise,
+        advantage_std: Std | None,
+        diversity: Diversity,
+        gate: Gate,
+        share: float,
+        share_range: tuple[float, float],
+        change: float,
+        window: int,
+        window_full: bool,
+        reset_kl: float | None = None,
+        reset_steps: int | None = None,
+        measure_every: int | None,
     ) -> None:
-        super().__init__()
         self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in auxiliary])
         self.share = GateShare(share, share_range, change, window, window_full)
@@ -86,16 +91,20 @@ class Gardo(Objective):
         self.resets = base.penalty.beta != 0 and (reset_kl is not None or reset_steps is not None)
         if self.resets:
             base.penalty.reference = REFERENCE
-        self.name, self.rule, self.basis = base.name, base.rule, base.basis
         self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
-        self.samples_from, self.keep_trajectory = base.samples_from, base.keep_trajectory
-        self.whole_groups, self.selects, self.credit = base.whole_groups, base.selects, base.credit
         how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise, "measure_every": measure_every}
-        self.penalty = self.gated = Gated(base, means=self.means, **how)
+        self.penalty = self.gated = Gated(base, **how)
+        self.gated.share = 1.0 if gate == "all" else share
         self.judged: Judged | None = None  # of this epoch
         self._epoch: dict[str, float] = {}  # this epoch's numbers, the same on every process
         self._reduce: Callable[[Tensor], Tensor] = lambda values: values  # sums over processes
         self._counters = torch.zeros(2, dtype=torch.int64)  # steps since the last reset, resets; on the policy's device
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what is not Gardo's own."""
+        if name == "base":  # before it is set: a copy in the making
+            raise AttributeError(name)
+        return getattr(self.base, name)
 
     # ---- once an epoch, on the CPU, on the scores of all processes: every process decides the same
 
@@ -131,12 +140,6 @@ class Gardo(Objective):
 
     # ---- the base's rows, loss and snapshots, and a penalty of the judged samples
 
-    def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.base.rows_per_sample(rollout)
-
-    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
-        return self.base.pairs(rollout, advantages, samples, epoch)
-
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         return self.gated.mark(self.base.rows(rollout, advantages, pairs, key), pairs)
 
@@ -144,12 +147,6 @@ class Gardo(Objective):
         self.base.before_step(policy, step)
         self._reduce = step.reduce
         self.gated.before_step(policy, step, None if self.judged is None else self.judged.gate)
-
-    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        return self.base.scalars(policy, rows)
-
-    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        return self.base.loss(phi, rows)
 
     def after_step(self, policy: Policy, step: int) -> None:
         self.base.after_step(policy, step)
@@ -170,11 +167,8 @@ class Gardo(Objective):
         policy.follow(REFERENCE, 1 - due.float())
         self._counters = torch.stack([torch.where(due, 0, since), self._counters[1] + due])
 
-    def after_epoch(self, policy: Policy, step: int) -> None:
-        self.base.after_epoch(policy, step)
-
     def metrics(self) -> dict[str, Tensor]:
-        sums = {**self.base.metrics(), **self.means.take()}
+        sums = self.base.metrics()
         device = self.gated.kl.device
         numbers = {name: torch.tensor([value, 1.0], device=device) for name, value in self._epoch.items()}
         numbers["gardo/resets"] = torch.stack([self._counters[1].to(device).float(), torch.ones((), device=device)])

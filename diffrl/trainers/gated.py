@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
-from diffrl.trainers.algorithm import Objective, Penalty, RunningMeans, Step
+from diffrl.trainers.algorithm import Objective, Penalty, Step
 from diffrl.trainers.rows import Rows
 
 Normalise = Literal["rows", "gated"]
@@ -23,14 +23,11 @@ class Gated(Penalty):
         gated: False: the base's own penalty on every row, of which only the divergence is noted.
         normalise: "rows": the mean over a step's rows, of which most have none; "gated": over the penalised rows.
         measure_every: in every so many-th step the KL of all rows is logged, which costs their reference forwards.
-        means: where its numbers go.
     """
 
-    def __init__(
-        self, base: Objective, *, gated: bool, normalise: Normalise, measure_every: int | None, means: RunningMeans
-    ) -> None:
+    def __init__(self, base: Objective, *, gated: bool, normalise: Normalise, measure_every: int | None) -> None:
         super().__init__(base, base.penalty.beta)
-        self.own, self.reference, self.means = base.penalty, base.penalty.reference, means
+        self.own, self.reference, self.means = base.penalty, base.penalty.reference, base.means
         self.gated, self.normalise, self.measure_every = gated and self.beta != 0, normalise, measure_every
         self.steps = 0
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.coupled import everywhere, excess_error, local, measured, of_groups, of_row
-from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.coupled import Coupling, excess_error, of_groups, own_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, TimestepSampling
 
 
@@ -51,48 +52,46 @@ def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float, top: bool = False) ->
 class GDRO(Objective):
     """Rollouts come from theta; the reference is the pretrained model."""
 
-    name = "gdro"
     whole_groups = True
 
+    @defaults_of(preferences.GDRO)
     def __init__(
         self,
         *,
-        b: float = 12.0,
-        tau: float = 0.05,
-        best: float = 0.5,
-        top: bool = False,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        b: float,
+        tau: float,
+        best: float,
+        top: bool,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         noising = of_groups(timesteps, timestep_sampling, levels)
         super().__init__(beta=beta, advantage_std="none", noising=noising)
         self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
         self.b, self.tau, self.best, self.top = b, tau, best, top
-        self._slopes: Tensor | None = None  # (n, T, K) of the step
+        self.coupling = Coupling(self._slopes)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2  # the trained LoRA's error and the reference's, before the step
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        (s,) = measured(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
-        prompts = len(step.rollout.prompts)
-        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
-        r = everywhere(step, step.advantages, policy.device).view(prompts, -1, 1, step.advantages.shape[1])
-        s = s.view(prompts, -1, s.shape[1], 1)  # (P, G, T, 1) against (P, G, 1, K)
-        both = torch.broadcast_tensors(s, r)
-        implicit, rewards = (value.movedim(1, -1) for value in both)
+        self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+        s, r = measured[0][..., None], advantages[:, :, None]  # (P, G, T, 1) against (P, G, 1, K)
+        implicit, rewards = (value.movedim(1, -1) for value in torch.broadcast_tensors(s, r))
         slopes = plackett_luce_slopes(implicit, rewards, self.tau, self.top).movedim(-1, 1)
         winner = (r == r.amax(1, keepdim=True)).float()
         known = (r.amax(1, keepdim=True) > r.amin(1, keepdim=True)).float()  # a group that agrees has no order
-        slopes = (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
-        self._slopes = local(step, slopes.flatten(0, 1))
         self.means.add("gdro/implicit_std", s[touched].std(dim=1, correction=0).flatten())
         self.means.add("gdro/reward_std", (r[touched] / self.tau).std(dim=1, correction=0).flatten())
+        return (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): s without the reference's part, which is a constant."""
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        return -self.b * velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+        return -self.b * own_error(policy, rows)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        assert self._slopes is not None, "before_step() runs before loss()"
-        return (of_row(self._slopes, rows) * phi).sum(0)
+        return self.coupling.loss(phi, rows)

@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
+from diffrl.config import methods
+from diffrl.config.base import Section
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Credit, Objective, Penalty, Scored
+from diffrl.trainers.algorithm import Credit, Given, Objective, Penalty, Scored
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, row_advantages
 
 
@@ -64,32 +67,36 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
 class GRPO(Objective):
     """The objective of Flow-GRPO: rows are the stored steps of the rollout's trajectory."""
 
-    name = "grpo"
     keep_trajectory = True
 
+    @defaults_of(methods.GRPO)
     def __init__(
         self,
         spec: SamplerSpec,
         *,
-        clip: float = 1e-4,
-        clip_low: float | None = None,
-        adv_clip: float = 5.0,
-        beta: float = 0.0,
-        kl: Literal["exact", "published"] = "exact",
-        timesteps: int | None = None,
-        order: Literal["random", "first"] = "random",
-        advantage_std: Std = "group",
-        weighting: Literal["uniform", "noise"] = "uniform",
-        guidance_gradient: Literal["exact", "published"] = "exact",
+        clip: float,
+        clip_low: float | None,
+        adv_clip: float,
+        beta: float,
+        kl: Literal["exact", "published"],
+        timesteps: int | None,
+        order: Literal["random", "first"],
+        advantage_std: Std,
+        weighting: Literal["uniform", "noise"],
+        guidance_gradient: Literal["exact", "published"],
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.spec, self.clip, self.clip_low, self.adv_clip = spec, clip, clip_low, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
-        self.weighting, self.credit = weighting, credit
+        self.weighting, self.credit, self.guidance_scale = weighting, credit, spec.guidance_scale
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
         self.selects = credit is not None and credit.selects
         self.penalty = StepKL(self, beta)
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> GRPO:
+        return cls(given.spec, **section.arguments(given.config), credit=given.credit)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "GRPO needs the trajectory"
@@ -97,6 +104,9 @@ class GRPO(Objective):
 
     def advantages(self, scored: Scored) -> Tensor:
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
+
+    def share(self, group: int) -> float:
+        return 1.0 if self.credit is None else self.credit.share(group)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         if self.credit is None:

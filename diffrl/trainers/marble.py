@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from diffrl.config import wrappers
 from diffrl.policy import Policy
 from diffrl.trainers.algorithm import Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, Bank, Mode, loss_slopes
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.gradients import LoraGradients, Passes
 from diffrl.trainers.marble_metrics import Record, summary
 from diffrl.trainers.rows import Rows
@@ -30,7 +32,7 @@ from diffrl.trainers.simplex import Array, min_norm_weights
 
 
 class Marble:
-    """The `Gradients` that balance K rewards; see `diffrl.config.methods.Marble` for the modes.
+    """The `Gradients` that balance K rewards; see `diffrl.config.wrappers.Marble` for the modes.
 
     Gradients come from the constant-cost path of `diffrl.trainers.gradients`, in mode "full" from K passes. Rewards
     without signal in a step, that is without an advantage other than 0, are left out of it and keep their smoothed
@@ -46,17 +48,18 @@ class Marble:
         steps_per_epoch: optimiser steps of an epoch, which `stage` and `uniform_after` are counted in.
     """
 
+    @defaults_of(wrappers.Marble)
     def __init__(
         self,
         names: Sequence[str],
         *,
-        mode: Mode = "amortised",
-        smoothing: float = 0.7,
-        smooth: Literal["between", "everywhere"] = "between",
-        every: int = 10,
-        stage: int = 10,
-        uniform_after: int | None = None,
-        measure: bool = True,
+        mode: Mode,
+        smoothing: float,
+        smooth: Literal["between", "everywhere"],
+        every: int,
+        stage: int,
+        uniform_after: int | None,
+        measure: bool,
         steps_per_epoch: int = 1,
     ) -> None:
         self.names, self.mode, self.every = list(names), mode, every

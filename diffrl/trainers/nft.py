@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
+from diffrl.config import methods
+from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-from diffrl.trainers.algorithm import Decay, Objective, Scored
+from diffrl.trainers.algorithm import Objective, Scored
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 
@@ -47,26 +50,26 @@ def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tens
 class NFT(Objective):
     """The objective of DiffusionNFT. Its penalty is `beta * mean (v_theta - v_ref)^2`, v_ref the pretrained model."""
 
-    name = "nft"
     samples_from = "old"
     # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
     # L+ - L- carries the advantages.
     basis = ((1.0, 1.0), (1.0, -1.0))
 
+    @defaults_of(methods.NFT)
     def __init__(
         self,
         *,
-        beta: float = 1e-4,
-        b: float = 1.0,
-        adv_clip: float = 5.0,
-        timesteps: int | None = None,
-        advantage_std: Std = "batch",
-        timestep_sampling: TimestepSampling = "schedule",
+        beta: float,
+        b: float,
+        adv_clip: float,
+        timesteps: int | None,
+        advantage_std: Std,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
-        old: Decay | None = None,
+        old: Decay,
     ) -> None:
         noising = Noising(timesteps, timestep_sampling, levels)
-        decays = {"old": old or Decay(slope=0.001, cap=0.5)}
+        decays = {"old": old}
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.b, self.adv_clip = b, adv_clip
         self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere

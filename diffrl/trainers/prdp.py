@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
+from diffrl.config import preferences
+from diffrl.config.base import Section
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import gaussian_log_prob
-from diffrl.trainers.algorithm import Objective, Step
-from diffrl.trainers.coupled import everywhere, local, measured, of_row
+from diffrl.trainers.algorithm import Given, Objective, Step
+from diffrl.trainers.coupled import Coupling
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.grpo import GRPO, StepKL
 from diffrl.trainers.rows import Rows
 
@@ -46,19 +49,21 @@ def prdp_loss(ratio: Tensor, old: Tensor, rewards: Tensor, clip: float) -> Tenso
 class PRDP(Objective):
     """Rows, steps and their log-probabilities are those of GRPO; the loss is the regression above."""
 
-    name = "prdp"
     keep_trajectory = True
     whole_groups = True
 
-    def __init__(
-        self, spec: SamplerSpec, *, b: float = 1.0, clip: float = 1e-4, beta: float = 0.0, advantage_std: Std = "group"
-    ) -> None:
+    @defaults_of(preferences.PRDP)
+    def __init__(self, spec: SamplerSpec, *, b: float, clip: float, beta: float, advantage_std: Std) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.b, self.clip = b, clip
         self.steps = GRPO(spec, beta=beta)
-        self.steps.means = self.means
+        self.steps.means, self.guidance_scale = self.means, spec.guidance_scale
         self.penalty = StepKL(self.steps, beta)
-        self._slopes: Tensor | None = None  # (n, T, K) of the step
+        self.coupling = Coupling(self._slopes, count=2)
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> PRDP:
+        return cls(given.spec, **section.arguments(given.config))
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.steps.rows_per_sample(rollout)
@@ -68,23 +73,23 @@ class PRDP(Objective):
         rows.pairs, rows.on_policy = pairs.to(rows.t.device, non_blocking=True), self.on_policy
         return rows
 
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 - 1 / steps  # the log-probabilities of the reference and, but for the epoch's first step, of theta
+
     def before_step(self, policy: Policy, step: Step) -> None:
         """Slopes dL/d log p of all rows of the step, from both log-ratios."""
-        ratio, old = measured(self, policy, step, lambda rows: self._ratios(policy, rows), count=2)
-        prompts = len(step.rollout.prompts)
-        ratio, old = (value.view(prompts, -1, value.shape[1]) for value in (ratio, old))
-        rewards = everywhere(step, step.advantages, policy.device) / self.b
-        rewards = rewards.view(prompts, -1, rewards.shape[1])
-        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        self.coupling.measure(self, policy, step, lambda rows: self._ratios(policy, rows))
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+        ratio, old = measured
         leaf = ratio.detach().requires_grad_()
         with torch.enable_grad():
-            losses = prdp_loss(leaf, old, rewards, self.clip)
+            losses = prdp_loss(leaf, old, advantages / self.b, self.clip)
             slopes = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.sum(0)]
-        # times G T: the mean over a step's rows is then the mean over its groups
-        scale = ratio.shape[1] * ratio.shape[2]
-        self._slopes = local(step, torch.stack(slopes, -1).flatten(0, 1)) * scale
         self.means.add("prdp/loss", losses[touched].sum(1))
         self.means.add("prdp/clip_fraction", ((ratio - old)[touched].abs() > self.clip).float().flatten())
+        # times G T: the mean over a step's rows is then the mean over its groups
+        return torch.stack(slopes, -1) * (ratio.shape[1] * ratio.shape[2])
 
     def _ratios(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
         """log p_theta / p_ref and log p_old / p_ref, (b,) each, without gradient; on policy they are the same."""
@@ -103,5 +108,4 @@ class PRDP(Objective):
         return self.steps.scalars(policy, rows)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        assert self._slopes is not None, "before_step() runs before loss()"
-        return (of_row(self._slopes, rows) * phi).sum(0)
+        return self.coupling.loss(phi, rows)

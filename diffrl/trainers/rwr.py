@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
+from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import Objective
-from diffrl.trainers.coupled import best_of_group, chosen_pairs
-from diffrl.trainers.crd import velocity_error
+from diffrl.trainers.coupled import best_of_group, chosen_pairs, own_error
+from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 Weights = Literal["softmax", "exp"]
@@ -52,30 +53,33 @@ class Regression(Objective):
 
     selects = True
 
+    @defaults_of(preferences.RWR)
     def __init__(
         self,
         *,
-        weights: Weights | None = "softmax",
-        tau: float = 1.0,
-        beta: float = 0.0,
-        timesteps: int | None = None,
-        timestep_sampling: TimestepSampling = "schedule",
+        weights: Weights | None,
+        tau: float,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
-        self.name = "sft" if weights is None else "rwr"
+        self.label = "sft" if weights is None else "rwr"  # of its metrics
         if weights is None:
             self.rule.estimate = best_of_group
         else:
             self.rule.estimate = partial(reward_weights, weights=weights, tau=tau)
 
+    def share(self, group: int) -> float:
+        return 1 / group if self.label == "sft" else 1.0
+
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        return velocity_error(rows.prediction.v, rows.velocity(policy.process), weighted=False)[:, None]
+        return own_error(policy, rows)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        self.means.add(f"{self.name}/error", phi[:, 0])
+        self.means.add(f"{self.label}/error", phi[:, 0])
         return (rows.advantages * phi).sum(0)

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
+from diffrl.config.credit import TreeSection
 from diffrl.continuations import Plan, Tree
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 from diffrl.trainers.algorithm import AdvantageRule, Scored, sample_pairs
 from diffrl.trainers.credit import by_row
+from diffrl.trainers.defaults import defaults_of
 
 Keep = Literal["all", "best", "both"]
 
@@ -35,6 +37,7 @@ class Branched:
 
     selects = True
 
+    @defaults_of(TreeSection)
     def __init__(
         self,
         *,
@@ -42,15 +45,22 @@ class Branched:
         splits: tuple[int, ...],
         branch: int,
         steps: int,
-        skip: int = 0,
-        skip_every: int = 30,
-        skip_last: int = 9,
-        keep: Keep = "all",
+        skip: int,
+        skip_every: int,
+        skip_last: int,
+        keep: Keep,
     ) -> None:
         self.group, self.steps, self.keep = group, steps, keep
         self.skip, self.skip_every, self.skip_last = skip, skip_every, skip_last
         self.tree = Tree(splits, branch)
         self._kept: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
+
+    def share(self, group: int) -> float:
+        """An edge is one row; depth pruning leaves out steps, width pruning half of the edges behind the last split."""
+        edges = torch.tensor([float(self.tree.nodes(step)) for step in range(self.steps)])
+        if self.keep != "all":
+            edges[self.tree.splits[-1] :] /= 2
+        return float(edges[self.trained_steps(0)].sum()) / (group * self.steps)
 
     def plan(self, spec: SamplerSpec) -> Plan:
         return self.tree

@@ -111,7 +111,7 @@ def test_grpo_gradient_vanishes_where_the_clip_holds() -> None:
 
 
 def test_published_decay_schedules() -> None:
-    assert [Decay()(s) for s in (0, 100)] == [0.0, 0.0]
+    assert [Decay(slope=0.0)(s) for s in (0, 100)] == [0.0, 0.0]
     second = Decay(slope=0.001, cap=0.5)
     assert [second(s) for s in (0, 100, 500, 9000)] == pytest.approx([0.0, 0.1, 0.5, 0.5])
     third = Decay(start=75, slope=0.0075, cap=0.999)

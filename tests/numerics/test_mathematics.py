@@ -17,8 +17,8 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.config.methods import GARDO
 from diffrl.config.methods import GRPO as GRPOSection
+from diffrl.config.wrappers import GARDO
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
@@ -210,7 +210,7 @@ def test_the_published_kl_leaves_the_step_size_out(name: str) -> None:
 # ---- rows of the forward process
 
 
-@pytest.mark.parametrize("objective", [NFT(), CRD(), Direct(timesteps=STEPS)], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", [NFT(), CRD(), Direct(timesteps=STEPS)], ids=lambda o: type(o).__name__)
 def test_noised_rows_are_on_the_path_of_their_level(policy: Policy, objective: NFT | CRD | Direct) -> None:
     """x_t = (1 - t) x0 + t eps with the row's own eps, which is standard normal, and with a level of the schedule."""
     rollout = drawn(policy, SamplerSpec("dpm2", STEPS))
@@ -220,7 +220,7 @@ def test_noised_rows_are_on_the_path_of_their_level(policy: Policy, objective: N
     assert torch.equal(rows.x0, rollout.latents[pairs[:, 0]])
     assert torch.allclose(rows.x_t.double(), (1 - t) * rows.x0.double() + t * rows.eps.double(), atol=1e-6)
     distinct = torch.unique(rows.eps.flatten(1), dim=0)  # CRD's groups share theirs
-    assert len(distinct) == (2 if objective.name == "crd" else 2 * GROUP) * STEPS
+    assert len(distinct) == (2 if isinstance(objective, CRD) else 2 * GROUP) * STEPS
     assert stats.kstest(distinct.flatten().numpy(), "norm").pvalue > 0.01
     assert sorted(rows.t.tolist()) == sorted(rollout.schedule[:-1].repeat(2 * GROUP).tolist())
     if isinstance(objective, Direct):

@@ -398,4 +398,5 @@ def test_sections_fit_the_objectives(objective):
     from diffrl.samplers import SamplerSpec
 
     config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}"])
-    assert build_objective(config, SamplerSpec("flow_sde")).name == objective
+    built = build_objective(config, SamplerSpec("flow_sde"))
+    assert config.method.trainer == f"{type(built).__module__}:{type(built).__name__}"

@@ -165,8 +165,25 @@ WORKS = {
     "nft without a penalty": ["objective=nft", "nft.beta=0", "optimise.gradient_checkpointing=true"],
     "guided grpo": ["objective=grpo", "rollout.sampler=flow_sde", "rollout.guidance_scale=3", "grpo.beta=0.1"],
     "crd": ["objective=crd", "optimise.accumulation=1", "optimise.inner_epochs=2"],
+    "gdro": ["objective=gdro", "gdro.beta=0.1"],
+    "dpo": ["objective=dpo"],
+    "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
+    "sft": ["objective=sft"],
+    "rwr": ["objective=rwr"],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
+
+
+@pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best"])
+def test_the_share_of_a_trees_rows_is_what_is_trained(config_file, more: str) -> None:
+    words = ["objective=grpo", "rollout.sampler=flow_sde", "rollout.same_noise=true", "tree.splits=[0,1]"]
+    run = Run(load_config(config_file("run"), [*words, *filter(None, [more])]))
+    rows: list[int] = []
+    loop, pairs_of = run.loop, run.loop._pairs
+    run.loop._pairs = lambda *given: rows.append(len((made := pairs_of(*given))[0])) or made  # type: ignore
+    run.loop.run_epoch(0)
+    everything = loop.settings.group_size * 4 * 3  # of 4 groups and 3 steps
+    assert sum(rows) / everything == pytest.approx(run.objective.share(4))
 
 
 @pytest.mark.parametrize("name", WORKS)

@@ -16,7 +16,6 @@ VALUES = {
     "lora": {"rank": 4},
     "objective": "nft",
     "nft": {"beta": 0.1},
-    "crd": {"beta": 0.2},
     "rewards": {"clip": {"weight": 1.0, "timeout": 5.0, "device": "cpu", "model": "B"}},
     "watch": {"ocr": {"weight": 1.0}, "jpeg": {"weight": 1.0}},
     "gardo": {"auxiliary": ["jpeg"]},
@@ -46,7 +45,7 @@ SAME = identity_of_config(VALUES, {"jpeg"})
 def test_what_shapes_a_run_is_in_and_what_does_not_is_out() -> None:
     assert SAME["diffrl_version"] == __version__ and SAME["prompts.train"] == "a.txt" and SAME["nft.beta"] == 0.1
     assert SAME["rewards.clip.model"] == "B" and SAME["watch.jpeg.weight"] == 1.0
-    out = ("epochs", "prompts.test", "crd.beta", "rewards.clip.timeout", "rewards.clip.device", "watch.ocr.weight")
+    out = ("epochs", "prompts.test", "rewards.clip.timeout", "rewards.clip.device", "watch.ocr.weight")
     assert not set(out) & set(SAME) and not any(key.startswith("optimise.accumulation") for key in SAME)
 
 
@@ -109,7 +108,7 @@ def test_what_cannot_change(key: str, value: object) -> None:
 def test_rewards_and_methods_cannot_come_and_go() -> None:
     without = {key: value for key, value in SAME.items() if not key.startswith("gardo")}
     with pytest.raises(UserError, match="gardo keeps a state of its own"):
-        compare(SAME, without, "step-1", ["gardo"])
+        compare(SAME, without, "step-1", ["gardo"], ["gardo"])
     more = {**SAME, "rewards.ocr.weight": 1.0}
     with pytest.raises(UserError, match="one entry for each reward"):
         compare(SAME, more, "step-1", ["rewards"])

@@ -22,9 +22,9 @@ WARMTH, BRIGHTNESS = (str(Path(__file__).parents[1] / "data" / f"warmth.py:{n}")
 class Regression(Objective):
     """Reward-weighted regression to the generated images: all that a method of this kind has to say."""
 
-    name, samples_from = "nft", "old"
+    samples_from = "old"
 
-    def __init__(self) -> None:
+    def __init__(self, **keys: Any) -> None:
         super().__init__(beta=0.1, decays={"old": Decay(value=0.5)})
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
@@ -46,7 +46,7 @@ MARBLE = {
 def test_a_new_method_trains_alone_and_wrapped(
     config_file: Any, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], logged: str
 ) -> None:
-    monkeypatch.setattr(parts, "_objective", lambda *_: Regression())
+    monkeypatch.setattr(parts, "imported", lambda *_: Regression)
     run = Run(load_config(config_file("seam", **sections)))
     start = run.policy.state()
     run.loop.run_epoch(0)

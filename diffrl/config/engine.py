@@ -1,0 +1,37 @@
+"""The config's section of faster or smaller forms of the same computation."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+from diffrl.config.base import Problem, Section, key
+
+
+class Engine(Section):
+    attention: str = key(
+        "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
+    )
+    compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
+    optimiser: Literal["adamw", "adamw8bit"] = key(
+        "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
+    )
+    tf32: bool = key(False, "on CUDA compute fp32 products in TF32: faster, with 10 bits of mantissa instead of 23")
+    merge: Literal["exact", "all", "off"] = key(
+        "exact",
+        "compute with weights that the LoRA is merged into, copies that take the adapted weights' memory twice: exact: "
+        "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
+        "off: never",
+    )
+    offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
+    tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
+
+    def check(self, config: Any) -> None:
+        name = config.method.name
+        if self.offload_vae and config.method.decodes:
+            raise Problem("engine.offload_vae", f'true, but objective "{name}" decodes while it optimises')
+        if self.merge == "all" and config.method.on_steps and config.optimise.precision != "fp32":
+            text = f'"all" rounds what is sampled, and the ratios of objective "{name}" would show it; use exact'
+            raise Problem("engine.merge", text)
+        if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
+            raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
