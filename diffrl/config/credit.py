@@ -100,11 +100,16 @@ class TreeSection(CreditSection):
     splits: Annotated[tuple[int, ...], PAIR] = key((0, 3, 6, 9), "steps at which every node gets children, rising")
     branch: int = key(2, "children of a node", ge=2)
     skip: int = key(0, "depth pruning: so many steps are not trained; 0: none", "steps", ge=0)
-    skip_every: int = key(30, "they move towards clean by one step after so many epochs", "epochs", ge=1)
-    skip_last: int = key(9, "as far as this step", ge=0)
+    skip_every: int = key(
+        30, "they begin with the last steps and move towards noise by one after so many epochs", "epochs", ge=1
+    )
+    skip_last: int | None = key(
+        None, "until they begin at this step; null: the one before the last split, as in its code", "step", ge=0
+    )
     keep: Literal["all", "best", "both"] = key(
         "all",
-        "width pruning: behind the last split only the best half of the leaves is trained, or best and worst quarter",
+        "width pruning behind the last split: best: the first half of each branch's steps is trained (its code); both: "
+        "the best and the worst quarter of the leaves",
     )
 
     def check(self, config: Any) -> None:

@@ -291,14 +291,26 @@ def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
     plain = {"group": 4, "splits": (0, 2), "branch": 2, "steps": 3}
     edges = [[0, 0], [2, 0], [0, 1], [2, 1], [0, 2], [1, 2], [2, 2], [3, 2]]
     assert pairs(Branched(**plain)) == edges
-    assert pairs(Branched(**plain, keep="best")) == [*edges[:4], [1, 2], [3, 2]]
-    assert pairs(Branched(**plain, keep="both")) == [*edges[:4], [2, 2], [3, 2]]
-    longer = {**plain, "steps": 4}  # the leaves' own last steps are behind the last split, too
-    assert pairs(Branched(**longer, keep="best")) == [*edges[:4], [1, 2], [3, 2], [1, 3], [3, 3]]
-    moving = Branched(**plain, skip=1, skip_every=5, skip_last=2)
-    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 10, 99)] == [
-        [1, 2], [0, 2], [0, 1], [0, 1],
-    ]  # fmt: skip
+    longer = {**plain, "steps": 6}  # the split's own edges stay, what comes behind is pruned
+    behind = [[sample, step] for step in (3, 4, 5) for sample in range(4)]
+    assert pairs(Branched(**longer)) == [*edges, *behind]
+    assert pairs(Branched(**longer, keep="best")) == [*edges, *behind[:4]]  # of three steps the first
+    assert pairs(Branched(**longer, keep="both")) == [*edges, *(pair for pair in behind if pair[0] in (2, 3))]
+    moving = Branched(**plain, skip=1, skip_every=5)
+    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 99)] == [[0, 1], [0, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("stop", [None, 3])
+def test_depth_pruning_slides_from_deep_to_shallow_as_in_its_code(stop: int | None) -> None:
+    """Its code names the depths of children, one more than the step's number, and stops at the last split's depth."""
+    splits, steps, interval = (0, 3, 6, 9), 20, 30
+    tree = Branched(group=16, splits=splits, branch=2, steps=steps, skip=4, skip_every=interval, skip_last=stop)
+    depths = list(range(steps - 3, steps + 1))
+    for epoch in (0, 29, 30, 200, 300, 1000):
+        shift = min(epoch // interval, depths[0] - (max(splits) if stop is None else stop + 1))
+        skipped = {depth - shift - 1 for depth in depths}
+        assert {i for i, trained in enumerate(tree.trained_steps(epoch)) if not trained} == skipped
+    assert bool(tree.trained_steps(0)[list(splits)].all()), "no split waits at first"
 
 
 def test_softmax_weights_are_the_papers_over_the_known_scores_of_a_group() -> None:
