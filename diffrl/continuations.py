@@ -87,14 +87,11 @@ Plan = Gains | Branches | Tree
 
 
 def strided(levels: Sequence[float], start: int, stride: int) -> list[float]:
-    """Every `stride`-th noise level from step `start` on, and 0: stride 1 takes all of them.
+    """The noise level of step `start`, the next one, from there on every `stride`-th; 0 in place of the last.
 
-    G2RPO (arXiv 2510.01982) takes every l-th after the stochastic step; its code ends at the last level that it meets,
-    here the last step ends at 0.
+    As in G2RPO's code (arXiv 2510.01982): its image is the clean prediction at the last level but one that it keeps.
     """
-    if start == len(levels) - 1:
-        return [levels[-1]]
-    return [*levels[start:-1:stride], levels[-1]]
+    return [*[levels[start], *levels[start + 1 :: stride]][:-1], levels[-1]]
 
 
 def tail_levels(levels: Sequence[float], start: int, share: float) -> list[float]:
