@@ -49,7 +49,7 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
 
     d log p / dv has the size |d mean / dv| / std per unit of noise, which grows towards clean steps; times
     std |dt| / |d mean / dv| it is |dt| for every sampler. For `flow_sde`, |d mean / dv| being (1 + a^2 / 2) |dt|, this
-    is TempFlow's std_t / mean std_t.
+    is TempFlow's std_t / mean std_t; at t = 1, where it is |dt|, its code has std_t all the same, and so has this.
     """
     steps = rollout.trajectory
     assert steps is not None, "GRPO needs the trajectory"
@@ -58,7 +58,9 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
     zero = t.new_zeros(len(t), 1, 1, 1)
     unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
     mean, std = sde_kernel(spec.name, zero, unit, t, t_next, level, rollout.t_second, rollout.process)
-    weight = std.flatten() * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
+    weight = std.flatten()
+    if spec.name != "flow_sde":
+        weight = weight * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
     weight = weight.view(steps.t.shape)
     return weight / weight.mean(1, keepdim=True)
 
