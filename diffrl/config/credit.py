@@ -45,7 +45,12 @@ class DenseSection(CreditSection):
         "rounds",
         ge=1,
     )
-    tolerance: int = key(2, "calibrate: gains are balanced where winners and losers differ by fewer (e1)", ge=1)
+    tolerance: FiniteFloat = key(
+        2.0,
+        "calibrate: gains are balanced where winners and losers differ by no more (e1)",
+        "standard deviations of that difference, for a fair coin",
+        gt=0,
+    )
     change: FiniteFloat = key(0.01, "calibrate: how far a level moves in a round (e2)", gt=0)
 
     def check(self, config: Any) -> None:

@@ -237,9 +237,21 @@ def test_dense_credit_lowers_the_variance_of_the_policy_gradient() -> None:
 
 
 def test_calibration_balances_gains() -> None:
-    gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, -1.0]])
+    gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, 1.0], [0.0, 1.0]])  # 0 is no gain and no loss
     assert calibrated([0.5, 0.5], gains, 2, 0.01, 1.0) == pytest.approx([0.51, 0.49])
     assert calibrated([1.0, 0.01], gains, 2, 0.01, 1.0) == pytest.approx([1.0, 0.01])  # within its limits
+
+
+@pytest.mark.parametrize("images", [24, 384, 1152])
+def test_calibration_tells_balanced_from_biased_gains_of_many_images(images: int) -> None:
+    """Twenty rounds: what gains by a fair coin gets more noise, what wins or loses 70 times of 100 gets less."""
+    source, levels, start, rounds = torch.Generator().manual_seed(0), [0.7] * 6, 0.7, 20
+    share = torch.tensor([0.5, 0.5, 0.5, 0.3, 0.7, 0.3] if images > 24 else [0.5, 0.5, 0.5, 0.1, 0.9, 0.1])
+    for _ in range(rounds):
+        gains = (torch.rand(images, 6, generator=source) < share).double() - 0.5
+        levels = calibrated(levels, gains, 2.0, 0.01, 5.0)
+    assert min(levels[:3]) > start + 0.7 * rounds * 0.01
+    assert max(levels[3:]) < start - 0.7 * rounds * 0.01
 
 
 def test_granularities_are_normalised_by_themselves_and_summed() -> None:
