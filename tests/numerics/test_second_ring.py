@@ -38,9 +38,15 @@ def test_the_pair_of_a_group_is_its_best_and_its_worst() -> None:
     groups = torch.arange(8) // 4
     want = torch.tensor([[0, 1], [1, 0], [0, 0], [-1, -1], [0, 0], [0, 0], [0, 0], [0, 0]]).float()
     assert torch.equal(best_and_worst(scores, groups), want)  # the second group agrees: there is no pair
-    assert torch.equal(best_of_group(scores, groups), want.clamp_min(0))
     pairs = chosen_pairs(want, torch.tensor([3, 2, 1, 7, 0]), 2)
     assert pairs.tolist() == [[3, 0], [1, 0], [0, 0], [3, 1], [1, 1], [0, 1]]
+
+
+def test_the_best_of_a_group_are_all_that_tie() -> None:
+    """`(rewards == max).float()` in Flow-GRPO's stat_tracking.py; a score that does not apply is not among them."""
+    scores = torch.tensor([[0.3, 1.0], [0.9, 1.0], [0.9, NAN], [0.1, 0.5], [2.0, NAN], [2.0, NAN]])
+    want = torch.tensor([[0, 1], [1, 1], [1, 0], [0, 0], [1, 0], [1, 0]]).float()
+    assert torch.equal(best_of_group(scores, torch.tensor([0, 0, 0, 0, 1, 1])), want)
 
 
 # ---- DPO
