@@ -110,6 +110,11 @@ class GRPO(Section):
     weighting: Literal["uniform", "noise"] = key(
         "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
     )
+    skip_zero: bool = key(
+        False,
+        "an image whose advantages are all 0 is not trained, its KL neither, and the mean is over the others (released "
+        "code of Flow-GRPO, GARDO, TempFlow)",
+    )
     guidance_gradient: Literal["exact", "published"] = key(
         "exact",
         "under guidance, exact: through the prediction for the empty prompt, too; published: that one is a constant to "

@@ -85,6 +85,7 @@ class GRPO(Objective):
         advantage_std: Std = "group",
         weighting: Literal["uniform", "noise"] = "uniform",
         guidance_gradient: Literal["exact", "published"] = "exact",
+        skip_zero: bool = False,
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
@@ -92,7 +93,8 @@ class GRPO(Objective):
         self.kl, self.timesteps, self.order = kl, timesteps, order
         self.weighting, self.credit = weighting, credit
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
-        self.selects = credit is not None and credit.selects
+        self.skip_zero = skip_zero
+        self.selects = skip_zero or (credit is not None and credit.selects)
         self.penalty = StepKL(self, beta)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
@@ -103,6 +105,8 @@ class GRPO(Objective):
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.skip_zero:  # an image, not a row: one that has a signal at some step is trained at all of them
+            samples = samples[advantages[samples].flatten(1).any(1)]
         if self.credit is None:
             return super().pairs(rollout, advantages, samples, epoch)
         return self.credit.pairs(rollout, advantages, samples, epoch)
