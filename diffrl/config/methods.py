@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 from diffrl.config.base import PAIR, QUIET_STEPS, PathText, Problem, Sampling, Section, Share, Whole, key, section
 from diffrl.errors import nearest
 
-AdvantageStd = Literal["group", "batch", "none"]
-ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
+AdvantageStd = Literal["group", "sample", "batch", "none"]
+ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
 ADV_CLIP = "advantages are clipped to plus or minus this"
 TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
 
@@ -110,11 +110,7 @@ class GRPO(Section):
     weighting: Literal["uniform", "noise"] = key(
         "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
     )
-    skip_zero: bool = key(
-        False,
-        "an image whose advantages are all 0 is not trained, its KL neither, and the mean is over the others (released "
-        "code of Flow-GRPO, GARDO, TempFlow)",
-    )
+    skip_zero: bool = key(False, "images whose advantages are all 0 are left out, KL included (Flow-GRPO's code)")
     guidance_gradient: Literal["exact", "published"] = key(
         "exact",
         "under guidance, exact: through the prediction for the empty prompt, too; published: that one is a constant to "

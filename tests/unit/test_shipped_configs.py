@@ -43,7 +43,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "sd35/rwr_ocr": {"rwr.timestep_sampling": "logit_normal_3", "optimise.ema_every": 8, "optimise.ema_warmup": True},
     "sd35/sft_ocr": {"sft.timestep_sampling": "logit_normal_3"},
     "sd35/hicogen_noise_ocr": {"optimise.ema_every": 8, "grpo.skip_zero": True},
-    "flux/branch_hpsv2": {"tree.skip": 0, "tree.keep": "all", "grpo.clip": 1e-3},
+    "flux/branch_hpsv2": {"tree.skip": 0, "tree.keep": "all", "grpo.clip": 1e-3, "grpo.advantage_std": "sample"},
     "flux/gdro_ocr": {"lora.rank": 32, "optimise.learning_rate": 3e-4, "gdro.b": 12.0, "gdro.best": 0.5},
     "sd35/gardo_ocr": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.04},
     "sd35/gardo_geneval": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.07},
