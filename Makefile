@@ -24,7 +24,7 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
 
-# What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, compilation.
+# What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, every check of every family, compilation.
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests
 
@@ -33,7 +33,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "docs: open build/site/index.html; its search needs a server: $(PYTHON) -m http.server -d build/site"
 
-# Every check of every family, and every objective on it: what `make test` has a covering set of.
+# Every objective on every family: what `make test` has a covering set of.
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" tests
 

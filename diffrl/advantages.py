@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Std = Literal["group", "batch", "none"]
+Std = Literal["group", "sample", "batch", "none"]
 Agree = Literal["keep", "leave_out", "floor"]
 
 
@@ -34,7 +34,8 @@ def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: 
         scores: (N, K); NaN where a reward does not apply.
         groups: (N,) integer identities of the prompt groups.
         std: over the sample's own group ("group"), over all samples of the epoch ("batch", published as `global_std`),
-            or no division ("none", GARDO). Population standard deviation, as in the published code.
+            or no division ("none", GARDO): population standard deviation, as in Flow-GRPO's code. "sample": the group's
+            sample standard deviation + 1e-8, as in the code of MixGRPO, G2RPO and BranchGRPO; 0 for a group of one.
         floor: added to the standard deviation.
 
     Returns:
@@ -49,6 +50,10 @@ def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: 
     centred = values - group_mean(values, groups)
     if std == "group":
         scale = group_mean(centred.square(), groups).sqrt() + floor
+    elif std == "sample":
+        known = _group_sum((~values.isnan()).double(), groups)
+        spread = (group_mean(centred.square(), groups) * known / (known - 1)).sqrt()
+        scale = spread.where(spread > 1e-12, torch.inf) + 1e-8  # rounding is no spread
     elif std == "batch":
         mean = values.nanmean(dim=0, keepdim=True)
         scale = (values - mean).square().nanmean(dim=0, keepdim=True).sqrt() + floor
@@ -138,3 +143,8 @@ class Estimator:
             kept = (known & ~silent).sum(0, keepdim=True)
             found = found * known.sum(0, keepdim=True) / kept.clamp_min(1)
         return found.to(scores.dtype)
+
+
+def _group_sum(values: Tensor, groups: Tensor) -> Tensor:
+    _, index = torch.unique(groups, return_inverse=True)
+    return values.new_zeros(int(index.max()) + 1, values.shape[1]).index_add_(0, index, values)[index]

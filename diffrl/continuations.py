@@ -88,14 +88,11 @@ Plan = Gains | Branches | Tree
 
 
 def strided(sigmas: Sequence[float], start: int, stride: int) -> list[float]:
-    """Every `stride`-th sigma from step `start` on, and 0: stride 1 takes all of them.
+    """The sigma of step `start`, the next one, from there on every `stride`-th; 0 in place of the last.
 
-    G2RPO (arXiv 2510.01982) takes every l-th after the stochastic step; its code ends at the last one that it meets,
-    here the last step ends at 0.
+    As in G2RPO's code (arXiv 2510.01982): its image is the clean prediction at the last sigma but one that it keeps.
     """
-    if start == len(sigmas) - 1:
-        return [sigmas[-1]]
-    return [*sigmas[start:-1:stride], sigmas[-1]]
+    return [*[sigmas[start], *sigmas[start + 1 :: stride]][:-1], sigmas[-1]]
 
 
 def tail_sigmas(sigmas: Sequence[float], start: int, share: float) -> list[float]:

@@ -52,7 +52,12 @@ class DenseSection(CreditSection):
         "rounds",
         ge=1,
     )
-    tolerance: int = key(2, "calibrate: gains are balanced where winners and losers differ by fewer (e1)", ge=1)
+    tolerance: FiniteFloat = key(
+        2.0,
+        "calibrate: gains are balanced where winners and losers differ by no more (e1)",
+        "standard deviations of that difference, for a fair coin",
+        gt=0,
+    )
     change: FiniteFloat = key(0.01, "calibrate: how far a level moves in a round (e2)", gt=0)
 
     def arguments(self, config: Any) -> dict[str, Any]:
@@ -133,11 +138,16 @@ class TreeSection(CreditSection):
     splits: Annotated[tuple[int, ...], PAIR] = key((0, 3, 6, 9), "steps at which every node gets children, rising")
     branch: int = key(2, "children of a node", ge=2)
     skip: int = key(0, "depth pruning: so many steps are not trained; 0: none", "steps", ge=0)
-    skip_every: int = key(30, "they move towards clean by one step after so many epochs", "epochs", ge=1)
-    skip_last: int = key(9, "as far as this step", ge=0)
+    skip_every: int = key(
+        30, "they begin with the last steps and move towards noise by one after so many epochs", "epochs", ge=1
+    )
+    skip_last: int | None = key(
+        None, "until they begin at this step; null: the one before the last split, as in its code", "step", ge=0
+    )
     keep: Literal["all", "best", "both"] = key(
         "all",
-        "width pruning: behind the last split only the best half of the leaves is trained, or best and worst quarter",
+        "width pruning behind the last split: best: the first half of each branch's steps is trained (its code); both: "
+        "the best and the worst quarter of the leaves",
     )
 
     def arguments(self, config: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pydantic import FiniteFloat
 
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Share, Whole, key, section
 
-AdvantageStd = Literal["group", "batch", "none"]
-ADVANTAGE_STD = "what A = R - group mean is divided by: the std of the group, of the epoch's batch, or nothing"
+AdvantageStd = Literal["group", "sample", "batch", "none"]
+ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
 ADV_CLIP = "advantages are clipped to plus or minus this"
 TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
 
@@ -119,6 +119,7 @@ class GRPO(Section):
     weighting: Literal["uniform", "noise"] = key(
         "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
     )
+    skip_zero: bool = key(False, "images whose advantages are all 0 are left out, KL included (Flow-GRPO's code)")
     guidance_gradient: Literal["exact", "published"] = key(
         "exact",
         "under guidance, exact: through the prediction for the empty prompt, too; published: that one is a constant to "

@@ -10,8 +10,11 @@ from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, W
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess, check_timesteps
 
 KL = "weight of mean (v_theta - v_ref)^2, v_ref the pretrained model's; 0 runs no reference forward for it"
-TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
-SAMPLING = "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
+TimestepSampling = Literal["schedule", "uniform", "logit_normal", "logit_normal_3"]
+SAMPLING = (
+    "the sampling schedule's own timesteps without repeats, or draws from (0, 1); logit_normal_3: moved towards noise "
+    "by SD3's shift of 3, median 0.75 (Flow-GRPO's code of DPO, SFT, RWR)"
+)
 
 
 class Ranked(ForwardProcess):

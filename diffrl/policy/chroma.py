@@ -6,8 +6,13 @@ e. That is what its pipeline draws with, so it is what is trained here; the padd
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
+from diffusers.models.transformers.transformer_chroma import ChromaSingleTransformerBlock
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, pack, unpack
@@ -18,6 +23,18 @@ class Chroma(Family):
 
     known = (Known("lodestones/Chroma1-HD", 35, 5.0),)
     restrictions = ("padding is damped and not masked, as in diffusers, so texts keep their full length",)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.mask: Tensor | None = None  # (B, text + image tokens) of the forward that runs
+        enable = self.network.enable_gradient_checkpointing
+        self.network.enable_gradient_checkpointing = partial(enable, self.recomputed)
+
+    def recomputed(self, block: nn.Module, *inputs: Any) -> Any:
+        """Checkpointed call of a block. diffusers 0.42 leaves the mask out of a checkpointed single block's inputs."""
+        if isinstance(block, ChromaSingleTransformerBlock) and len(inputs) == 3:  # states, modulation, rotation
+            inputs = (*inputs, self.mask)  # as an input: by the backward pass another forward may have its own mask
+        return checkpoint(block.__call__, *inputs, use_reentrant=False)
 
     def channels(self) -> int:
         return self.network.config.in_channels // 4
@@ -37,13 +54,14 @@ class Chroma(Family):
         rows = (torch.arange(n, device=x_t.device, dtype=x_t.dtype) for n in (1, height // 2, width // 2))
         (text,) = cond.extra  # 1 for the prompt's tokens and one of padding, else 0
         picture = text.new_ones(len(text), height // 2 * (width // 2))
+        self.mask = torch.cat([text, picture], dim=1)
         output = network(
             hidden_states=pack(x_t),
             timestep=t,
             encoder_hidden_states=cond.embeds,
             txt_ids=x_t.new_zeros(cond.embeds.shape[1], 3),
             img_ids=torch.cartesian_prod(*rows),
-            attention_mask=torch.cat([text, picture], dim=1),
+            attention_mask=self.mask,
             return_dict=False,
         )[0]
         return unpack(output, height, width)

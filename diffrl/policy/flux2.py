@@ -71,6 +71,10 @@ class Flux2(Family):
         b, c, h, w = z.shape
         return z.view(b, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c // 4, 2 * h, 2 * w)
 
+    def prepare_plain(self, pipe: Any) -> None:
+        if not self.embedded:
+            pipe.register_to_config(is_distilled=False)  # else it ignores guidance; here it is the empty prompt's row
+
 
 def places(height: int, width: int, length: int, device: torch.device) -> Tensor:
     """Coordinates (time, row, column, place in the text) of tokens: (1, height width length, 4)."""

@@ -21,7 +21,7 @@ def start_levels(schedule: list[float], strength: float) -> list[float]:
     return [min(strength * (t / (1 - (second if t >= 1 else t))) ** 0.5, TOP) for t in schedule[:-1]]
 
 
-def calibrate(loop: Loop, rounds: int, tolerance: int, change: float) -> None:
+def calibrate(loop: Loop, rounds: int, tolerance: float, change: float) -> None:
     """Set `loop.spec`'s noise levels; every process finds the same ones, since it sees all scores.
 
     The first view is drawn here also where the group shares its noise: the first step's gain needs it.

@@ -117,13 +117,14 @@ def with_defaults(then: Identity, now: Iterable[str]) -> Identity:
     A key of a section that the checkpoint's run had switched off, or of a reward that it had not, is not filled in.
     """
     defaults = {key: field.get_default(call_default_factory=True) for key, field, inner in walk() if inner is None}
+    switches = [name for name, one in Config.model_fields.items() if one.default is None]
     # Keys of an earlier version that said nothing are not compared.
     gone = {key: removed(key.split(".")) for key in then}
     found = {key: value for key, value in then.items() if (entry := gone[key]) is None or value != entry.default}
     for key in now:
         top, *rest = key.split(".")
         owner = ".".join([top, *rest[:1]]) if top in TABLES else top
-        optional = top in TABLES or (bool(rest) and Config.model_fields[top].default is None)
+        optional = top in TABLES or (bool(rest) and top in switches)
         shape = ".".join([top, "NAME", *rest[1:]]) if top in TABLES else key
         if (
             key not in then

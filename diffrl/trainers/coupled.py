@@ -121,8 +121,12 @@ def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
 
 
 def best_of_group(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
-    """(N, K): 1 for the best of a group, else 0; see `best_and_worst`."""
-    return best_and_worst(scores, groups).clamp_min(0.0)
+    """(N, K): 1 for the best of a group and for all that tie with it, as in Flow-GRPO's code, else 0."""
+    picked = torch.zeros_like(scores)
+    for group in groups.unique():
+        own = scores[groups == group]
+        picked[groups == group] = (own == own.nan_to_num(-torch.inf).amax(0)).to(scores)
+    return picked
 
 
 def chosen_pairs(advantages: Tensor, samples: Tensor, rows_per_sample: int) -> Tensor:

@@ -50,7 +50,7 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
 
     d log p / dv has the size |d mean / dv| / std per unit of noise, which grows towards clean steps; times
     std |dt| / |d mean / dv| it is |dt| for every sampler. For `flow_sde`, |d mean / dv| being (1 + a^2 / 2) |dt|, this
-    is TempFlow's std_t / mean std_t.
+    is TempFlow's std_t / mean std_t; at t = 1, where it is |dt|, its code has std_t all the same, and so has this.
     """
     steps = rollout.trajectory
     assert steps is not None, "GRPO needs the trajectory"
@@ -59,7 +59,9 @@ def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
     zero = t.new_zeros(len(t), 1, 1, 1)
     unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
     mean, std = sde_kernel(spec.sampler, zero, unit, t, t_next, noise_level, rollout.t_second, rollout.process)
-    weight = std.flatten() * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
+    weight = std.flatten()
+    if spec.sampler != "flow_sde":
+        weight = weight * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
     weight = weight.view(steps.t.shape)
     return weight / weight.mean(1, keepdim=True)
 
@@ -84,6 +86,7 @@ class GRPO(Objective):
         advantage_std: Std,
         weighting: Literal["uniform", "noise"],
         guidance_gradient: Literal["exact", "published"],
+        skip_zero: bool,
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
@@ -91,7 +94,8 @@ class GRPO(Objective):
         self.kl, self.timesteps, self.order = kl, timesteps, order
         self.weighting, self.credit, self.guidance_scale = weighting, credit, spec.guidance_scale
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
-        self.selects = credit is not None and credit.selects
+        self.skip_zero = skip_zero
+        self.selects = skip_zero or (credit is not None and credit.selects)
         self.penalty = StepKL(self, beta)
 
     @classmethod
@@ -109,6 +113,8 @@ class GRPO(Objective):
         return 1.0 if self.credit is None else self.credit.share(group)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.skip_zero:  # an image, not a row: one that has a signal at some step is trained at all of them
+            samples = samples[advantages[samples].flatten(1).any(1)]
         if self.credit is None:
             return super().pairs(rollout, advantages, samples, epoch)
         return self.credit.pairs(rollout, advantages, samples, epoch)

@@ -5,6 +5,7 @@ Symbols: n local samples, T training rows per sample, b rows of a micro-batch, K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -18,7 +19,7 @@ from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
 
-TimestepSampling = Literal["schedule", "uniform", "logit_normal"]
+TimestepSampling = Literal["schedule", "uniform", "logit_normal", "logit_normal_3"]
 Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed by
 
 
@@ -79,7 +80,8 @@ class Noising:
 
     Args:
         timesteps: T; None: as many as there are `levels`, or steps of the sampling schedule.
-        sampling: the schedule's own levels without repeats, or random draws from (0, 1).
+        sampling: the schedule's own levels without repeats, or random draws from (0, 1); "logit_normal_3" moves them
+            towards noise by SD3's shift of 3, as Flow-GRPO's DPO, SFT and RWR draw them.
         levels: only so many of the schedule's levels, the noisiest.
         group_level, group_noise: the members of a prompt group share a row's level; its noise, too.
     """
@@ -128,8 +130,9 @@ def row_sigmas(
         ranks = noise((len(usable),), [(*name, "timesteps") for name in names]).argsort(dim=1)
         return usable[ranks.gather(1, number[:, None]).squeeze(1)]
     normal = noise((), [(*name, "level", int(j)) for name, j in zip(names, number, strict=True)])
-    if sampling == "logit_normal":
-        return normal.sigmoid()
+    if sampling.startswith("logit_normal"):
+        shift = 3.0 if sampling == "logit_normal_3" else 1.0
+        return (normal + math.log(shift)).sigmoid()  # s t / (1 + (s - 1) t) of t = sigmoid(normal)
     return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
 
 

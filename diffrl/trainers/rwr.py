@@ -2,11 +2,12 @@
 
 symbol     name here      meaning
 e_theta    phi[:, 0]      mean over dims of (v_theta - v)^2 at a random t and eps
-W          advantages     the image's weight, >= 0: softmax(r / tau) x G, or exp(A / tau), or 1 for the group's best
+W          advantages     the image's weight, >= 0: softmax(r / tau) x G, or exp(A / tau), or 1 for a group's best
 
     L = W e_theta
 
-A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G.
+A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G,
+or all that tie.
 Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's baseline weighs by the raw reward.
 """
 

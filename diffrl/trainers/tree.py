@@ -8,9 +8,11 @@ advantage     advantages     (value - mean) / std over the nodes of one depth in
 The paper's script scales the split's noise by 4 and takes the log-probability without: the sampler is then not the
 policy whose ratio is trained. Here the scale is 1.
 
-Pruning leaves rows out of the training, never out of the rollout. Depth: a window of `skip` steps that moves towards
-clean by one every `skip_every` epochs, as far as step `skip_last`. Width: of the edges behind the last split only those
-of the best half of the leaves ("best"), or of the best and the worst quarter ("both").
+Pruning leaves rows out of the training, never out of the rollout. Depth: a window of `skip` steps that begins with the
+last ones and moves towards noise by one every `skip_every` epochs, until it begins at `skip_last`, as its code does.
+Width: of the edges behind the last split's own, "best" keeps the first half of each branch (the code sorts a branch's
+edges by advantages that are all its leaf's, so the order decides), "both" those of a tree's best and worst quarter of
+leaves (code: of all trees' together).
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ class Branched:
         steps: int,
         skip: int,
         skip_every: int,
-        skip_last: int,
+        skip_last: int | None,
         keep: Keep,
     ) -> None:
         self.group, self.steps, self.keep = group, steps, keep
-        self.skip, self.skip_every, self.skip_last = skip, skip_every, skip_last
+        self.skip, self.skip_every = skip, skip_every
+        self.skip_last = max(splits[-1] - 1, 0) if skip_last is None else skip_last
         self.tree = Tree(splits, branch)
         self._kept: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
 
@@ -80,22 +83,20 @@ class Branched:
         return torch.cat([by_step[self.tree.nodes(step)] for step in range(self.steps)], dim=1)
 
     def _leaves(self, scored: Scored) -> Tensor:
-        if self.keep == "all":
+        if self.keep != "both":
             return torch.ones(len(scored.scores), dtype=torch.bool)
         total = weighted_sum(scored.scores, scored.weights)[:, 0].nan_to_num(-torch.inf).view(-1, self.group)
         place = total.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 is the best
-        if self.keep == "best":
-            kept = place < self.group // 2
-        else:
-            quarter = max(self.group // 4, 1)
-            kept = (place < quarter) | (place >= self.group - quarter)
-        return kept.flatten()
+        quarter = max(self.group // 4, 1)
+        return ((place < quarter) | (place >= self.group - quarter)).flatten()
 
     def trained_steps(self, epoch: int) -> Tensor:
-        """(T,) bool: depth pruning."""
-        first = min(epoch // self.skip_every, self.skip_last)
-        step = torch.arange(self.steps)
-        return (step < first) | (step >= first + self.skip)
+        """(T,) bool: depth pruning, and "best"."""
+        deepest = self.steps - self.skip
+        first = max(deepest - epoch // self.skip_every, min(self.skip_last, deepest))
+        step, behind = torch.arange(self.steps), self.tree.splits[-1] + 1
+        trained = (step < first) | (step >= first + self.skip)
+        return trained & (step < behind + max((self.steps - behind) // 2, 1)) if self.keep == "best" else trained
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """An edge belongs to the first of its leaves: so it is trained once, by whichever process has that leaf."""
@@ -104,6 +105,5 @@ class Branched:
         span = torch.tensor([self.group // self.tree.nodes(i) for i in range(self.steps)])[step]
         chosen = (rollout.member[sample] % span == 0) & self.trained_steps(epoch)[step]
         if self._kept is not None:
-            last = step >= self.tree.splits[-1]
-            chosen &= ~last | self._kept[rollout.first + sample]
+            chosen &= (step <= self.tree.splits[-1]) | self._kept[rollout.first + sample]
         return pairs[chosen]

@@ -84,3 +84,16 @@ def test_pairs_cover_every_row_once() -> None:
     pairs = sample_pairs(torch.tensor([4, 1]), 3)
     assert sorted(map(tuple, pairs.tolist())) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (4, 2)]
     assert pairs[:2, 1].tolist() == [0, 0]  # members of a group share the timestep side by side
+
+
+def test_the_sample_deviation_is_torch_std() -> None:
+    """Also where a reward does not apply to some; a group of one and a group that agrees have no signal."""
+    scores = torch.tensor(
+        [[0.3, 1.0], [0.9, torch.nan], [0.5, 0.2], [0.1, torch.nan], [0.7, 0.1], [0.7, 0.1], [0.4, 0.3]]
+    )
+    groups = torch.tensor([0, 0, 0, 1, 2, 2, 3])
+    found = group_advantages(scores.double(), groups, "sample")
+    own, two = scores[:3, 0].double(), scores[[0, 2], 1].double()
+    torch.testing.assert_close(found[:3, 0], (own - own.mean()) / (own.std() + 1e-8))
+    torch.testing.assert_close(found[[0, 2], 1], (two - two.mean()) / (two.std() + 1e-8))
+    assert not found[1, 1] and not found[3:].any()

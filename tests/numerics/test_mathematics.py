@@ -236,6 +236,9 @@ def test_drawn_levels_have_their_distributions() -> None:
     uniform = row_sigmas(rollout, names, zero, 1, "uniform")  # type: ignore[arg-type]
     assert stats.kstest(uniform.numpy(), "uniform").statistic < 0.05 and float(uniform.min()) >= 1e-4
     logit = row_sigmas(rollout, names, zero, 1, "logit_normal")  # type: ignore[arg-type]
+    moved = row_sigmas(rollout, names, zero, 1, "logit_normal_3")  # type: ignore[arg-type]
+    torch.testing.assert_close(moved, 3 * logit / (1 + 2 * logit))  # the scheduler's shift, by the formula
+    assert float(moved.median()) == pytest.approx(0.75, abs=0.02)
     assert stats.kstest(torch.logit(logit).numpy(), "norm").statistic < 0.05
     twice = torch.stack([row_sigmas(rollout, names, zero + j, 2, "schedule") for j in (0, 1)])  # type: ignore[arg-type]
     assert (twice[0] != twice[1]).all(), "without repeats"

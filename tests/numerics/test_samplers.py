@@ -96,6 +96,22 @@ def test_renoise_is_the_consistency_models_step(process: Any) -> None:
             torch.testing.assert_close(ours, cps, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("a", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("process", [FLOW, VP])
+def test_renoise_with_a_share_of_fresh_noise(process: Any, a: float) -> None:
+    """alpha' x0 + sigma' (sqrt(1 - a^2) eps + a fresh): of the step's noise, the variance a^2 is new."""
+    x, v, t, t_next = rows()
+    prediction = process.from_velocity(x, v, t)
+    mean, std = sde_kernel("renoise", x, prediction, t, t_next, a, SECOND, process)
+    for i in range(len(x)):
+        alpha, sigma = process.alpha(t_next)[i].item(), process.sigma(t_next)[i].item()
+        assert std[i].item() == pytest.approx(a * sigma, rel=1e-12)
+        for place in ((0, 0, 0), (1, 2, 1)):
+            x0, eps = prediction.x0[i][place].item(), prediction.eps[i][place].item()
+            want = alpha * x0 + sigma * math.sqrt(1 - a * a) * eps
+            assert mean[i][place].item() == pytest.approx(want, rel=1e-12, abs=1e-12)
+
+
 def test_a_consistency_function_keeps_the_marginal_in_any_number_of_steps() -> None:
     """Data N(1, 0.5^2): the ODE's map f to the clean end is affine; renoising from it leaves the data's law."""
     mean, spread, n = 1.0, 0.5, 200_000

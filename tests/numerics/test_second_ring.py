@@ -38,9 +38,15 @@ def test_the_pair_of_a_group_is_its_best_and_its_worst() -> None:
     groups = torch.arange(8) // 4
     want = torch.tensor([[0, 1], [1, 0], [0, 0], [-1, -1], [0, 0], [0, 0], [0, 0], [0, 0]]).float()
     assert torch.equal(best_and_worst(scores, groups), want)  # the second group agrees: there is no pair
-    assert torch.equal(best_of_group(scores, groups), want.clamp_min(0))
     pairs = chosen_pairs(want, torch.tensor([3, 2, 1, 7, 0]), 2)
     assert pairs.tolist() == [[3, 0], [1, 0], [0, 0], [3, 1], [1, 1], [0, 1]]
+
+
+def test_the_best_of_a_group_are_all_that_tie() -> None:
+    """`(rewards == max).float()` in Flow-GRPO's stat_tracking.py; a score that does not apply is not among them."""
+    scores = torch.tensor([[0.3, 1.0], [0.9, 1.0], [0.9, NAN], [0.1, 0.5], [2.0, NAN], [2.0, NAN]])
+    want = torch.tensor([[0, 1], [1, 1], [1, 0], [0, 0], [1, 0], [1, 0]]).float()
+    assert torch.equal(best_of_group(scores, torch.tensor([0, 0, 0, 0, 1, 1])), want)
 
 
 # ---- DPO
@@ -237,9 +243,21 @@ def test_dense_credit_lowers_the_variance_of_the_policy_gradient() -> None:
 
 
 def test_calibration_balances_gains() -> None:
-    gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, -1.0]])
+    gains = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 1.0], [-2.0, 1.0], [0.0, 1.0]])  # 0 is no gain and no loss
     assert calibrated([0.5, 0.5], gains, 2, 0.01, 1.0) == pytest.approx([0.51, 0.49])
     assert calibrated([1.0, 0.01], gains, 2, 0.01, 1.0) == pytest.approx([1.0, 0.01])  # within its limits
+
+
+@pytest.mark.parametrize("images", [24, 384, 1152])
+def test_calibration_tells_balanced_from_biased_gains_of_many_images(images: int) -> None:
+    """Twenty rounds: what gains by a fair coin gets more noise, what wins or loses 70 times of 100 gets less."""
+    source, levels, start, rounds = torch.Generator().manual_seed(0), [0.7] * 6, 0.7, 20
+    share = torch.tensor([0.5, 0.5, 0.5, 0.3, 0.7, 0.3] if images > 24 else [0.5, 0.5, 0.5, 0.1, 0.9, 0.1])
+    for _ in range(rounds):
+        gains = (torch.rand(images, 6, generator=source) < share).double() - 0.5
+        levels = calibrated(levels, gains, 2.0, 0.01, 5.0)
+    assert min(levels[:3]) > start + 0.7 * rounds * 0.01
+    assert max(levels[3:]) < start - 0.7 * rounds * 0.01
 
 
 def test_granularities_are_normalised_by_themselves_and_summed() -> None:
@@ -291,14 +309,26 @@ def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
     plain = {"group": 4, "splits": (0, 2), "branch": 2, "steps": 3}
     edges = [[0, 0], [2, 0], [0, 1], [2, 1], [0, 2], [1, 2], [2, 2], [3, 2]]
     assert pairs(Branched(**plain)) == edges
-    assert pairs(Branched(**plain, keep="best")) == [*edges[:4], [1, 2], [3, 2]]
-    assert pairs(Branched(**plain, keep="both")) == [*edges[:4], [2, 2], [3, 2]]
-    longer = {**plain, "steps": 4}  # the leaves' own last steps are behind the last split, too
-    assert pairs(Branched(**longer, keep="best")) == [*edges[:4], [1, 2], [3, 2], [1, 3], [3, 3]]
-    moving = Branched(**plain, skip=1, skip_every=5, skip_last=2)
-    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 10, 99)] == [
-        [1, 2], [0, 2], [0, 1], [0, 1],
-    ]  # fmt: skip
+    longer = {**plain, "steps": 6}  # the split's own edges stay, what comes behind is pruned
+    behind = [[sample, step] for step in (3, 4, 5) for sample in range(4)]
+    assert pairs(Branched(**longer)) == [*edges, *behind]
+    assert pairs(Branched(**longer, keep="best")) == [*edges, *behind[:4]]  # of three steps the first
+    assert pairs(Branched(**longer, keep="both")) == [*edges, *(pair for pair in behind if pair[0] in (2, 3))]
+    moving = Branched(**plain, skip=1, skip_every=5)
+    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 99)] == [[0, 1], [0, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("stop", [None, 3])
+def test_depth_pruning_slides_from_deep_to_shallow_as_in_its_code(stop: int | None) -> None:
+    """Its code names the depths of children, one more than the step's number, and stops at the last split's depth."""
+    splits, steps, interval = (0, 3, 6, 9), 20, 30
+    tree = Branched(group=16, splits=splits, branch=2, steps=steps, skip=4, skip_every=interval, skip_last=stop)
+    depths = list(range(steps - 3, steps + 1))
+    for epoch in (0, 29, 30, 200, 300, 1000):
+        shift = min(epoch // interval, depths[0] - (max(splits) if stop is None else stop + 1))
+        skipped = {depth - shift - 1 for depth in depths}
+        assert {i for i, trained in enumerate(tree.trained_steps(epoch)) if not trained} == skipped
+    assert bool(tree.trained_steps(0)[list(splits)].all()), "no split waits at first"
 
 
 def test_softmax_weights_are_the_papers_over_the_known_scores_of_a_group() -> None:

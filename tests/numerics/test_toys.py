@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -87,7 +86,7 @@ def test_gdro_on_a_mixture_tilts_it_too_and_reaches_no_mode_that_is_never_drawn(
 
 def test_calibrated_levels_stop_where_gains_begin_to_lose() -> None:
     """A step of N paths gains as often as it loses up to its own level, and loses more beyond it (DenseGRPO's psi)."""
-    paths, limits, levels = 200, [0.9, 0.5, 0.2], [0.6, 0.6, 0.6]
+    paths, limits, levels = 20_000, [0.9, 0.5, 0.2], [0.6, 0.6, 0.6]
 
     def gains() -> torch.Tensor:
         winners = [round(paths * (0.5 - max(level - limit, 0.0))) for level, limit in zip(levels, limits, strict=True)]
@@ -97,17 +96,13 @@ def test_calibrated_levels_stop_where_gains_begin_to_lose() -> None:
         levels = calibrated(levels, gains(), 2, 0.01, 5.0)
     assert levels == pytest.approx(limits, abs=0.02)
     share = (gains() > 0).float().mean(0)
-    assert ((share - 0.5).abs() * 2 * paths <= 2 * 0.02 * paths + 2).all()
-    # What the rule is not told: of N paths that gain by a fair coin, so few are within e1 = 2 of each other.
-    even = math.comb(24, 12) / 2**24
-    assert even == pytest.approx(0.16, abs=0.005), "so it sinks by chance in five rounds of six, as the page says"
+    assert ((share - 0.5).abs() <= 0.03).all()
 
 
 def test_the_calibration_in_a_closed_loop_on_gaussian_data() -> None:
     """1-D data N(0, 1), the exact velocity, R = -(x - 1)^2, the package's own steps, continuations and gains.
 
-    With many paths each step moves its level until about as many gain as lose, from too much noise and from too little.
-    With the paper's 24 paths and e1 = 2 nearly every round says "unbalanced" by chance: the noise vanishes.
+    Each step moves its level until about as many gain as lose, from too much noise and from too little.
     """
     steps = 4
     grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
@@ -136,7 +131,7 @@ def test_the_calibration_in_a_closed_loop_on_gaussian_data() -> None:
         found = gains(levels, 100_000, torch.Generator().manual_seed(1))
         return ((found > 0).double().mean(0) - (found < 0).double().mean(0)).abs()
 
-    def closed(levels: list[float], paths: int, tolerance: int, rounds: int) -> list[float]:
+    def closed(levels: list[float], paths: int, tolerance: float, rounds: int) -> list[float]:
         source = torch.Generator().manual_seed(0)
         for _ in range(rounds):
             levels = calibrated(levels, gains(levels, paths, source), tolerance, 0.01, 5.0)
@@ -144,11 +139,11 @@ def test_the_calibration_in_a_closed_loop_on_gaussian_data() -> None:
 
     start = start_levels(grid.tolist(), 0.7)
     for first in ([3 * level for level in start], [level / 3 for level in start]):
-        assert float(balance(closed(first, 4000, 160, 250)).max()) < 0.08
+        assert float(balance(closed(first, 4000, 2.5, 250)).max()) < 0.08
     assert float(balance([3 * level for level in start]).max()) > 0.1, (
         "too much noise loses: there is something to find"
     )
-    assert max(closed(start, 24, 2, 250)) < 0.3 * max(start)
+    assert min(closed(start, 24, 2.0, 50)) > 0.5 * min(start), "few paths do not make the noise vanish"
 
 
 @pytest.mark.parametrize(("spread", "best"), [(3.0, "early"), (1 / 3, "late")])

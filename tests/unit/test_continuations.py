@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -43,12 +44,33 @@ def walk(found: Rollout, x: Tensor, levels: list[float]) -> Tensor:
 
 
 def test_parts_of_the_schedule() -> None:
-    assert strided(LEVELS, 1, 1) == LEVELS[1:] and strided(LEVELS, 1, 2) == [0.8, 0.4, 0.0]
-    assert strided(LEVELS, 0, 2) == [1.0, 0.6, 0.2, 0.0]  # the last step ends at 0, whatever the stride
+    assert strided(LEVELS, 1, 1) == LEVELS[1:] and strided(LEVELS, 1, 2) == [0.8, 0.6, 0.0]
+    assert strided(LEVELS, 0, 2) == [1.0, 0.8, 0.4, 0.0] and strided(LEVELS, 0, 9) == [1.0, 0.0]
     assert strided(LEVELS, 4, 3) == [0.2, 0.0] and strided(LEVELS, 5, 1) == [0.0]
     assert tail_sigmas(LEVELS, 1, 0.5) == [0.8, 0.4, 0.0] and tail_sigmas(LEVELS, 0, 1.0) == LEVELS
     assert tail_sigmas(LEVELS, 3, 0.01) == [0.4, 0.0] and tail_sigmas(LEVELS, 5, 0.5) == [0.0]
     assert thinned(LEVELS, 0, 2) == [1.0, 0.6, 0.0] and thinned(LEVELS, 2, 9) == LEVELS[2:]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("k", [0, 1, 3, 7])
+def test_strides_are_those_of_g2rpos_code(k: int, stride: int) -> None:
+    """After the stochastic step k its code keeps the levels k + 1 and k + 2 and every stride-th, and takes the clean
+    prediction of the last step that it makes."""
+    shifted = torch.linspace(1, 0, 17, dtype=torch.float64)
+    sigma = (3 * shifted / (1 + 2 * shifted)).tolist()
+
+    def velocity(x: float, t: float) -> float:
+        return 0.7 * x - math.cos(3 * t)
+
+    kept, literal, clean = [*sigma[: k + 2], *sigma[k + 2 :: stride]], 0.4, math.nan
+    for i in range(k + 1, len(kept) - 1):
+        v = velocity(literal, kept[i])
+        clean, literal = literal - kept[i] * v, literal + (kept[i + 1] - kept[i]) * v
+    x = 0.4
+    for t, t_next in pairwise(strided(sigma, k + 1, stride)):
+        x += (t_next - t) * velocity(x, t)
+    assert x == pytest.approx(clean, rel=1e-12)
 
 
 @pytest.mark.parametrize(("common", "ode_steps"), [(True, None), (False, None), (False, 2)])

@@ -1,31 +1,41 @@
-"""The families of 2025 and 2026 on tiny pipelines of their true classes, and `diffrl models`.
+"""All families on tiny pipelines of their true classes, and `diffrl models`.
 
-Every check of every family is `make test-all`; here is a covering set: each family's picture beside the plain
-pipeline's once, and the other checks on the family where they could go wrong most easily.
+Every check of every family is `make test-long`; `make test` has a covering set: each family's picture beside the plain
+pipeline's once, the checks that take a second, and the others on the family where they could go wrong most easily.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from diffrl.cli.main import main
-from diffrl.conformance.check import CHECKS, Failed, Subject
+from diffrl.conformance.check import CHECKS, Failed, Subject, scramble
 from diffrl.conformance.tinies import TINY, make
+from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.errors import UserError
-from diffrl.policy import find_family, load_policy
+from diffrl.policy import Policy, find_family, load_policy
 from diffrl.resources import import_file
 
 MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
-CHEAP = ("levels", "company", "lora")
+OLDER: dict[str, Callable[[Path], Path]] = {
+    "sd3": lambda folder: tiny_sd3(folder, t5=True, dual_attention=True, max_sequence_length=24),
+    "flux": tiny_flux,
+    "flux-schnell": lambda folder: tiny_flux(folder, dev=False),
+    "sd": tiny_sd,
+    "sdxl": lambda folder: tiny_sd(folder, xl=True),
+}
+CHEAP = ("levels", "company", "lora", "checkpointing")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "families" / "auraflow.py"
-COVERING = [("z-image", "bf16"), ("krea2", "ratio"), ("hidream", "checkpointing"), ("flux2-klein", "memory")]
+COVERING = [("z-image", "bf16"), ("krea2", "ratio"), ("flux2-klein", "memory")]
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +45,16 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject
 
     def find(name: str) -> Subject:
         if name not in made:
-            folder = make(name, tmp_path_factory.mktemp("families") / name)
-            made[name] = Subject(str(folder), TINY[name].resolution)
+            folder = tmp_path_factory.mktemp("families") / name
+            (OLDER[name] if name in OLDER else partial(make, name))(folder)
+            made[name] = Subject(str(folder), TINY[name].resolution if name in TINY else None)
         return made[name]
 
     return find
 
 
 @pytest.mark.parametrize("check", CHEAP)
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", [*OLDER, *MAIN])
 def test_cheap_checks(subject: Callable[[str], Subject], name: str, check: str) -> None:
     CHECKS[check](subject(name))
 
@@ -58,9 +69,32 @@ def test_covering(subject: Callable[[str], Subject], name: str, check: str) -> N
     CHECKS[check](subject(name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check", [check for check in CHECKS if check not in CHEAP])
-@pytest.mark.parametrize("name", TINY)
+def test_recomputing_takes_the_mask_of_its_own_forward(subject: Callable[[str], Subject]) -> None:
+    found = subject("chroma")
+    x, t = found.noise(2), torch.tensor([0.8, 0.4])
+
+    def gradients(policy: Policy) -> list[Tensor]:
+        scramble(policy)
+        cond = policy.encode(["a hat", "two cats, a hat and a long table with nine chairs"])
+        first, second = (policy.predict(x, t, cond.select(torch.tensor(rows))).v for rows in ([0, 1], [1, 0]))
+        (first.square().mean() + second.square().mean()).backward()
+        return [parameter.grad for _, parameter in policy.trainable if parameter.grad is not None]
+
+    recomputed = found.policy()
+    recomputed.enable_gradient_checkpointing()
+    torch.testing.assert_close(gradients(recomputed), gradients(found.policy()))
+
+
+UNDERCOUNTED = pytest.mark.xfail(reason="the estimate of a tiny UNet's micro-batch is 7 to 8 % too small", strict=True)
+EVERYTHING = [
+    pytest.param(name, check, marks=[UNDERCOUNTED] if check == "memory" and name in ("sd", "sdxl") else [])
+    for name in [*OLDER, *TINY]
+    for check in CHECKS
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "check"), EVERYTHING)
 def test_everything(subject: Callable[[str], Subject], name: str, check: str) -> None:
     CHECKS[check](subject(name))
 
