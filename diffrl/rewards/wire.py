@@ -25,7 +25,8 @@ from torch import Tensor
 from diffrl.rewards.protocol import Card
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
-PROTOCOL = 1  # changes when old clients cannot talk to new servers
+PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other
+IDENTITY = "Diffrl-Identity"  # header of every answer: what gave it (`diffrl.rewards.wrappers.identity_of`)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
