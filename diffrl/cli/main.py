@@ -30,7 +30,7 @@ from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
 from diffrl.errors import UserError, nearest
-from diffrl.records.disk import check_writable
+from diffrl.records.disk import check_writable, out_file
 from diffrl.resources import file_of_run
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -283,8 +283,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin
 
     common = _common(arguments)
-    if arguments.out.is_dir():
-        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "scores.json"}')
+    common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
     names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
     if not names:
@@ -331,8 +330,7 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("compare: name at least two runs")
     for run in arguments.runs:
         file_of_run(run, "metrics.jsonl", "compare")
-    if arguments.out.is_dir():
-        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "compare.html"}')
+    arguments.out = out_file(arguments.out, "--out", "compare.html")
     from diffrl.report import write_comparison
 
     write_comparison(arguments.runs, arguments.out)

@@ -179,18 +179,21 @@ def save_samples(
     paths = []
     for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
         path = folder / f"{i:02d}-{_slug(prompt)}.png"
-        save_image(image, path, {"prompt": prompt, "seed": str(seed)})
+        save_image(image, path, {"prompt": prompt, "seed": str(seed)}, sync=True)
         paths.append(path)
     return paths
 
 
-def save_image(image: Tensor, path: Path, text: Mapping[str, str]) -> None:
-    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits."""
+def save_image(image: Tensor, path: Path, text: Mapping[str, str], sync: bool = False) -> None:
+    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits.
+
+    `sync`: forced to the disk, for the few that later starts read again.
+    """
     chunks = PngInfo()
     for key, value in text.items():
-        chunks.add_text(key, value)
+        chunks.add_text(key, value.encode(errors="replace").decode())
     pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    with replacing(path, sync=False) as temporary:  # a report that is written meanwhile never meets half a picture
+    with replacing(path, sync=sync) as temporary:  # a report that is written meanwhile never meets half a picture
         Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
 
 

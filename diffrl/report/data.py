@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
 from diffrl.records.guard import FELL
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 
+log = logging.getLogger("diffrl")
 FACES = "divgen/ids"  # how alike the faces are: lower is better
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
 UNITS = {"diversity": "mean pairwise distance", "variety": "1: as the world", "unreadable": "share of free facts"}
@@ -246,15 +248,21 @@ def _not_finite(run: RunData) -> Iterable[str]:
 def _samples(folder: Path) -> Iterable[Sample]:
     for path in sorted(folder.glob("epoch-*/*.png")):
         digits, number = path.parent.name.removeprefix("epoch-"), path.name.split("-", 1)[0]
-        if not (digits.isdigit() and number.isdigit()):
+        if not (digits.isdecimal() and number.isdecimal() and within(path, folder.parent)):
             continue
         try:
             with Image.open(path) as image:
                 text = dict(image.info)
-        except (OSError, UnidentifiedImageError):  # not written completely
+        except Exception as error:  # torn by a crash; what it raises depends on where
+            log.warning("%s: not a readable picture (%s); it is left out", path, in_one_line(error, most=120))
             continue
         prompt = str(text.get("prompt", path.stem))
         yield Sample(int(digits), int(number), prompt, str(text.get("seed", "")), path)
+
+
+def within(path: Path, folder: Path) -> bool:
+    """Does the file lie in the folder, wherever its links lead?"""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _read(path: Path, parse: Any, kind: type) -> Any:
