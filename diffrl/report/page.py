@@ -9,13 +9,16 @@ from __future__ import annotations
 import base64
 import html
 import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
 from diffrl import __version__
+from diffrl.errors import in_one_line
 
+log = logging.getLogger("diffrl")
 SMALL = 128  # pixels: images up to this size are shown pixel by pixel
 _THUMB = 256  # pixels: larger images are reduced to this, as JPEG, so that a report stays below some megabytes
 
