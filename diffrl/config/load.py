@@ -81,8 +81,20 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
     version = source.data.pop(VERSION, "")
     if not isinstance(version, str):
         raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {show(version)}")
-    if version:
-        _drop_unused(source)
+    if not version:
+        return _validated(source, folder, world)
+    _drop_unused(source)
+    try:
+        return _validated(source, folder, world)
+    except UserError as error:
+        if version == __version__:
+            raise
+        # The line is not the user's own: a run's folder has the config as the version that trained it understood it.
+        theirs = f"written by diffrl {version[:20]}, which this version, {__version__}, does not read"
+        raise UserError(f"{source.name}: {theirs}: use that version for it ({error})") from error
+
+
+def _validated(source: Source, folder: str, world: int | None) -> Config:
     try:
         config = Config.model_validate(source.data)
     except ValidationError as error:
