@@ -206,8 +206,9 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
     path = Path(run_dir) / "environment.json"
     try:
         starts = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         starts = []
+    starts = starts if isinstance(starts, list) else []
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     start = {
@@ -242,8 +243,9 @@ def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            row["epoch"]
-        except (ValueError, KeyError, TypeError):
+            if not isinstance(row, dict) or type(row["epoch"]) is not int:
+                raise TypeError("no epoch")
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number == len(lines):  # a crash of the machine can leave a last line of zeros
                 return rows, sum(len(line) + 1 for line in lines[:-1])
             raise UserError(

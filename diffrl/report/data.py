@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from diffrl.errors import UserError, in_one_line
+from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records.guard import FELL
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
@@ -133,7 +133,12 @@ def read_run(folder: str | Path) -> RunData:
     if not metrics:
         raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
     config = _read(folder / "config.yaml", yaml.safe_load, dict)
-    starts = _read(folder / "environment.json", json.loads, list)
+    for name in ("rewards", "watch", "evaluate", "prompts"):  # a hand may have been at it: what is no section is none
+        if not isinstance(config.get(name, {}), dict):
+            del config[name]
+    starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]
+    with foreign(folder / "config.yaml"):
+        lower = _lower(config, starts)
     return RunData(
         folder=folder,
         name=folder.resolve().name,
@@ -141,7 +146,7 @@ def read_run(folder: str | Path) -> RunData:
         config=config,
         starts=starts,
         samples=list(_samples(folder / "samples")),
-        lower=_lower(config, starts),
+        lower=lower,
     )
 
 
@@ -271,7 +276,7 @@ def _read(path: Path, parse: Any, kind: type) -> Any:
         value = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return kind()
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
     if not isinstance(value, kind):
         raise UserError(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
