@@ -13,7 +13,7 @@ from rich.console import Console
 
 from diffrl import config as configs
 from diffrl.config import Config
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign, printable
 from diffrl.records import checkpoint, history
 from diffrl.records.disk import DiskError, check_writable
 from diffrl.records.ownership import Ownership, OwnershipError, holder
@@ -22,7 +22,7 @@ from diffrl.records.tracking import Tracker, drop_lines, read_metrics, record_en
 from diffrl.report import write_report
 from diffrl.run.assembly import Run
 from diffrl.run.direction import direction_metrics, prepare_direction
-from diffrl.run.interrupt import Interrupted, Interrupts
+from diffrl.run.interrupt import Interrupted, Interrupts, Output
 from diffrl.run.loop import TrainingError
 from diffrl.run.parts import describe
 from diffrl.run.start import Start, find_start, free_changes
@@ -69,7 +69,7 @@ def _dry_run(config: Config, folder: Path, resumed: bool, override: Sequence[str
         if run.main:
             console = Console()
             lines = [describe(run), *first_scores(run)]
-            console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+            console.print(printable("\n".join(lines)), soft_wrap=True, highlight=False, markup=False)
     finally:
         run.close()
 
@@ -78,7 +78,7 @@ def _train(config: Config, folder: Path, start: Start, owner: Ownership | None) 
     run = Run(config)
     run.folder = folder
     start.compare(run.identity)
-    console = Console()
+    console = Console(file=Output())  # type: ignore[arg-type]
     try:
         if run.main:
             _record_start(run, start)
@@ -119,7 +119,7 @@ def _record_start(run: Run, start: Start) -> None:
     facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
     record_environment(folder, **facts, lower_is_better=sorted(run.lower))
     if start.then is not None or (start.resumed and start.path is not None):
-        epoch = 0 if start.path is None else int(checkpoint.state_of(start.path)["epoch"])
+        epoch = 0 if start.path is None else checkpoint.epoch_of(start.path)
         dropped = drop_lines(folder, after=epoch) if start.changes else 0
         told = {"epochs_dropped": dropped} if dropped else {}
         history.resumed(folder, epoch, start.changes, free, processes=run.accelerator.num_processes, **told)
@@ -131,7 +131,8 @@ def _record_start(run: Run, start: Start) -> None:
 
 def _run(run: Run, console: Console, start: Start) -> None:
     if start.resumed:
-        run.restore(start)
+        with foreign(start.path or run.folder):
+            run.restore(start)
     run.check_agreement()
     if run.main:
         _lead(run, console)
@@ -145,7 +146,7 @@ def _lead(run: Run, console: Console) -> None:
     tracker = Tracker(run.folder, tracking.wandb, tracking.tensorboard, config.resolved(), tracking.trackers)
     names = list(config.rewards)
     try:
-        console.print(describe(run), soft_wrap=True, highlight=False, markup=False)
+        console.print(printable(describe(run)), soft_wrap=True, highlight=False, markup=False)
         past = read_metrics(run.folder)
         shown: dict[str, Any] = {"title": str(run.folder), "console": console, "history": past, "lower": run.lower}
         with ProgressTable(config.epochs, names, **shown) as table:
