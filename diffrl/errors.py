@@ -1,13 +1,51 @@
-"""Errors that a user can mend, and the help that goes with them."""
+"""Errors that a user can mend, the help that goes with them, and how they are said."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(ValueError):
     """Bad input: one line that says what, where and the nearest valid choice. The command line exits with 2."""
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: what would steer it (control characters, turns of the direction of writing) or cannot be
+    encoded is spelled out. Names, prompts and answers of servers come from others."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """A line on stderr. Where nobody reads it any more, this one and all that follow go nowhere, and nothing fails."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        unheard(sys.stderr)
+
+
+def unheard(stream: TextIO) -> None:
+    """Let a stream whose reader is gone end in nothing, with what is in its buffer, which Python flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def foreign(where: object) -> Iterator[None]:
+    """For reading what somebody else may have written: an error of its shape becomes a UserError that names `where`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise UserError(f"{where}: not what diffrl writes there ({in_one_line(error, most=200)})") from error
 
 
 def in_one_line(error: BaseException, most: int = 500) -> str:

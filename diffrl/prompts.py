@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from diffrl import prompt_sets
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.prompt_sets import hub
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
@@ -218,6 +218,8 @@ def _parse_json(line: str, where: str) -> Prompt | None:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise UserError(f"{where}: not valid JSON ({in_one_line(error, most=80)})") from error
     if not isinstance(entry, dict):
         raise UserError(f'{where}: expected an object like {{"prompt": "a red circle"}}')
     return _prompt_of(entry, where)
@@ -228,6 +230,12 @@ def _prompt_of(entry: dict[str, Any], where: str) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         hint = nearest("prompt", entry) if text is None and entry else ""
         raise UserError(f'{where}: expected text under "prompt"{hint}')
+    try:
+        json.dumps([text, entry], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: half of a surrogate pair, which is no text ({error.object[error.start]!r})"
+        ) from error
     return Prompt(text.strip(), entry)
 
 

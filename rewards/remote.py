@@ -88,10 +88,14 @@ class Remote:
         asked = json.dumps({"prompts": [prompt], "metadata": [dict(metadata)]})
         if asked not in self._applies:
             try:
-                answer = self.servers.post(f"{self._path}/applies", asked.encode(), wire.JSON)
+                said = self._post("applies", asked.encode(), wire.JSON)
             except RemoteError as error:
                 raise RewardError(f'reward "{self.name}", asked whether it applies to "{prompt}": {error}') from error
-            self._applies[asked] = bool(answer["applies"][0])
+            if not (isinstance(said, list) and len(said) == 1 and isinstance(said[0], bool)):
+                raise RewardError(
+                    f'reward "{self.name}", asked whether it applies to "{prompt}", said {str(said)[:80]}'
+                )
+            self._applies[asked] = said[0]
         return self._applies[asked]
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -119,12 +123,25 @@ class Remote:
 
     def _score(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         body, kind = wire.encode(images, prompts, metadata, self.form)
-        scores = self.servers.post(f"{self._path}/score", body, kind).get("scores")
-        if not isinstance(scores, list) or len(scores) != len(images) or None in scores:
+        scores = self._post("score", body, kind)
+        if not isinstance(scores, list) or len(scores) != len(images) or not all(map(_is_score, scores)):
             raise RemoteError(
                 f"servers {', '.join(self.servers.urls)}: not one score for each image: {str(scores)[:80]}"
             )
         return torch.tensor(scores, dtype=torch.float32)
+
+    def _post(self, what: str, body: bytes, kind: str) -> Any:
+        """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
+        answers is not the one that this one began with."""
+        answer = self.servers.post(f"{self._path}/{what}", body, kind)
+        said = answer.json()
+        if (now := answer.headers.get(wire.IDENTITY)) != self.identity:
+            other = "does not say which reward answers" if now is None else "now serves another reward under this name"
+            raise RewardError(
+                f'reward "{self.name}": server {answer.url} {other} (identity {str(now)[:12]}, at the start '
+                f"{self.identity[:12]}); serve the former one again and resume, or begin a new run"
+            )
+        return said.get("scores" if what == "score" else what)
 
     def _describe(self, url: str, reward: str) -> dict[str, Any]:
         try:
@@ -134,11 +151,34 @@ class Remote:
         if about.get("protocol") != wire.PROTOCOL:
             theirs = f"protocol {about.get('protocol')}, diffrl {about.get('diffrl_version')}"
             raise UserError(f"remote: server {url} speaks {theirs}; this is protocol {wire.PROTOCOL}")
+        try:
+            _check_description(about)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"remote: server {url} does not describe its reward as it should ({error!r})") from error
         return about
 
 
 def _path(reward: str) -> str:
     return f"/rewards/{quote(reward, safe='')}"
+
+
+def _is_score(value: object) -> bool:
+    """A number that float32 has room for. To Python booleans are whole numbers, and those have no largest."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38
+
+
+def _check_description(about: Mapping[str, Any]) -> None:
+    """KeyError, TypeError or ValueError for a description that `Remote` cannot be built from."""
+    kinds = {"name": str, "identity": str, "groupwise": bool, "applies": bool, "arguments": dict, "limits": dict}
+    for key, kind in kinds.items():
+        if not isinstance(about[key], kind):
+            raise TypeError(f"{key}: {str(about[key])[:40]}")
+    for count in (about["limits"]["images"], about["limits"]["bytes"], about["batch_size"] or 1):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"limits: {str(count)[:40]}")
+    card = wire.card_from_json(about["card"])
+    if card is not None and not all(isinstance(value, str) for key, value in vars(card).items() if key != "range"):
+        raise TypeError("card: expected texts")
 
 
 def _check_same(url: str, about: Mapping[str, Any], reward: str, arguments: Mapping[str, Any]) -> None:

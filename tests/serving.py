@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards import Card, load_reward
-from diffrl.rewards.server import Options, Served, make_server
+from diffrl.rewards.server import Options, Served, bind, make_server
 from diffrl.rewards.wire import Limits
 
 REDNESS = f"{Path(__file__).parent / 'data' / 'redness.py'}:Redness"
@@ -55,9 +54,7 @@ class Rank:
 def running(served: dict[str, Served], port: int = 0, **options: Any) -> Iterator[str]:
     """The server in a thread, at its URL."""
     server = make_server(served, Options(**options))
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener = bind("127.0.0.1", port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:

@@ -11,6 +11,7 @@ from typing import Any
 
 from diffrl.cli.words import subcommand
 from diffrl.errors import UserError, nearest
+from diffrl.records.disk import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
 DIMENSIONS = ("id", "style", "layout", "tonal")
@@ -129,9 +130,13 @@ def _choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f'{option}: unknown "{value}"{nearest(value, choices)}')
 
 
-def _file(option: str, path: Path | None, suffix: str) -> None:
-    if path is not None and (path.is_dir() or path.suffix != suffix):
+def _file(option: str, path: Path | None, suffix: str) -> Path | None:
+    """The file, where its links lead; UserError for what is no such file."""
+    if path is None:
+        return None
+    if path.is_dir() or path.suffix != suffix:
         raise UserError(f'{option}: name a file that ends in {suffix}, got "{path}"')
+    return out_file(path, option, f"scores{suffix}")
 
 
 def _device(arguments: argparse.Namespace) -> str:
@@ -150,7 +155,7 @@ def _prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.prompts import write_prompts
 
     _choice("--world", arguments.world, WORLDS)
-    _file("--out", arguments.out, ".jsonl")
+    arguments.out = _file("--out", arguments.out, ".jsonl")
     prompts = _benchmark(arguments, arguments.world)
     write_prompts(prompts, arguments.out)
     print(f"{len(prompts)} prompts: {arguments.out}")
@@ -211,7 +216,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     _choice("--world", arguments.world, WORLDS)
     _choice("--dimension", arguments.dimension, DIMENSIONS)
-    _file("--out", arguments.out, ".json")
+    arguments.out = _file("--out", arguments.out, ".json")
     from diffrl.divgen.run import score_folder
     from diffrl.divgen.score import FILE, METRICS
 
@@ -241,7 +246,7 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
-    _file("--out", arguments.out, ".safetensors")
+    arguments.out = _file("--out", arguments.out, ".safetensors")
     from diffrl.divgen.extractors import check_extractor, load_extractor
     from diffrl.divgen.observe import read_folder
     from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
@@ -265,7 +270,7 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> int:
-    _file("--out", arguments.out, ".html")
+    arguments.out = _file("--out", arguments.out, ".html")
     from diffrl.report.divgen import write_divgen_report
 
     named = [str(folder).partition("=") for folder in arguments.folders]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from diffrl.errors import say
 
 
 def resumable(folder: str | Path, train: Callable[[], object]) -> int:
@@ -15,10 +16,10 @@ def resumable(folder: str | Path, train: Callable[[], object]) -> int:
     try:
         train()
     except Interrupted as ended:
-        print(f"{again}  ({ended}; exit code {EXIT_CODE})", file=sys.stderr)
+        say(f"{again}  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     except KeyboardInterrupt:
         if (Path(folder) / "checkpoints").is_dir():
-            print(again, file=sys.stderr)
+            say(again)
         raise
     return 0

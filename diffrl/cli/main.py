@@ -29,8 +29,8 @@ from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
-from diffrl.errors import UserError, nearest
-from diffrl.records.disk import check_writable
+from diffrl.errors import UserError, nearest, say, unheard
+from diffrl.records.disk import check_writable, out_file
 from diffrl.resources import file_of_run
 from diffrl.version import __version__
 
@@ -48,16 +48,19 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it (`>&-`)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
     try:
         with _shown_warnings():
             code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         return code
     except KeyboardInterrupt:
-        print("diffrl: interrupted", file=sys.stderr)
+        say("diffrl: interrupted")
         return 130
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python flushes once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        unheard(sys.stdout)
         return 1
     except Exception as error:
         code, text = _explain(error)
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # Bad input is the same on every process: one of them says so. Other failures may be one process's alone.
         if code != 2 or os.environ.get("RANK", "0") == "0":
-            print(f"diffrl: error: {' '.join(text.split())}", file=sys.stderr)
+            say(f"diffrl: error: {' '.join(text.split())}")
         return code
 
 
@@ -291,8 +294,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin
 
     common = _common(arguments)
-    if arguments.out.is_dir():
-        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "scores.json"}')
+    common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
     names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
     if not names:
@@ -339,8 +341,7 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("compare: name at least two runs")
     for run in arguments.runs:
         file_of_run(run, "metrics.jsonl", "compare")
-    if arguments.out.is_dir():
-        raise UserError(f'--out: "{arguments.out}" is a folder; name a file such as {arguments.out / "compare.html"}')
+    arguments.out = out_file(arguments.out, "--out", "compare.html")
     from diffrl.report import write_comparison
 
     write_comparison(arguments.runs, arguments.out)
@@ -375,7 +376,7 @@ def _at(where: str, check: Callable[[Any], object], value: object) -> None:
 
 class _ToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"diffrl: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        say(f"diffrl: {record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextlib.contextmanager

@@ -82,9 +82,21 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
     version = source.data.pop(VERSION, "")
     if not isinstance(version, str):
         raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {show(version)}")
-    if version:
-        source.data = without_removed(source.data)
-        _drop_unused(source)
+    if not version:
+        return _validated(source, folder, world)
+    source.data = without_removed(source.data)
+    _drop_unused(source)
+    try:
+        return _validated(source, folder, world)
+    except UserError as error:
+        if version == __version__:
+            raise
+        # The line is not the user's own: a run's folder has the config as the version that trained it understood it.
+        theirs = f"written by diffrl {version[:20]}, which this version, {__version__}, does not read"
+        raise UserError(f"{source.name}: {theirs}: use that version for it ({error})") from error
+
+
+def _validated(source: Source, folder: str, world: int | None) -> Config:
     try:
         kind = config_class(source.data.get("objective"))
     except UserError as error:

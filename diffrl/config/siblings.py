@@ -47,7 +47,12 @@ def _read(model: str) -> dict[str, Any] | None:
         index = json.loads((folder / "model_index.json").read_text())
         part = "transformer" if "transformer" in index else "unet"
         return {"_class_name": "", **index, "network": json.loads((folder / part / "config.json").read_text())}
-    except (OSError, ValueError):  # what is not here, or cannot be read, is said when it is loaded
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # what is not here, or cannot be read, is said when it is loaded
         return None
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
 from diffrl.divgen.prompts import DIMENSIONS
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
+from diffrl.pictures import MOST_PIXELS, to_rgb
 from diffrl.prompts import Prompt
 
 MANIFEST = "manifest.jsonl"
@@ -127,21 +128,22 @@ def _look(items: Sequence[Item], images: Tensor, extractors: Mapping[str, Extrac
 
 
 def in_batches(items: Sequence[Item], size: int, sight: Sight) -> Iterator[Batch]:
-    """The images of files, up to `size` of equal shape together; those that cannot be read are noted in `sight`."""
+    """The images of files, up to `size` of equal shape together, fewer of large ones; `sight` notes the unreadable."""
     batch: list[Item] = []
     pixels: list[np.ndarray] = []
     for item in items:
         assert item.path is not None, "an image that was never written cannot be read"
         try:
             with Image.open(item.path) as image:
-                array = np.asarray(image.convert("RGB"))
+                array = to_rgb(image)
         except FileNotFoundError:
             sight.unreadable.append((item, "missing"))
             continue
         except Exception as error:  # what a damaged file raises depends on where it is damaged
-            sight.unreadable.append((item, f"{type(error).__name__}: {error}"))
+            sight.unreadable.append((item, in_one_line(error)))
             continue
-        if batch and (len(batch) == size or array.shape != pixels[0].shape):
+        full = len(batch) == size or (len(batch) + 1) * array.shape[0] * array.shape[1] > MOST_PIXELS
+        if batch and (full or array.shape != pixels[0].shape):
             yield batch, to_tensor(np.stack(pixels))
             batch, pixels = [], []
         batch.append(item)
@@ -186,16 +188,23 @@ def _with_dimension(item: Item, dimension: str) -> Item:
 
 
 def _listed(manifest: Path) -> Iterator[Item]:
-    for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise UserError(f"{manifest}: not UTF-8 text ({error})") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             entry: dict[str, Any] = json.loads(line)
             path, text, member = manifest.parent / entry.pop("file"), entry.pop("prompt"), int(entry.pop("member", 0))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            text.encode()  # a lone surrogate is no text that could be written or printed
+            if entry.get("keyword") is not None and not isinstance(entry["keyword"], str):
+                raise TypeError("keyword: expected a text")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(f'{manifest}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
-        if entry.get("dimension", "") not in ("", *DIMENSIONS):
-            raise UserError(f'{manifest}:{number}: unknown dimension "{entry["dimension"]}"')
+        if (dimension := entry.get("dimension", "")) not in ("", *DIMENSIONS):
+            raise UserError(f'{manifest}:{number}: unknown dimension "{dimension}"')
         yield Item(Prompt(text, entry), member, path)
 
 

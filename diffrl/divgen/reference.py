@@ -49,7 +49,7 @@ def load_reference(path: Path) -> Reference:
         with safe_open(str(path), framework="numpy") as file:
             about = json.loads((file.metadata() or {})["diffrl"])
             return Reference(file.get_tensor("train"), file.get_tensor("test"), about["style"], about["source"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a reference that `diffrl divgen reference` wrote ({error})") from error
 
 

@@ -21,7 +21,7 @@ from diffrl.divgen.prompts import benchmark, small
 from diffrl.divgen.reference import Reference, load_reference, playground_reference
 from diffrl.divgen.score import FILE, Scores, score
 from diffrl.drawing import Drawing
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
@@ -60,9 +60,11 @@ class Job:
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError(f"--checkpoint: {folder} has no readable {config} ({error})") from error
         device = join_processes().device
+        with foreign(config):
+            spec = LoraSpec(rank=int(lora["rank"]), alpha=float(lora["alpha"]), targets=lora["targets"])
         policy = load_policy(
             self.drawing.model,
-            lora=LoraSpec(rank=lora["rank"], alpha=lora["alpha"], targets=lora["targets"]),
+            lora=spec,
             precision="fp32" if device.type == "cpu" else "bf16",
             device=device,
             resolution=self.drawing.resolution,
@@ -148,7 +150,7 @@ def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> Non
     """Folders, the job and the manifest; the manifest says what will be there when all is drawn."""
     path = out / JOB
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = _read_job(out)
         keys = [key for key in record if key != "diffrl_version" and before.get(key) != record[key]]
         if keys:
             said = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
@@ -218,10 +220,8 @@ def score_folder(
 
 def _read_job(folder: Path) -> dict[str, Any]:
     path = folder / JOB
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+    with foreign(path):
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 class SmallBenchmark:

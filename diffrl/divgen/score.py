@@ -103,7 +103,7 @@ def load_scores(path: Path) -> Scores:
         return Scores(**content)
     except FileNotFoundError:
         raise UserError(f"{path}: not scored yet; run `diffrl divgen score {path.parent}`") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: not scores that `diffrl divgen score` wrote ({error!r})") from error

@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, foreign, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.distilled import merge_lora
@@ -79,11 +79,10 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
     folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
     if folder.is_dir():
         try:
-            return str(folder), json.loads((folder / "model_index.json").read_text())
+            with foreign(folder / "model_index.json"):
+                return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
         except FileNotFoundError:
             raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
-        except json.JSONDecodeError as error:
-            raise UserError(f'model: "{folder}/model_index.json" is not JSON: {error}') from None
     if model == "playground":
         raise UserError(f'model: the playground\'s weights are missing, no folder "{folder}"')
     if model.count("/") != 1 or model.startswith((".", "/", "~")):

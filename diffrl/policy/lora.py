@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
@@ -21,10 +21,11 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.policy.fused import Fused
 
 TRAINED = "default"
+LARGEST_ALPHA = 1e6  # far beyond any that trains, and far from where its products overflow
 
 
 @dataclass(frozen=True)
@@ -189,17 +190,32 @@ def read_lora(directory: str | Path) -> tuple[dict[str, Tensor], LoraSpec]:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
             metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({in_one_line(error)})") from error
     prefix = next(iter(tensors), "").split(".")[0] + "."
     if prefix not in ("transformer.", "unet.") or not all(re.search(r"\.lora_[AB]\.weight$", key) for key in tensors):
         raise UserError(f"{path}: not the LoRA of a transformer or UNet in diffusers' format")
     state = {key.removeprefix(prefix): value.float() for key, value in tensors.items()}
-    config = {key.removeprefix(prefix): value for key, value in metadata.items()}
-    rank = int(config.get("r", next(v.shape[0] for k, v in state.items() if k.endswith("lora_A.weight"))))
+    try:
+        config = {key.removeprefix(prefix): value for key, value in metadata.items()}
+        return state, _spec_of(state, config)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: its metadata are not those of a LoRA ({in_one_line(error)})") from error
+
+
+def _spec_of(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> LoraSpec:
+    """Rank, alpha and targets by the metadata, else by the tensors."""
     layers = sorted({key.rsplit(".lora_", 1)[0] for key in state})
-    spec = LoraSpec(rank, float(config.get("lora_alpha", rank)), tuple(config.get("target_modules", layers)))
-    return state, spec
+    ranks = [value.shape[0] for key, value in state.items() if key.endswith("lora_A.weight") and value.ndim == 2]
+    if not ranks:
+        raise ValueError("there is no matrix lora_A")
+    rank = int(config.get("r", ranks[0]))
+    alpha, targets = float(config.get("lora_alpha", rank)), config.get("target_modules", layers)
+    if rank < 1 or not abs(alpha) <= LARGEST_ALPHA:
+        raise ValueError(f"rank {rank}, alpha {alpha:g}; a rank is at least 1, an alpha at most {LARGEST_ALPHA:g}")
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ValueError("target_modules: expected a list of texts")
+    return LoraSpec(rank, alpha, tuple(targets))
 
 
 def _matches(name: str, targets: Sequence[str]) -> bool:

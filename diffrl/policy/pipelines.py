@@ -14,7 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 
 # Joint attention's projections of image and text; Flow-GRPO's choice for SD3.5 (2505.05470).
 JOINT_ATTENTION = tuple(
@@ -31,7 +31,10 @@ SETTINGS = "diffrl.json"
 def settings_of(source: str) -> dict[str, Any]:
     """What a local model folder records for its policy in `diffrl.json`; nothing for hub ids and other folders."""
     path = Path(source) / SETTINGS
-    return json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    with foreign(path):
+        return dict(json.loads(path.read_text()))
 
 
 Resolution = int | tuple[int, int] | None  # side of square pictures, or (width, height); None: the model's own

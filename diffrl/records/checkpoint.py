@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 from diffrl.records.disk import cannot_write
 from diffrl.version import __version__
 
@@ -40,6 +40,10 @@ Tensors = dict[str, Tensor]
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be written or is not intact; the message names the folder or the file."""
+
+
+class NewerError(UserError):
+    """A checkpoint of a later version of diffrl: not damaged, and nothing to be passed over."""
 
 
 def save(
@@ -99,6 +103,7 @@ def load(path: str | Path) -> tuple[dict[str, Tensors], Any]:
     """The `tensors` (on the CPU) and the `state` that `save` was given, after every checksum has been verified.
 
     Raises:
+        NewerError: a later version of diffrl wrote it.
         CheckpointError: a file is missing, has another size or checksum than the manifest says, or cannot be read.
     """
     folder = Path(path)
@@ -110,7 +115,7 @@ def load(path: str | Path) -> tuple[dict[str, Tensors], Any]:
                 tensors[name.removesuffix(".safetensors")] = load_file(folder / name)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder / name}: not a readable safetensors file ({error})") from error
-    return tensors, json.loads((folder / "state.json").read_bytes())
+    return tensors, state_of(folder)
 
 
 def latest(run_dir: str | Path) -> Path | None:
@@ -122,7 +127,10 @@ def latest(run_dir: str | Path) -> Path | None:
 
 
 def survey(run_dir: str | Path) -> tuple[Path | None, list[str]]:
-    """The newest intact checkpoint of a run, or None; and what is wrong with those that are newer."""
+    """The newest intact checkpoint of a run, or None; and what is wrong with those that are newer.
+
+    Raises NewerError for one of a later version of diffrl: to go on from an older one would drop what it trained.
+    """
     root = Path(run_dir) / "checkpoints"
     found = dict(_steps(root, prefix=_SET_ASIDE))
     found.update(_steps(root))  # one that was set aside counts only until its replacement is in place
@@ -139,12 +147,20 @@ def survey(run_dir: str | Path) -> tuple[Path | None, list[str]]:
 
 def state_of(path: Path) -> Any:
     """The `state` of a checkpoint alone; it is verified with the whole checkpoint by `load`."""
-    return json.loads((path / "state.json").read_bytes())
+    with foreign(path / "state.json"):
+        return json.loads((path / "state.json").read_bytes())
+
+
+def epoch_of(path: Path) -> int:
+    """How many epochs a checkpoint has behind it."""
+    with foreign(path / "state.json"):
+        return int(state_of(path)["epoch"])
 
 
 def identity_of(path: Path) -> dict[str, Any] | None:
     """What the run was when it wrote this checkpoint; None for one of a version that did not say."""
-    return json.loads((path / "manifest.json").read_bytes()).get("identity")
+    identity = json.loads((path / "manifest.json").read_bytes()).get("identity")
+    return identity if isinstance(identity, dict) else None
 
 
 # --- optimiser and random generators -------------------------------------------------------------------------------
@@ -328,15 +344,22 @@ def _verify(folder: Path) -> list[str]:
     try:
         manifest = json.loads(manifest_path.read_bytes())
         files: dict[str, dict[str, Any]] = manifest["files"]
+        number = int(manifest.get("format", 0))
     except FileNotFoundError:
         raise CheckpointError(f"{manifest_path}: missing, so this is not a complete checkpoint") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{manifest_path}: not a readable manifest ({error})") from error
-    if manifest.get("format") != FORMAT:
-        found = manifest.get("format")
-        raise CheckpointError(f"{manifest_path}: format {found}, but diffrl {__version__} reads format {FORMAT}")
+    if number > FORMAT:
+        theirs = f"format {number}, written by diffrl {str(manifest.get('diffrl'))[:20]}"
+        raise NewerError(f"{manifest_path}: {theirs}; this is diffrl {__version__}: use that version, or a later one")
+    if number != FORMAT:
+        raise CheckpointError(f"{manifest_path}: format {number}, but diffrl {__version__} reads format {FORMAT}")
+    if not isinstance(files, dict) or "state.json" not in files:  # an empty list of files would be intact
+        raise CheckpointError(f"{manifest_path}: it does not list state.json, which every checkpoint has")
     for name, expected in files.items():
         path = folder / name
+        if path.parent != folder or not isinstance(expected, dict) or not {"size", "sha256"} <= set(expected):
+            raise CheckpointError(f'{manifest_path}: "{name}" is no file of a checkpoint with its size and sha256')
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, although the manifest lists it")
         if (size := path.stat().st_size) != expected["size"]:

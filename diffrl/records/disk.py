@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,10 +58,13 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """A file beside `path` for the caller to write, which then takes its place.
 
     After an error it is gone, and `path` is as it was; an OSError becomes a DiskError at `path`. Without `sync` it is
-    not forced to the disk: for thousands of pictures.
+    not forced to the disk: for thousands of pictures. A device or a FIFO is no file and stays; of a symbolic link the
+    link is replaced, for a folder of somebody else's must not decide where is written (see `out_file`).
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
+        if kind := _special(path):
+            raise OSError(errno.EEXIST, f"it is a {kind}, not a file")
         try:
             yield temporary
             if sync:
@@ -81,6 +85,27 @@ def inside(run_dir: str | Path, *names: str) -> Path:
         Path(run_dir).stat()
         folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def out_file(path: Path, what: str, example: str) -> Path:
+    """The file that a user named to be written: where its links lead. UserError, beginning with `what`, for a folder,
+    device or FIFO, which a new file would take the place of."""
+    if path.is_dir():
+        raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
+    if kind := _special(path):
+        raise UserError(f'{what}: "{path}" is a {kind}; name a file such as {example}')
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _special(path: Path) -> str:
+    """What it is, where it is neither file nor folder nor absent; a link is what it leads to."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
 
 
 def check_writable(folder: Path, what: str) -> None:

@@ -43,7 +43,7 @@ def had_checkpoint(folder: Path) -> bool:
 
 def identity_at_start(folder: Path) -> Identity | None:
     """The identity with which the run began; None if the folder has none."""
-    found = [event["identity"] for event in read_history(folder) if "identity" in event]
+    found = [event["identity"] for event in read_history(folder) if isinstance(event.get("identity"), dict)]
     return found[-1] if found else None
 
 
@@ -57,7 +57,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             events.append(event)

@@ -137,7 +137,7 @@ def alive(path: Path, seen: bytes, patience: float) -> str | None:
         owner: dict[str, Any] = json.loads(seen)
         here = owner["place"] == _place()
         pid, started = int(owner["pid"]), float(owner["started"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _watched(path, patience, f"{path} is no lock of this version; delete it if nobody writes there")
     todo = "wait until it ends, or choose another run_dir"
     if here:

@@ -15,6 +15,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from diffrl.errors import printable
+
 Metrics = Mapping[str, Any]
 PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": for other processes
 # Of an epoch of each of several processes, in their order. What a process waits between rollout and advantages ("wait")
@@ -78,7 +80,7 @@ class ProgressTable:
 
     def note(self, text: str) -> None:
         """A line above the table that stays."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def add(self, metrics: Metrics) -> None:
         """Show one more finished epoch."""
@@ -230,7 +232,7 @@ def _style(difference: float, lower: bool) -> str:
 
 def finite(value: Any) -> bool:
     """Whether a metric is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < math.inf and abs(value) < 2**1023
 
 
 def number(value: Any) -> str:

@@ -170,18 +170,21 @@ def save_samples(
     paths = []
     for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
         path = folder / f"{i:02d}-{_slug(prompt)}.png"
-        save_image(image, path, {"prompt": prompt, "seed": str(seed)})
+        save_image(image, path, {"prompt": prompt, "seed": str(seed)}, sync=True)
         paths.append(path)
     return paths
 
 
-def save_image(image: Tensor, path: Path, text: Mapping[str, str]) -> None:
-    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits."""
+def save_image(image: Tensor, path: Path, text: Mapping[str, str], sync: bool = False) -> None:
+    """Write one image (3, H, W) in [0, 1] as PNG with `text` in its text chunks; rounded to 8 bits.
+
+    `sync`: forced to the disk, for the few that later starts read again.
+    """
     chunks = PngInfo()
     for key, value in text.items():
-        chunks.add_text(key, value)
+        chunks.add_text(key, value.encode(errors="replace").decode())
     pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    with replacing(path, sync=False) as temporary:  # a report that is written meanwhile never meets half a picture
+    with replacing(path, sync=sync) as temporary:  # a report that is written meanwhile never meets half a picture
         Image.fromarray(pixels).save(temporary, format="png", pnginfo=chunks)
 
 
@@ -194,8 +197,9 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
     path = Path(run_dir) / "environment.json"
     try:
         starts = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         starts = []
+    starts = starts if isinstance(starts, list) else []
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     start = {
@@ -230,8 +234,9 @@ def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            row["epoch"]
-        except (ValueError, KeyError, TypeError):
+            if not isinstance(row, dict) or type(row["epoch"]) is not int:
+                raise TypeError("no epoch")
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number == len(lines):  # a crash of the machine can leave a last line of zeros
                 return rows, sum(len(line) + 1 for line in lines[:-1])
             raise UserError(

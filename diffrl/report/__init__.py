@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from diffrl.errors import foreign
 from diffrl.records.disk import write_text
 from diffrl.report.compare import write_comparison
 from diffrl.report.d2align import direction
@@ -36,7 +37,9 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     target = Path(run_dir) / "report.html"
-    write_text(target, _body(run))
+    with foreign(run_dir):
+        body = _body(run)
+    write_text(target, body)
     return target
 
 

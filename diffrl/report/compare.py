@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.config.schema import method_of
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, Sample, read_run, warnings_of
@@ -33,10 +33,11 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
             raise UserError(f"{run_dirs[i]}: this run is given twice")
     runs = [read_run(folder) for folder in run_dirs]
     _name_apart(runs)
-    body = _head(runs) + _values(runs)
-    body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
-    body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
-    body += _images(runs)
+    with foreign(", ".join(map(str, run_dirs))):
+        body = _head(runs) + _values(runs)
+        body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
+        body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
+        body += _images(runs)
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, page(f"{len(runs)} runs compared · diffrl", body))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffrl.errors import foreign
 from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.report.data import RunData
@@ -26,7 +27,8 @@ def direction(run: RunData) -> str:
 
 def write_page(folder: Path) -> Path | None:
     """`RUN_DIR/d2align/report.html`: the section as a page of its own; None if no direction was learned there."""
-    body = _section(folder)
+    with foreign(folder / EVIDENCE):
+        body = _section(folder)
     if not body:
         return None
     target = folder / EVIDENCE.parent / "report.html"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records.guard import FELL
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 
+log = logging.getLogger("diffrl")
 FACES = "divgen/ids"  # how alike the faces are: lower is better
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
 UNITS = {"diversity": "mean pairwise distance", "variety": "1: as the world", "unreadable": "share of free facts"}
@@ -131,7 +133,12 @@ def read_run(folder: str | Path) -> RunData:
     if not metrics:
         raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
     config = _read(folder / "config.yaml", yaml.safe_load, dict)
-    starts = _read(folder / "environment.json", json.loads, list)
+    for name in ("rewards", "watch", "evaluate", "prompts"):  # a hand may have been at it: what is no section is none
+        if not isinstance(config.get(name, {}), dict):
+            del config[name]
+    starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]
+    with foreign(folder / "config.yaml"):
+        lower = _lower(config, starts)
     return RunData(
         folder=folder,
         name=folder.resolve().name,
@@ -139,7 +146,7 @@ def read_run(folder: str | Path) -> RunData:
         config=config,
         starts=starts,
         samples=list(_samples(folder / "samples")),
-        lower=_lower(config, starts),
+        lower=lower,
     )
 
 
@@ -248,15 +255,21 @@ def _not_finite(run: RunData) -> Iterable[str]:
 def _samples(folder: Path) -> Iterable[Sample]:
     for path in sorted(folder.glob("epoch-*/*.png")):
         digits, number = path.parent.name.removeprefix("epoch-"), path.name.split("-", 1)[0]
-        if not (digits.isdigit() and number.isdigit()):
+        if not (digits.isdecimal() and number.isdecimal() and within(path, folder.parent)):
             continue
         try:
             with Image.open(path) as image:
                 text = dict(image.info)
-        except (OSError, UnidentifiedImageError):  # not written completely
+        except Exception as error:  # torn by a crash; what it raises depends on where
+            log.warning("%s: not a readable picture (%s); it is left out", path, in_one_line(error, most=120))
             continue
         prompt = str(text.get("prompt", path.stem))
         yield Sample(int(digits), int(number), prompt, str(text.get("seed", "")), path)
+
+
+def within(path: Path, folder: Path) -> bool:
+    """Does the file lie in the folder, wherever its links lead?"""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _read(path: Path, parse: Any, kind: type) -> Any:
@@ -265,7 +278,7 @@ def _read(path: Path, parse: Any, kind: type) -> Any:
         value = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return kind()
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
     if not isinstance(value, kind):
         raise UserError(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")

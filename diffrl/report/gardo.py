@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from diffrl.errors import UserError
 from diffrl.records.disk import write_text, writing
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
-from diffrl.report.data import RunData
+from diffrl.report.data import RunData, within
 from diffrl.report.page import escape, figure, grid, picture, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "gardo"
+_IMAGE = re.compile(r"epoch-\d+-\d+\.png")
 EARLIER = 3  # epochs before the last that are shown, as rows of images
 CHARTS = {
     "gardo/gate": ("gate share", "share of samples"),
@@ -82,10 +84,24 @@ def _read(folder: Path) -> dict[int, list[dict[str, Any]]]:
     epochs = {}
     for path in sorted(folder.glob("epoch-*.json")):
         try:
-            epochs[int(path.stem.removeprefix("epoch-"))] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            epochs[int(path.stem.removeprefix("epoch-"))] = rows
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+        if not isinstance(rows, list) or not all(map(_is_row, rows)):
+            raise UserError(f"{path}: expected a list of objects with prompt, uncertainty, penalised, scores and image")
+        # A folder may be a stranger's, and a report be sent on: it shows the folder's own pictures and no others.
+        for row in rows:
+            if not _IMAGE.fullmatch(row["image"]) or not within(folder / row["image"], folder.parent):
+                raise UserError(f'{path}: image "{row["image"]}" is no picture of this folder')
     return epochs
+
+
+def _is_row(row: Any) -> bool:
+    kinds = {"prompt": str, "penalised": bool, "scores": dict, "image": str}
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
+        return False
+    return all(isinstance(value, int | float | None) for value in (row.get("uncertainty"), *row["scores"].values()))
 
 
 def _table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -94,7 +110,7 @@ def _table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         held = "held back" if row["penalised"] else "not held back"
         image = f'<img {picture(folder / row["image"])} alt="{escape(row["prompt"])}">'
-        scores = [number(row["scores"][name]) for name in names]
+        scores = [number(row["scores"].get(name)) for name in names]
         lines.append([image, escape(row["prompt"]), number(row["uncertainty"]), *scores, held])
     return table(lines, ["image", "prompt", "U", *map(str, names), "penalty"])
 

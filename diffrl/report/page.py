@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import markupsafe
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from diffrl.errors import in_one_line
 from diffrl.version import __version__
 
+log = logging.getLogger("diffrl")
 SMALL = 128  # pixels: images up to this size are shown pixel by pixel
 _THUMB = 256  # pixels: larger images are reduced to this, as JPEG, so that a report stays below some megabytes
 
@@ -57,9 +60,16 @@ def strip(title: str, images: Sequence[tuple[Path, str]], seed: str = "") -> str
 
 
 def picture(path: Path) -> str:
-    """`src`, size and class of an `<img>` that holds the file itself: lossless when small, else a thumbnail."""
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
+    """`src`, size and class of an `<img>` that holds the file itself: lossless when small, else a thumbnail.
+
+    One that cannot be read is named, and left out: a report must not end for a picture that a crash has torn.
+    """
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
+        log.warning("%s: not a readable picture (%s); it is left out", path, in_one_line(error, most=120))
+        return f'title="{escape(path.name)}: not a readable picture"'
     buffer = io.BytesIO()
     if max(image.size) <= SMALL:
         image.save(buffer, format="png", optimize=True)

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,23 +17,50 @@ from urllib.parse import urlsplit
 import httpx
 
 from diffrl.errors import UserError
+from diffrl.rewards.calling import Caller, TooLong
 from diffrl.rewards.secrets import check_file, check_transport, redact
 
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
 PASSING = (429, 502, 503)  # statuses that another attempt may not meet
+MOST = 2**20  # bytes of an answer: some 40,000 scores
+DESCRIBING = 30.0  # seconds at most that a server may take to say what it serves
 
 
 class RemoteError(RuntimeError):
     """A server did not answer, or did not serve a request: the message names it."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A server's answer, read to its end. `url`: of the server."""
+
+    url: str
+    status: int
+    reason: str
+    headers: httpx.Headers
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The object of an answer with status 200; else `RemoteError`."""
+        if self.status != 200:
+            raise RemoteError(f"server {self.url}: {_status(self)}")
+        try:
+            said = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"server {self.url}: its answer is not JSON; is it a diffrl reward server?") from error
+        if not isinstance(said, dict):
+            raise RemoteError(f"server {self.url}: its answer is no JSON object; is it a diffrl reward server?")
+        return said
+
+
 class Servers:
     """Servers that serve the same, used in turn.
 
     A request that finds its server gone or busy goes to the next at once, and after all of them have failed again after
-    a pause, until `patience` seconds have passed. `timeout`: seconds that one attempt may last. Answers that another
-    attempt cannot change are errors at once. Connections are kept; proxies of the environment are not used.
+    a pause, until `patience` seconds have passed. `timeout`: seconds that one attempt may last, from its first byte to
+    its last, however the server paces them. Answers that another attempt cannot change, and those of more than `MOST`
+    bytes, are errors at once. Connections are kept; proxies of the environment are not used.
     """
 
     def __init__(self, urls: Sequence[str], token: str | None, timeout: float, patience: float) -> None:
@@ -41,8 +69,9 @@ class Servers:
             check_transport(url, "servers")
         if not self.urls:
             raise UserError("servers: name at least one, for example http://127.0.0.1:8000")
-        self.patience = patience
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.patience, self.timeout = patience, timeout
+        headers = {"Accept-Encoding": "identity"}  # a compressed answer has no size until it is unpacked
+        headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8 * len(self.urls))
         connect = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._client = httpx.Client(headers=headers, limits=limits, timeout=connect, trust_env=False)
@@ -51,30 +80,29 @@ class Servers:
         self._lock = threading.Lock()
         self.stop = threading.Event()  # set: nobody waits for a server any more
 
-    def get(self, url: str, path: str) -> Any:
-        """JSON of one server; `RemoteError` at the first failure."""
+    def get(self, url: str, path: str) -> dict[str, Any]:
+        """The JSON object of one server; `RemoteError` at the first failure."""
         try:
-            response = self._client.get(url + path)
+            return self._ask("GET", url, path, min(self.timeout, DESCRIBING)).json()
         except httpx.HTTPError as error:
             raise RemoteError(f"server {url}: {_said(error)}") from error
-        return _answer(url, response)
 
-    def post(self, path: str, body: bytes, content_type: str) -> Any:
-        """JSON of whichever server answers first; see the class for what is tried. Raises `RemoteError`."""
+    def post(self, path: str, body: bytes, content_type: str) -> Answer:
+        """Of whichever server answers first with status 200; see the class for what is tried. Raises `RemoteError`."""
         begun = time.monotonic()
         pause = FIRST_PAUSE
         while True:
             wait = 0.0
             for url in self._round():
                 try:
-                    response = self._client.post(url + path, content=body, headers={"Content-Type": content_type})
+                    answer = self._ask("POST", url, path, self.timeout, body, {"Content-Type": content_type})
                 except httpx.HTTPError as error:
                     said = f"server {url}: {_said(error)}"
                     continue
-                if response.status_code not in PASSING:
-                    return _answer(url, response)
-                said = f"server {url}: {_status(response)}"
-                wait = max(wait, _seconds(response.headers.get("retry-after")))
+                if answer.status not in PASSING:
+                    return answer
+                said = f"server {url}: {_status(answer)}"
+                wait = max(wait, _seconds(answer.headers.get("retry-after")))
             wait = max(wait, pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             passed = time.monotonic() - begun
@@ -83,6 +111,40 @@ class Servers:
                 raise RemoteError(f"{said}{others}; given up after {passed:.0f} s (patience: {self.patience:g} s)")
             if self.stop.wait(wait * (0.75 + 0.5 * self._chance.random())):  # or clients would come again together
                 raise RemoteError(f"{said}; interrupted")
+
+    def _ask(
+        self, method: str, url: str, path: str, limit: float, body: bytes | None = None, headers: Any = None
+    ) -> Answer:
+        """One attempt. httpx limits the wait for each piece, and a server may send a byte at a time: the whole attempt
+        is made in a thread that can be left behind."""
+        end = time.monotonic() + limit
+        too_long = httpx.ReadTimeout(f"no whole answer within {limit:g} s")
+
+        def attempt() -> Answer:
+            with self._client.stream(method, url + path, content=body, headers=headers) as response:
+                if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                    raise RemoteError(f"server {url}: its answer is compressed, which was not asked for")
+                parts, size = [], 0
+                for part in response.iter_raw():
+                    parts.append(part)
+                    size += len(part)
+                    if size > MOST:
+                        raise RemoteError(f"server {url}: its answer has more than {MOST} bytes")
+                    if time.monotonic() > end:
+                        raise too_long
+                return Answer(url, response.status_code, response.reason_phrase, response.headers, b"".join(parts))
+
+        caller: Caller[Answer] = Caller()
+        try:
+            return caller.wait(attempt, limit, self._interrupted).result()
+        except TooLong:
+            raise too_long from None
+        finally:
+            caller.close()
+
+    def _interrupted(self) -> None:
+        if self.stop.is_set():
+            raise RemoteError("interrupted")
 
     def close(self) -> None:
         """Closes the connections."""
@@ -124,23 +186,14 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _answer(url: str, response: httpx.Response) -> Any:
-    if response.status_code != 200:
-        raise RemoteError(f"server {url}: {_status(response)}")
-    try:
-        return response.json()
-    except ValueError as error:
-        raise RemoteError(f"server {url}: its answer is not JSON; is it a diffrl reward server?") from error
-
-
-def _status(response: httpx.Response) -> str:
+def _status(answer: Answer) -> str:
     """`401: send the header ...`."""
     try:
-        said = json.loads(response.content)
+        said = json.loads(answer.body)
         text = said.get("error") or said.get("detail") or ""
-    except (ValueError, AttributeError):
-        text = response.reason_phrase
-    return f"{response.status_code}: {text}"
+    except (ValueError, RecursionError, AttributeError):
+        text = answer.reason
+    return f"{answer.status}: {str(text)[:500]}"
 
 
 def _said(error: Exception) -> str:
@@ -148,4 +201,4 @@ def _said(error: Exception) -> str:
 
 
 def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isdigit() else 0.0
+    return min(float(text), LONGEST_PAUSE) if text is not None and text.isascii() and text.isdigit() else 0.0

@@ -95,7 +95,7 @@ def load_direction(path: str | Path) -> Direction:
         with safe_open(str(path), "pt") as file:
             identity = Identity(**json.loads((file.metadata() or {})[_KEY]))
             return Direction(file.get_tensor("direction"), file.get_tensor("probes"), identity)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a direction that `diffrl d2align learn` wrote ({error})") from error
 
 

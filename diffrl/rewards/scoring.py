@@ -40,6 +40,8 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
     declared = getattr(reward, "applies", None)
     try:
         return True if declared is None else bool(declared(prompt, dict(metadata)))
+    except RewardError:  # of a served reward: it has said what there is to say
+        raise
     except (Exception, SystemExit) as error:
         name = getattr(reward, "name", "?")
         said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'

@@ -6,8 +6,9 @@
     POST /rewards/NAME/applies    prompts and metadata to booleans
     POST /rewards/NAME/score      images, prompts and metadata (`diffrl.rewards.wire`) to scores; null: not applicable
 
-Errors are `{"error": text}`: 400 malformed, 401 token, 404 name, 408 too slow, 411 no length, 413 too large, 415 type,
-422 values, 500 the reward failed, 503 busy (with Retry-After), 504 scoring took too long.
+What a POST answers has the reward's identity in the header `Diffrl-Identity`: a client sees that it changed. Errors are
+`{"error": text}`: 400 malformed, 401 token, 404 name, 408 too slow, 411 no length, 413 too large, 415 type, 422 values,
+500 the reward failed, 503 busy (with Retry-After), 504 it took too long.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class Host:
         # One thread for all: two rewards at once would fight for the same cores or device.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="diffrl-reward")
         self.readers = ThreadPoolExecutor(2, thread_name_prefix="diffrl-reader")  # few: each may unpack a large image
+        self.deciders = ThreadPoolExecutor(
+            1, thread_name_prefix="diffrl-applies"
+        )  # a reward's own code, which may hang
         self.batchers: dict[str, Batcher] = {}
         self.identities = {name: identity_of(one.plugin, one.arguments, one.reward) for name, one in served.items()}
 
@@ -85,7 +89,7 @@ class Host:
         yield
         for task in tasks:
             task.cancel()
-        for pool in (self.worker, self.readers):
+        for pool in (self.worker, self.readers, self.deciders):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def find(self, name: str) -> Served:
@@ -143,8 +147,17 @@ class Host:
             words = wire.read_json(await self.read(request))
         count = len(words["prompts"]) if isinstance(words.get("prompts"), list) else 0
         prompts, metadata = wire.read_words(words, count)
-        try:
+        if count > self.options.limits.images:
+            raise Refused(413, f"{count} prompts; a request may have {self.options.limits.images}")
+
+        def ask() -> list[bool]:
             return [applies(reward, *pair) for pair in zip(prompts, metadata, strict=True)]
+
+        limit = self.options.time_limit
+        try:
+            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self.deciders, ask), limit)
+        except TimeoutError as error:
+            raise Refused(504, f'reward "{name}" did not say within {limit:g} s whether it applies') from error
         except RewardError as error:
             raise Refused(500, str(error)) from error
 
@@ -164,6 +177,10 @@ class Host:
             "limits": asdict(self.options.limits),
             "card": wire.card_to_json(getattr(reward, "card", None)),
         }
+
+    def signed(self, name: str, content: dict[str, Any]) -> JSONResponse:
+        """An answer that says which reward gave it."""
+        return JSONResponse(content, headers={wire.IDENTITY: self.identities[name]})
 
     def health(self) -> JSONResponse:
         since = [batcher.busy_since for batcher in self.batchers.values() if batcher.busy_since is not None]
@@ -211,11 +228,11 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
 
     @app.post("/rewards/{name}/applies", dependencies=guarded)
     async def applicable(name: str, request: HttpRequest) -> JSONResponse:
-        return JSONResponse({"applies": await host.applies(name, request)})
+        return host.signed(name, {"applies": await host.applies(name, request)})
 
     @app.post("/rewards/{name}/score", dependencies=guarded)
     async def score(name: str, request: HttpRequest) -> JSONResponse:
-        return JSONResponse({"scores": await host.score(name, request)})
+        return host.signed(name, {"scores": await host.score(name, request)})
 
     @app.exception_handler(Refused)
     async def refused(request: HttpRequest, error: Refused) -> JSONResponse:
@@ -244,7 +261,7 @@ def check_address(host: str, token: str | None) -> None:
 def serve(served: Mapping[str, Served], host: str, port: int, options: Options, ready: Callable[[str], object]) -> None:
     """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
     check_address(host, options.token)
-    listener = _bind(host, port)
+    listener = bind(host, port)
     ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
     make_server(served, options).run(sockets=[listener])
 
@@ -265,8 +282,12 @@ def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Serve
     return uvicorn.Server(config)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. UserError where there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # By its protocol asyncio knows it for TCP, and sets TCP_NODELAY: without, each answer waits 40 ms for the client's
+    # delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

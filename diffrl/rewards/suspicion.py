@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 EPOCHS = 5  # in a row, before growth is called a leak: caches and allocators fill up once
 LEAST = 2**20  # bytes of growth in each of them
 TOTAL = 32 * 2**20  # bytes of growth over them
+NARROW = 1e-5  # standard deviation far below the 1e-4 that is added to it where advantages divide by it
 
 
 class Suspicions:
@@ -15,11 +16,13 @@ class Suspicions:
 
     Args:
         names: the optimised rewards.
+        shaped: those of them whose scores are reshaped before advantages are made of them.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
+    def __init__(self, names: Sequence[str], shaped: Collection[str] = ()) -> None:
+        self.names, self.shaped = list(names), set(shaped)
         self._flat: set[str] = set()
+        self._narrow: set[str] = set()
         self._growth: dict[str, list[int]] = {}
         self._told: dict[str, int] = {}
 
@@ -36,6 +39,14 @@ class Suspicions:
                 what = "applied to none of the images" if mean is None else f"gave all images the same score, {mean:g},"
                 found.append(f'WARNING: reward "{name}" {what} in epoch {metrics["epoch"]}: nothing is learned from it')
             self._flat = self._flat | {name} if flat else self._flat - {name}
+            narrow = not flat and std is not None and std < NARROW and name not in self.shaped
+            if narrow and name not in self._narrow:
+                found.append(
+                    f'WARNING: reward "{name}" differs by only {std:.1e} (standard deviation) in epoch '
+                    f"{metrics['epoch']}; advantages divide by the deviation + 1e-4, so little is learned: scale "
+                    f"its scores up (rewards.{name}.shape.standardise)"
+                )
+            self._narrow = self._narrow | {name} if narrow else self._narrow - {name}
         return found
 
     def _leaks(self, growth: Mapping[str, int]) -> list[str]:

@@ -22,10 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from diffrl.pictures import to_rgb
 from diffrl.rewards.protocol import Card
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
-PROTOCOL = 1  # changes when old clients cannot talk to new servers
+PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other
+IDENTITY = "Diffrl-Identity"  # header of every answer: what gave it (`diffrl.rewards.wrappers.identity_of`)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -133,7 +135,7 @@ def _pictures(encoded: Any, limits: Limits) -> Tensor:
                 picture = Image.open(io.BytesIO(base64.b64decode(text, validate=True)), formats=["PNG"])
                 width, height = picture.size  # of the header: nothing is unpacked yet
                 _check_size(len(encoded), 3 * width * height * len(encoded), limits)
-                pixels = np.asarray(picture.convert("RGB"))
+                pixels = to_rgb(picture)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise Refused(413, f"images[{number}]: {error}") from error
         except (binascii.Error, OSError, ValueError, SyntaxError) as error:

@@ -118,7 +118,8 @@ class Run:
         if config.evaluate.divgen:
             self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, device)
         self.guard = build_guard(config, self.lower)
-        self.suspicions = Suspicions(list(config.rewards))
+        shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
+        self.suspicions = Suspicions(list(config.rewards), shaped)
         self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None

@@ -54,7 +54,7 @@ class RunFolder:
         configs.dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
         if start.then is not None or (start.resumed and start.path is not None):
-            epoch = 0 if start.path is None else int(checkpoint.state_of(start.path)["epoch"])
+            epoch = 0 if start.path is None else checkpoint.epoch_of(start.path)
             dropped = drop_lines(self.path, after=epoch) if start.changes else 0
             told = {"epochs_dropped": dropped} if dropped else {}
             history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **told)

@@ -1,14 +1,25 @@
-"""Pre-emption: SIGTERM or SIGINT ends a run at the next micro-batch, everything saved, with an exit code of its own."""
+"""What comes from outside while a run trains: signals that end it, and readers of its output that go away.
+
+SIGTERM, SIGINT or SIGHUP ends a run at the next micro-batch, everything saved, with an exit code of its own. An output
+that nobody reads any more ends nothing.
+"""
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from diffrl.errors import say, unheard
+
+log = logging.getLogger("diffrl")
 EXIT_CODE = 75  # "temporary failure, try again" of sysexits.h: a scheduler that re-queues on it goes on with --resume
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+SIGNALS = [number for number in (signal.SIGTERM, signal.SIGINT, HANGUP) if number is not None]
 
 
 class Interrupted(Exception):
@@ -20,7 +31,8 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """While entered, the first SIGTERM or SIGINT is only noted, and `check` raises; a second SIGINT stops at once.
+    """While entered, the first SIGTERM, SIGINT or SIGHUP is only noted, and `check` raises; a second SIGINT stops at
+    once. SIGHUP is what a closed terminal sends; where it is ignored, as under nohup, it stays so.
 
     Outside of the main thread, where Python forbids handlers, signals do what they always did.
     """
@@ -31,7 +43,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in SIGNALS:
+                if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -45,9 +59,32 @@ class Interrupts:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        sys.stderr.write(f"\ndiffrl: {self.requested}: ending after this micro-batch{again}\n")
+        say(f"\ndiffrl: {self.requested}: ending after this micro-batch{again}")
 
     def check(self) -> None:
         """Raise Interrupted if a signal came; called where a run can be left."""
         if self.requested is not None:
             raise Interrupted(self.requested)
+
+
+class Output:
+    """Standard output that may lose its reader (`| head`, a dropped connection): what follows is thrown away, and the
+    run goes on; the files in its folder tell the same."""
+
+    def write(self, text: str) -> int:
+        self._do(lambda: sys.stdout.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._do(lambda: sys.stdout.flush())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            unheard(sys.stdout)
+            said = error.strerror or str(error)
+            log.warning("nobody reads the output any more (%s): the run goes on without it", said)

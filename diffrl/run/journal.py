@@ -11,11 +11,12 @@ from PIL import Image
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import UserError
+from diffrl.errors import UserError, printable
 from diffrl.records.disk import DiskError
 from diffrl.records.progress import ProgressTable, summary
 from diffrl.records.tracking import Tracker
 from diffrl.run.folder import RunFolder
+from diffrl.run.interrupt import Output
 
 
 class Journal:
@@ -28,7 +29,7 @@ class Journal:
 
     def __init__(self, config: Config, folder: RunFolder, lower: frozenset[str] | set[str], headline: str) -> None:
         self.config, self.folder, self.lower, self.headline = config, folder, lower, headline
-        self.console = Console()
+        self.console = Console(file=Output())  # type: ignore[arg-type]
         self.tracker: Tracker | None = None
         self.table: ProgressTable | None = None
 
@@ -63,7 +64,9 @@ class Journal:
             self._say(f"Open {(self.folder.path / 'report.html').resolve()}")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)  # a path broken in two is no path
+        self.console.print(
+            printable(text), soft_wrap=True, highlight=False, markup=False
+        )  # a path broken in two is no path
 
     def log(self, metrics: dict[str, Any]) -> None:
         """An epoch's line."""

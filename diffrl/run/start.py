@@ -83,7 +83,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
 
 def _look_back(config: Config, folder: Path, path: Path) -> None:
     """UserError for a config that ends before the checkpoint; a warning for epochs that `metrics.jsonl` has lost."""
-    done = int(checkpoint.state_of(path)["epoch"])
+    done = checkpoint.epoch_of(path)
     if config.epochs < done:
         raise UserError(f"epochs: {config.epochs}, but {path} has trained {done}; a resume can only add epochs")
     lines = {line["epoch"] for line in read_metrics(folder)}

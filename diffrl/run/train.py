@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config import Config
+from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.records.ownership import OwnershipError
 from diffrl.run.assembly import Run
@@ -64,7 +65,7 @@ def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequenc
     try:
         if run.main:
             lines = [describe(run), *first_scores(run)]
-            Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+            Console().print(printable("\n".join(lines)), soft_wrap=True, highlight=False, markup=False)
     finally:
         run.close()
 
@@ -78,7 +79,8 @@ def _train(run: Run, start: Start, checks: Sequence[Callable[[], None]]) -> None
     with Interrupts() as interrupts:
         run.look_out_for(lambda: [check() for check in (*checks, interrupts.check)])  # type: ignore[arg-type,return-value]
         try:
-            run.restore(start)
+            with foreign(start.path or folder.path):
+                run.restore(start)
             with Journal(config, folder, run.lower, describe(run)) as journal:
                 run.train(journal)
         except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -400,3 +401,15 @@ def test_sections_fit_the_objectives(objective):
     config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}"])
     built = build_objective(config, SamplerSpec("flow_sde"))
     assert config.method.trainer == f"{type(built).__module__}:{type(built).__name__}"
+
+
+def test_a_config_of_an_earlier_version_is_said_to_be_one(tmp_path: Path) -> None:
+    """A resume or a publish of its run blamed a line that the user had never written."""
+    path = tmp_path / "config.yaml"
+    path.write_text("diffrl_version: 0.1.0\nmodel: playground\nrewards: {playground: {}}\nfrozen: 3\n")
+    theirs = f"{path}: written by diffrl 0.1.0, which this version, {__version__}, does not read: use that version"
+    with pytest.raises(UserError, match=re.escape(theirs)):
+        load_config(path)
+    path.write_text(path.read_text().replace("0.1.0", __version__))
+    with pytest.raises(UserError, match=r"config.yaml:4: frozen: unknown key"):
+        load_config(path)

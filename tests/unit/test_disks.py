@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffrl.cli.main import main
 from diffrl.config import dump, make_config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, disk
-from diffrl.records.disk import DiskError, check_writable, write_text
+from diffrl.records.disk import DiskError, check_writable, out_file, write_text
 from diffrl.records.history import read_history, saved
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
 
@@ -177,3 +179,27 @@ def test_a_history_survives_a_torn_line(tmp_path: Path) -> None:
 
     history.started(tmp_path, {"seed": 0})
     assert [event["event"] for event in read_history(tmp_path)] == ["saved", "started"]
+
+
+def test_a_file_is_written_through_links_and_never_over_a_device_or_fifo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As root `--out /dev/null` took the device away from the machine."""
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "metrics.jsonl").write_text('{"epoch": 0, "eval/diversity": 1.0}\n')
+    compare = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out"]
+    fifo, link, target = tmp_path / "fifo", tmp_path / "link.html", tmp_path / "target.html"
+    os.mkfifo(fifo)
+    link.symlink_to(target)
+    for special, kind in ((fifo, "FIFO"), (Path("/dev/null"), "device")):
+        assert main([*compare, str(special)]) == 2
+        assert f'--out: "{special}" is a {kind}; name a file such as compare.html' in capsys.readouterr().err
+    with pytest.raises(DiskError, match="it is a FIFO, not a file"):
+        write_text(fifo, "x")
+    assert fifo.is_fifo() and Path("/dev/null").is_char_device()
+    assert main([*compare, str(link)]) == 0
+    assert link.is_symlink() and "</html>" in target.read_text()
+    assert main(["evaluate", "playground", "--rewards", "playground", "--prompts", "x.txt", "--out", str(fifo)]) == 2
+    assert main(["divgen", "prompts", "--out", str(tmp_path)]) == 2
+    assert out_file(link, "--out", "x.html") == target

@@ -230,3 +230,15 @@ def test_doctor_survives_a_constructor_that_hangs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registry, "load_class", lambda name: Hangs)
     found = list(doctor.rewards())
     assert found == [("warn", "reward hangs", "TimeoutError: its constructor did not come back within 0.2 s")]
+
+
+def test_scores_that_hardly_differ_are_said_once() -> None:
+    suspicions = Suspicions(["tiny", "fine"])
+    fine = {"reward/fine": 0.5, "reward/fine/std": 0.01}
+    narrow = {"epoch": 1, "reward/tiny": 1e-5, "reward/tiny/std": 2e-6, **fine}
+    (said,) = suspicions.after(narrow, {})
+    assert 'reward "tiny" differs by only 2.0e-06' in said and "scale its scores up" in said
+    assert suspicions.after({**narrow, "epoch": 2}, {}) == []
+    assert suspicions.after({**narrow, "epoch": 3, "reward/tiny/std": 2e-3}, {}) == []
+    assert len(suspicions.after({**narrow, "epoch": 4}, {})) == 1
+    assert Suspicions(["tiny", "fine"], shaped=["tiny"]).after(narrow, {}) == []

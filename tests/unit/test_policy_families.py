@@ -12,6 +12,8 @@ import torch
 from diffusers import DiffusionPipeline, EulerDiscreteScheduler, PNDMScheduler
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny import PROMPTS, SPEC, inputs, scramble, tiny_flux, tiny_sd, velocity
 from torch import Tensor
 
@@ -98,6 +100,24 @@ def test_a_merged_lora_gives_the_picture_of_the_plain_pipeline_that_wears_it(
         assert (draw(policy, latents, 4, 1.0) - theirs).abs().max() < 1e-3
     assert (theirs - without).abs().max() > 0.02
     assert policy.state().keys() == plain.state().keys(), "what is trained is what it was"
+
+
+def test_a_lora_that_fits_in_part_is_not_merged(family: tuple[str, str], tmp_path: Path) -> None:
+    """diffusers leaves out, silently, what names no layer; `--lora` refuses the same file."""
+    _, model = family
+    policy = load_policy(model, lora=SPEC, resolution=16)
+    scramble(policy)
+    policy.save_lora(tmp_path)
+    path = tmp_path / "pytorch_lora_weights.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    assert load_policy(model, lora=SPEC, resolution=16, merge=str(path)) is not None
+    other = next(key for key in tensors if key.endswith("to_k.lora_A.weight")).removesuffix(".lora_A.weight")
+    for matrix in ("lora_A", "lora_B"):
+        tensors[f"{other}_more.{matrix}.weight"] = tensors[f"{other}.{matrix}.weight"].clone()
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=r"merged .*to_k_more has no place in it \(1 of its \d+"):
+        load_policy(model, lora=SPEC, resolution=16, merge=str(path))
 
 
 def test_a_lora_that_cannot_be_merged_is_said(tmp_path: Path) -> None:

@@ -180,3 +180,31 @@ def test_loading_a_lora_folder(policy: Policy, model: str, tmp_path: Path) -> No
     (tmp_path / "pytorch_lora_weights.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="not a readable safetensors file"):
         read_lora(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        '{"transformer.lora_alpha": 1e308}',
+        '{"transformer.lora_alpha": NaN}',
+        '{"transformer.lora_alpha": null}',
+        '{"transformer.r": "many"}',
+        '{"transformer.r": -1}',
+        '{"transformer.r": 1e999}',
+        '{"transformer.target_modules": 3}',
+        '{"transformer.target_modules": [3]}',
+        "[]",
+        "null",
+        "[" * 100_000,
+        "{",
+    ],
+)
+def test_odd_metadata_of_a_lora_are_one_line(tmp_path: Path, metadata: str) -> None:
+    path = tmp_path / "pytorch_lora_weights.safetensors"
+    matrices = {f"transformer.a.lora_{matrix}.weight": torch.ones(2, 2) for matrix in "AB"}
+    save_file(matrices, path, metadata={"lora_adapter_metadata": metadata})
+    with pytest.raises(UserError, match=f"{path}: "):
+        read_lora(tmp_path)
+    save_file({"transformer.a.lora_B.weight": torch.ones(2, 2)}, path)
+    with pytest.raises(UserError, match="there is no matrix lora_A"):
+        read_lora(tmp_path)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
+import logging
+import os
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -331,3 +334,66 @@ def test_an_epoch_is_split_into_phases_without_counting_anything_twice() -> None
 def test_test_prompts_that_are_trained_on_are_told(tmp_path):
     told = [data.warnings_of(data.RunData(tmp_path, "x", [], {"prompts": {"overlap": on}})) for on in (True, False)]
     assert any("prompts.overlap is on" in text for text in told[0]) and not told[1]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 60, -30])
+def test_a_torn_picture_is_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """What a crash of the machine leaves ended every resume at its first report."""
+    monkeypatch.setattr(logging.getLogger("diffrl"), "propagate", True)
+    run = make_run(tmp_path / "run")
+    torn = sorted(run.glob("samples/epoch-*/*.png"))[0]
+    torn.write_bytes(torn.read_bytes()[:cut])
+    page = report.write_report(run).read_text()
+    assert str(torn) in caplog.text and "not a readable picture" in caplog.text
+    assert page.count("data:image/") > 0 and page.endswith("</html>\n")
+
+
+def test_sample_pictures_are_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle))
+    )
+    paths = save_samples(tmp_path, 1, torch.rand(2, 3, 8, 8), ["a", "lone \ud800"], [0, 0])
+    assert [Path(name).name for name in synced] == [f".{path.name}.tmp" for path in paths]
+
+
+ROW = {"prompt": "a", "member": 0, "uncertainty": 0.5, "penalised": True, "scores": {"proxy": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        [1],
+        [{}],
+        [{**ROW, "image": 3}],
+        [{**ROW, "image": "/etc/x.png"}],
+        [{**ROW, "image": "../../private.png"}],
+        [{**ROW, "image": "epoch-0001-00.png", "scores": {"proxy": "x"}}],
+        [{**ROW, "image": "epoch-0001-00.png"}],
+    ],
+)
+def test_gardos_table_shows_pictures_of_its_own_folder_only(tmp_path: Path, rows: Any) -> None:
+    run, private = make_run(tmp_path / "run"), tmp_path / "private.png"
+    Image.new("RGB", (4, 4)).save(private)
+    folder = run / "gardo"
+    folder.mkdir()
+    (folder / "epoch-0001-00.png").symlink_to(private)
+    (folder / "epoch-0001.json").write_text(json.dumps(rows))
+    with pytest.raises(UserError, match=r"epoch-0001.json: (expected a list|image .* is no picture of this folder)"):
+        report.write_report(run)
+    (folder / "epoch-0001-00.png").unlink()
+    Image.new("RGB", (4, 4)).save(folder / "epoch-0001-00.png")
+    (folder / "epoch-0001.json").write_text(json.dumps([{**ROW, "image": "epoch-0001-00.png"}]))
+    assert "the most uncertain images" in report.write_report(run).read_text()
+
+
+def test_a_strangers_sample_that_is_a_link_is_not_shown(tmp_path: Path) -> None:
+    run, private = make_run(tmp_path / "run"), tmp_path / "00-private.png"
+    Image.new("RGB", (4, 4)).save(private)
+    (run / "samples" / "epoch-0099").mkdir()
+    (run / "samples" / "epoch-0099" / "00-x.png").symlink_to(private)
+    assert 99 not in {sample.epoch for sample in read_run(run).samples}
