@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from diffrl import __version__
 from diffrl.config import Config
 from diffrl.config.door import load
 from diffrl.policy import find_model
@@ -18,6 +17,7 @@ from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.wrappers import identity_of, stamp
+from diffrl.version import __version__
 
 
 def contents(config: Config) -> Identity:
