@@ -373,7 +373,7 @@ def _operations(phase: Callable[[], None]) -> int:
 def _forward(backbone: Any, config: Config, rows: int, train: bool) -> None:
     """A forward (and its backward) of so many rows."""
     dtype = PRECISIONS[config.optimise.precision]
-    narrow = torch.autocast("cpu", dtype=dtype) if dtype == torch.bfloat16 else nullcontext()
+    narrow = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
     with torch.set_grad_enabled(train):
         x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
         cond = backbone.blank(rows, dtype)

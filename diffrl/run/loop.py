@@ -269,7 +269,9 @@ class Loop:
         if not objective.selects:
             return everything, self.settings.batch_size * objective.rows_per_sample(rollout)
         pairs = objective.pairs(rollout, advantages, samples, epoch)
-        count = int(self._sum(torch.tensor(len(pairs), device=self.policy.device)))
+        count = len(pairs)
+        if self.accelerator.num_processes > 1:  # the one wait of a step for the others' count
+            count = int(self._sum(torch.full((), count, device=self.policy.device)))
         # A sharded network's forwards are everybody's, so all have as many; else one row keeps the gradients there.
         pairs = everything if self.policy.sharded else pairs if len(pairs) else everything[:1]
         return pairs, max(count, 1)

@@ -123,10 +123,13 @@ class RunningMeans:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, name: str, values: Tensor) -> None:
-        """Add detached per-row values (b,)."""
+    def add(self, name: str, values: Tensor, where: Tensor | None = None) -> None:
+        """Add detached per-row values (b,); of them only those `where` (b,) bool, if given: a mask would wait."""
         values = values.detach().float()
-        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
+        count = values.new_full((), float(values.numel()))
+        if where is not None:
+            values, count = torch.where(where, values, 0.0), where.sum().float()
+        pair = torch.stack([values.sum(), count])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def take(self) -> dict[str, Tensor]:

@@ -81,8 +81,8 @@ class DPO(Objective):
         slopes, margin = pair_slopes(d, advantages, len(step.rollout.prompts), self.b)
         self._slopes = local(step, slopes)
         paired = (advantages.view(len(margin), -1, 1, margin.shape[2]) > 0).any(1).expand_as(margin)
-        self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin[paired]))
-        self.means.add("dpo/accuracy", (margin[paired] > 0).float())
+        self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin), paired)
+        self.means.add("dpo/accuracy", margin > 0, paired)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): e_theta. The reference's part of d is a constant, and its value is in the slopes already."""

@@ -75,7 +75,9 @@ class GDRO(Objective):
     def before_step(self, policy: Policy, step: Step) -> None:
         (s,) = measured(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
         prompts = len(step.rollout.prompts)
-        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        touched = (
+            step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device, non_blocking=True)
+        )
         r = everywhere(step, step.advantages, policy.device).view(prompts, -1, 1, step.advantages.shape[1])
         s = s.view(prompts, -1, s.shape[1], 1)  # (P, G, T, 1) against (P, G, 1, K)
         both = torch.broadcast_tensors(s, r)

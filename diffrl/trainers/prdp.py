@@ -75,7 +75,9 @@ class PRDP(Objective):
         ratio, old = (value.view(prompts, -1, value.shape[1]) for value in (ratio, old))
         rewards = everywhere(step, step.advantages, policy.device) / self.b
         rewards = rewards.view(prompts, -1, rewards.shape[1])
-        touched = step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        touched = (
+            step.rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device, non_blocking=True)
+        )
         leaf = ratio.detach().requires_grad_()
         with torch.enable_grad():
             losses = prdp_loss(leaf, old, rewards, self.clip)

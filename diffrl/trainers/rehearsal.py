@@ -43,6 +43,8 @@ class Rehearsal:
         self.pool, self.weight, self.every, self.micro_batch = pool, weight, every, micro_batch
         self.latents: Tensor | None = None  # (pool, C, h, w) on the CPU
         self.texts: list[str] = []
+        self._rank, self._world = 0, 1
+        self._reduce: Callable[[Tensor], Tensor] = lambda x: x
 
     def draw(
         self,
@@ -57,6 +59,7 @@ class Rehearsal:
         reduce: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
         """The pool, by a deterministic `spec`, each process its share: a resumed run draws the same one again."""
+        self._rank, self._world, self._reduce = rank, world, reduce
         texts = list(dict.fromkeys(prompt.text for prompt in prompts))
         members = -(-self.pool // len(texts))
         chosen = sorted(texts, key=lambda text: seed_of(seed, "rehearsal", text))[: -(-self.pool // members)]
@@ -76,8 +79,9 @@ class Rehearsal:
         assert self.latents is not None, "draw() comes first"
         which = [seed_of(*name, "image") % len(self.latents) for name in names]
         level = [seed_of(*name, "level") % (len(rollout.schedule) - 1) for name in names]
-        x0, t = self.latents[which].to(policy.device), rollout.schedule[level].to(policy.device)
-        eps = noise(tuple(x0.shape[1:]), [(*name, "eps") for name in names]).to(policy.device)
+        x0, t = self.latents[which], rollout.schedule[level]
+        eps = noise(tuple(x0.shape[1:]), [(*name, "eps") for name in names])
+        x0, t, eps = (values.to(policy.device, non_blocking=True) for values in (x0, t, eps))
         cond = policy.encode([self.texts[i] for i in which])
         v = policy.predict(policy.process.add_noise(x0, eps, t), t, cond, rollout.guidance).v
         return (v - policy.process.velocity(x0, eps, t)).square().flatten(1).mean(1)
@@ -96,10 +100,24 @@ class Rehearsal:
         chosen = [i for i in samples.tolist() if (rollout.first + i) % self.every == 0]
         names = [(*key, *rollout.identity(i), "rehearsal") for i in chosen]
         total = torch.zeros((), device=policy.device)
-        for start in range(0, len(names), self.micro_batch):
-            errors = self.errors(policy, rollout, names[start : start + self.micro_batch])
+        means.add("rehearsal/error", total.new_zeros(0))  # every process logs the same names, also one without images
+        passes = -(-len(names) // self.micro_batch)
+        if policy.sharded:
+            passes = self._most(passes, policy.device)
+        for start in range(0, passes * self.micro_batch, self.micro_batch):
+            part_names = names[start : start + self.micro_batch]
+            if not part_names:  # for its part in gathering the others' weights, forward and backward
+                (0.0 * self.errors(policy, rollout, [(*key, *rollout.identity(0), "rehearsal")]).sum()).backward()
+                continue
+            errors = self.errors(policy, rollout, part_names)
             means.add("rehearsal/error", errors)
             part = self.weight * errors.sum() * self.every / step_images
             scaler.scale(part).backward()
             total += part.detach()
         return total
+
+    def _most(self, passes: int, device: torch.device) -> int:
+        """Of all processes' numbers of passes the largest: a sharded network's are everybody's."""
+        table = torch.zeros(self._world, device=device)
+        table[self._rank] = passes
+        return int(self._reduce(table).max())
