@@ -63,9 +63,9 @@ class Conditioning:
     def to(self, device: torch.device | str) -> Conditioning:
         """On the way to an accelerator the host goes on at once; on the way back it must wait for the values."""
         queued = torch.device(device).type != "cpu"
-        tensors = (self.embeds, self.pooled, *self.extra)
-        embeds, pooled, *extra = (tensor.to(device, non_blocking=queued) for tensor in tensors)
-        return Conditioning(embeds, pooled, self.lengths, tuple(extra))
+        extra = tuple(tensor.to(device, non_blocking=queued) for tensor in self.extra)
+        embeds, pooled = self.embeds.to(device, non_blocking=queued), self.pooled.to(device, non_blocking=queued)
+        return Conditioning(embeds, pooled, self.lengths, extra)
 
     def expand(self, rows: int) -> Conditioning:
         """One row repeated without a copy."""

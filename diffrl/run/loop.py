@@ -270,7 +270,7 @@ class Loop:
             return everything, self.settings.batch_size * objective.rows_per_sample(rollout)
         pairs = objective.pairs(rollout, advantages, samples, epoch)
         count = len(pairs)
-        if self.accelerator.num_processes > 1:  # the one wait of a step for the others' count
+        if self.accelerator.num_processes > 1:
             count = int(self._sum(torch.full((), count, device=self.policy.device)))
         # A sharded network's forwards are everybody's, so all have as many; else one row keeps the gradients there.
         pairs = everything if self.policy.sharded else pairs if len(pairs) else everything[:1]
@@ -361,8 +361,7 @@ class Loop:
         metrics |= {name: float(pair[0] / pair[1]) if pair[1] else None for name, pair in sums.items()}
         finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
-        if not losses:  # every step of the epoch was skipped
-            metrics["loss"] = None
+        metrics["loss"] = metrics["loss"] if losses else None  # every step of the epoch was skipped
         if self.skipped:
             metrics["skipped"] = self.skipped
         return metrics | self.gradients.metrics() | self.compose.metrics()

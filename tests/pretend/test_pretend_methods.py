@@ -20,7 +20,7 @@ from diffrl.run.train import Run, train
 # tiny reward moves its matrix and its texts in every micro-batch, two a step: a reward's own business.
 NORM = {("read", "run/loop.py:_step"): 1}
 TABLE: dict[str, dict[tuple[str, str], int]] = {
-    **{method: NORM for method in METHODS},
+    **dict.fromkeys(METHODS, NORM),
     "marble": NORM | {("read", "trainers/bank.py:summed"): 1},
     "d2align": NORM | {("copy", f"rewards/direction.py:{name}"): 2 for name in ("embed_image", "score")},
 }
