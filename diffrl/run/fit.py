@@ -144,7 +144,8 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
         }
         old = known or {}
         peaks = {name: old[name] if name in old else _peak(backbone, phase, kept) for name, phase in phases.items()}
-        plain = *list(phases.values())[:2], partial(_forward, backbone, config, trained, train=True)
+        alone = partial(_forward, backbone, config, trained, train=True)
+        plain: list[Callable[[], None]] = [*list(phases.values())[:2], alone]
         sampling, decoding, training = (0 if known else _operations(phase) for phase in plain)
     # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
     text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes

@@ -12,9 +12,8 @@ from test_pretend_methods import started
 
 from diffrl.run.fit import estimate
 
-
-# Where it is not 1: rows that an objective will leave out are not known beforehand and are all counted (dpo, sft, trees);
-# CRD's second reference forward and the decoder's graph of `direct` without chunks are not counted.
+# Where it is not 1: rows that an objective will leave out are not known beforehand, and all are counted (dpo, sft,
+# trees); CRD's second reference forward and the decoder's graph of `direct` without chunks are not counted.
 SHARES = {"dpo": 1.555, "sft": 1.336, "tree": 1.447, "crd": 0.756, "d2align": 0.5}
 
 
