@@ -99,6 +99,15 @@ def test_micro_batches_by_memory_in_every_precision(config_file: Any, precision:
     run.close()
 
 
+def test_deterministic_kernels_and_tf32_are_as_the_config_says(config_file: Any) -> None:
+    for asked in (True, False):
+        word = str(asked).lower()
+        run = Run(config_of(config_file, "nft", f"engine.deterministic={word}", f"engine.tf32={word}"))
+        assert torch.are_deterministic_algorithms_enabled() == torch.backends.cudnn.allow_tf32 == asked
+        assert torch.tensor(run.loop.run_epoch(0)["loss"]).isfinite()
+        run.close()
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_reward_may_lie_on_either_device(config_file: Any, device: str) -> None:
     """Images come to where the reward says that it is; scores come back to the host."""
