@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs test test-long test-all test-stress lint setup clean
+.PHONY: demo docs test test-long test-all test-stress test-pretend lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,10 @@ test: setup
 # What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, every check of every family, compilation.
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests
+
+# The code paths of a GPU on a machine without one: a pretend CUDA device, built here in seconds (needs g++).
+test-pretend: setup
+	$(BIN)/python tests/pretend/build.py
 
 # The documentation site into build/site: strictly (a broken link fails), and without a network.
 docs: setup

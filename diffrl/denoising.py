@@ -234,19 +234,24 @@ def tree(
         before = {name: k for k, name in enumerate(edges)}
         children = sorted({(root, member // span) for root, member in leaves})
         wide = group // plan.nodes(i - 1) if i else group
-        parent = torch.tensor([before[root, node * span // wide] for root, node in children], device=x.device)
-        lead = torch.tensor([index[root, node * span] for root, node in children], device=x.device)
+        parent = _on(x, [before[root, node * span // wide] for root, node in children])
+        lead = _on(x, [index[root, node * span] for root, node in children])
         mean, std, x = mean[parent], std[parent], x[parent]
         x_next = mean + std * noise[lead, i]
         place = {name: k for k, name in enumerate(children)}
-        of_leaf = torch.tensor([place[root, member // span] for root, member in leaves], device=x.device)
+        of_leaf = _on(x, [place[root, member // span] for root, member in leaves])
         kept[i], kept[i + 1] = x[of_leaf], x_next[of_leaf]
         log_prob[:, i] = gaussian_log_prob(x_next, mean, std)[of_leaf]
         x, edges = x_next, children
     place = {name: k for k, name in enumerate(edges)}
     span = group // plan.nodes(spec.steps)
-    of_leaf = torch.tensor([place[root, member // span] for root, member in leaves], device=x.device)
+    of_leaf = _on(x, [place[root, member // span] for root, member in leaves])
     return Drawn(x[of_leaf], None, torch.stack(kept, 1) if job.keep else None, log_prob)
+
+
+def _on(x: Tensor, places: list[int]) -> Tensor:
+    """Where x is, without a wait: torch.tensor(..., device=...) would be one."""
+    return torch.tensor(places).to(x.device, non_blocking=True)
 
 
 def leaders(plan: Tree, leaves: Sequence[tuple[int, int]], group: int, width: int) -> list[tuple[int, int]]:

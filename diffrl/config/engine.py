@@ -17,6 +17,9 @@ class Engine(Section):
         "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
     )
     tf32: bool = key(False, "on CUDA compute fp32 products in TF32: faster, with 10 bits of mantissa instead of 23")
+    deterministic: bool = key(
+        False, "kernels that give the same bits each time, slower: on a GPU a resume is exact only with them"
+    )
     merge: Literal["exact", "all", "off"] = key(
         "exact",
         "compute with weights that the LoRA is merged into, copies that take the adapted weights' memory twice: exact: "

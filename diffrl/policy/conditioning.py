@@ -61,8 +61,11 @@ class Conditioning:
         )
 
     def to(self, device: torch.device | str) -> Conditioning:
-        extra = tuple(tensor.to(device) for tensor in self.extra)
-        return Conditioning(self.embeds.to(device), self.pooled.to(device), self.lengths, extra)
+        """On the way to an accelerator the host goes on at once; on the way back it must wait for the values."""
+        queued = torch.device(device).type != "cpu"
+        extra = tuple(tensor.to(device, non_blocking=queued) for tensor in self.extra)
+        embeds, pooled = self.embeds.to(device, non_blocking=queued), self.pooled.to(device, non_blocking=queued)
+        return Conditioning(embeds, pooled, self.lengths, extra)
 
     def expand(self, rows: int) -> Conditioning:
         """One row repeated without a copy."""

@@ -22,6 +22,7 @@ from diffrl.errors import UserError, nearest
 ATTENTION = "engine.attention"
 # What "auto" tries, exact kernels all of them; sage and its like round to 8 bits. Those with "_" are torch's own.
 EXACT = ("native", "_native_cudnn", "_native_flash", "_native_efficient", "flash", "_flash_3", "xformers")
+GRAPHS = 32  # of a compiled block, at most
 ALIKE = 0.02  # how far a kernel's predictions may be from native's, by norm: a few roundings of bf16
 
 log = logging.getLogger("diffrl")
@@ -142,6 +143,9 @@ def compile_blocks(network: nn.Module, **options: Any) -> int:
     for module in network.modules():
         if isinstance(module, LoraLayer):  # back to peft's own: the compiler fuses for itself, one graph for all blocks
             vars(module).pop("forward", None)
+    # A graph for each snapshot, with and without gradient, and for each number of rows: torch's own limit of 8 is met,
+    # and what is beyond it would run eager without a word.
+    torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, GRAPHS)
     for block in blocks:
         block.compile(**options)
     return len(blocks)

@@ -89,7 +89,8 @@ class StableDiffusion(Family):
         more = {}
         if self.xl:
             size = (x_t.shape[-2] * self.scale, x_t.shape[-1] * self.scale)  # original size, crop, target size
-            sizes = x_t.new_tensor([*size, 0, 0, *size]).expand(len(x_t), -1)
+            row = torch.tensor([*size, 0, 0, *size], dtype=x_t.dtype).to(x_t.device, non_blocking=True)
+            sizes = row.expand(len(x_t), -1)
             more["added_cond_kwargs"] = {"text_embeds": cond.pooled, "time_ids": sizes}
         return network(x_t, self.process.index(t), encoder_hidden_states=cond.embeds, return_dict=False, **more)[0]
 

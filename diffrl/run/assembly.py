@@ -86,9 +86,10 @@ class Run:
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
         self.siblings = load_siblings(config, self.policy)
-        self.config = config = settle(config, device, self.accelerator, sharding is not None)
         self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
+        # With the reward models loaded: what they hold is not free.
+        self.config = config = settle(config, device, self.accelerator, sharding is not None)
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)

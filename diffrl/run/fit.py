@@ -8,8 +8,7 @@ the device's own context, and the rewards. The arithmetic of an epoch is counted
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,6 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
@@ -40,6 +37,7 @@ from diffrl.policy.lora import find_layers
 from diffrl.policy.merged import KEPT
 from diffrl.policy.pipelines import settings_of
 from diffrl.resources import shipped
+from diffrl.run.held import Alive, held
 from diffrl.run.layout import Layout, pretend
 from diffrl.run.parts import build_objective
 from diffrl.trainers.algorithm import Objective
@@ -48,6 +46,7 @@ from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
+EPOCH = "the epoch's latents, steps and texts"
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
 
@@ -99,32 +98,6 @@ def advise(
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
 
 
-class Alive(TorchDispatchMode):
-    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key not in self._sizes:
-                self._sizes[key] = storage.nbytes()
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._free, key)
-        return made
-
-    def _free(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
-
-
 def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mapping[str, int] | None = None) -> Fit:
     """What one process of `world` needs for this config. Only configs of the model are read, no weights.
 
@@ -155,6 +128,12 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     guided = backbone.classifier_free and config.rollout.guidance_scale != 1
     batch = config.rollout.batch_size * (2 if guided else 1)
     trained = rows * (2 if backbone.classifier_free and objective.guidance_scale != 1 else 1)
+    epoch = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+    split = any(size % config.rollout.group_size for size in sizes)
+    forwards = silent_forwards(objective, backbone.classifier_free, split, epoch)
+    # Forwards of the snapshot and the reference come while the graph waits; GARDO's gated ones come before.
+    gated = config.gardo is not None and config.gardo.gate != "all"
+    silent_too = forwards > 0 and not gated
     if config.optimise.gradient_checkpointing:
         backbone.network.enable_gradient_checkpointing()
     with _counting(backbone):
@@ -163,21 +142,28 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
             parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
         phases: dict[str, Callable[[], None]] = {
             f"sampling {batch} rows": partial(_forward, backbone, config, batch, train=False),
-            "decoding": partial(_decode, backbone),
-            f"training {trained} rows": partial(_forward, backbone, config, trained, train=True),
+            "decoding": partial(_decode, backbone, config),
+            f"training {trained} rows": partial(_forward, backbone, config, trained, train=True, silent=silent_too),
         }
         old = known or {}
         peaks = {name: old[name] if name in old else _peak(backbone, phase, kept) for name, phase in phases.items()}
-        sampling, decoding, training = (0 if known else _operations(phase) for phase in phases.values())
+        alone = partial(_forward, backbone, config, trained, train=True)
+        plain: list[Callable[[], None]] = [*list(phases.values())[:2], alone]
+        sampling, decoding, training = (0 if known else _operations(phase) for phase in plain)
+    # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
+    text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes
+    kept_by_epoch = held(config, backbone, objective, lora, text, world)
+    parts[EPOCH] = kept_by_epoch.always
+    for name in peaks.keys() - old.keys():
+        peaks[name] += getattr(kept_by_epoch, name.split()[0])
+    peaks["text encoders while they encode"] = sum(_bytes(encoder) for encoder in backbone.text_encoders)
     images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
-    epoch = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
-    split = any(size % config.rollout.group_size for size in sizes)
-    silent = sampling / batch * silent_forwards(objective, backbone.classifier_free, split, epoch)
+    silent = sampling / batch * forwards
     if config.method.decodes:  # every row is decoded, too, and its gradient comes back through the decoder
-        silent += 2 * decoding / _chunk(backbone)
+        silent += 2 * decoding / _chunk(backbone, config)
     work = {
         "sampling": images * config.rollout.steps * sampling / config.rollout.batch_size,
-        "decoding": images * decoding / _chunk(backbone),
+        "decoding": images * decoding / _chunk(backbone, config),
         "training": images * passes * objective.share(config.rollout.group_size) * (training / rows + silent),
     }
     host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, peaks)
@@ -198,7 +184,7 @@ def _add_siblings(config: Config, peaks: dict[str, int]) -> int:
         rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
         with _counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
-            phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone))
+            phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone, config))
             peak = max(_peak(backbone, phase, kept) for phase in phases) + KEPT * sum(tensor.nbytes for tensor in kept)
         peaks[f"sampling {rows} rows on {name}"] = peak + weights
         host += sum(_bytes(encoder) for encoder in backbone.text_encoders) + weights
@@ -226,8 +212,9 @@ def settle(config: Config, device: torch.device, accelerator: Accelerator, shard
     def training(rows: int) -> tuple[Config, float]:
         optimise = config.optimise.model_copy(update={"micro_batch": rows})
         tried = config.model_copy(update={"optimise": optimise})
-        peaks = estimate(tried, world, sharded).peaks
-        return tried, SLACK * max(size for name, size in peaks.items() if name.startswith("training"))
+        fit = estimate(tried, world, sharded)
+        peak = max(size for name, size in fit.peaks.items() if name.startswith("training"))
+        return tried, SLACK * (peak + fit.parts[EPOCH])
 
     found, needed = training(AUTO_ROWS)
     rows = AUTO_ROWS if needed <= free else max(int(AUTO_ROWS * free / needed), 1)
@@ -365,31 +352,35 @@ def _operations(phase: Callable[[], None]) -> int:
     return counter.get_total_flops()
 
 
-def _forward(backbone: Any, config: Config, rows: int, train: bool) -> None:
-    """A forward (and its backward) of so many rows."""
+def _forward(backbone: Any, config: Config, rows: int, train: bool, silent: bool = False) -> None:
+    """A forward (and its backward) of so many rows; `silent`: with one without gradient in between."""
     dtype = PRECISIONS[config.optimise.precision]
-    narrow = torch.autocast("cpu", dtype=dtype) if dtype == torch.bfloat16 else nullcontext()
+    narrow = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
     with torch.set_grad_enabled(train):
         x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
         cond = backbone.blank(rows, dtype)
         with narrow:
             output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
         prediction = backbone.prediction(x, t, output)
+        if silent:
+            with torch.no_grad(), narrow:
+                output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
         if train:
             prediction.v.square().mean().backward()
     for parameter in backbone.network.parameters():
         parameter.grad = None
 
 
-def _chunk(backbone: Any) -> int:
+def _chunk(backbone: Any, config: Config) -> int:
     """How many latents are decoded at a time."""
     _, height, width = backbone.latent_shape
-    return decoded_at_once(height, width, backbone.scale)
+    return min(decoded_at_once(height, width, backbone.scale), config.rollout.batch_size)
 
 
-def _decode(backbone: Any) -> None:
+def _decode(backbone: Any, config: Config) -> None:
     """A chunk of latents decoded."""
     dtype = next(backbone.vae.parameters()).dtype
     with torch.no_grad():
-        latents = backbone.to_vae(torch.empty(_chunk(backbone), *backbone.latent_shape)).to(dtype)
+        rows = _chunk(backbone, config)
+        latents = backbone.to_vae(torch.empty(rows, *backbone.latent_shape)).to(dtype)
         backbone.from_vae(backbone.vae.decode(latents, return_dict=False)[0])

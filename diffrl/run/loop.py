@@ -354,6 +354,7 @@ class Loop:
         metrics |= {name: float(pair[0] / pair[1]) if pair[1] else None for name, pair in sums.items()}
         finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
+        metrics["loss"] = metrics["loss"] if losses else None  # every step of the epoch was skipped
         if self.skipped:
             metrics["skipped"] = self.skipped
         return metrics | self.settings.rate.metrics(self.step) | self.gradients.metrics() | self.compose.metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -178,6 +179,14 @@ def trial(policy: Policy) -> torch.Tensor:
     return v.detach()
 
 
+def set_deterministic(asked: bool) -> None:
+    """Kernels that give the same bits each time, where torch has them; an operation that has none raises."""
+    if asked:  # cuBLAS reads it at its first product, which is after this
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(asked)
+
+
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
@@ -196,9 +205,10 @@ def prepare_engine(config: Config, policy: Policy) -> None:
         # Blocks that are recomputed or compiled run outside of where the mode could see their attention.
         plain = not (config.optimise.gradient_checkpointing or config.engine.compile)
         policy.wide_attention = config.optimise.precision == "bf16" and plain
-    elif policy.device.type == "cuda" and config.engine.tf32:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+    elif policy.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if config.engine.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = config.engine.tf32  # torch's own default is on, for convolutions alone
+    set_deterministic(config.engine.deterministic)
     fused, merge = policy.lora.fused, config.engine.merge
     fused.merging, fused.lossy = merge != "off" and not policy.sharded, merge == "all"
     if policy.sharded and merge == "all":

@@ -32,7 +32,7 @@ def measured(
         for part in step.parts:
             if not len(part):
                 continue
-            sample, number = part.to(policy.device).T
+            sample, number = part.to(policy.device, non_blocking=True).T
             found = values(objective.rows(rollout, step.advantages, part, step.key))
             for place, value in enumerate(found):
                 table[place, rollout.first + sample, number] = value
@@ -65,7 +65,7 @@ def everywhere(step: Step, values: Tensor, device: torch.device) -> Tensor:
     """(N, ...) on the device of what each process knows of its own samples (n, ...)."""
     rollout = step.rollout
     table = torch.zeros(rollout.total, *values.shape[1:], device=device)
-    table[rollout.first : rollout.first + len(values)] = values.to(device)
+    table[rollout.first : rollout.first + len(values)] = values.to(device, non_blocking=True)
     return step.reduce(table) if len(values) < rollout.total else table
 
 
@@ -90,7 +90,7 @@ class Coupling:
         prompts, first = len(rollout.prompts), rollout.first
         table = measured(objective, policy, step, values, self.count)
         advantages = everywhere(step, step.advantages, policy.device)
-        touched = rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device)
+        touched = rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device, non_blocking=True)
         by_group = (
             table.view(self.count, prompts, -1, table.shape[2]),
             advantages.view(prompts, -1, advantages.shape[1]),

@@ -72,14 +72,15 @@ class Direct(Objective):
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = super().rows(rollout, advantages, pairs, key)
-        schedule = rollout.schedule.to(rows.t.device)
+        schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
         rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
         rows.guidance, rows.prompts = self.guidance_scale, rollout.prompts
         return rows
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        if self.checkpoint_decoder and not policy.vae.is_gradient_checkpointing:
-            policy.vae.enable_gradient_checkpointing()
+        vae = policy.vae  # some cannot recompute within: then `decode_chunk` alone bounds what is kept
+        if self.checkpoint_decoder and vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
+            vae.enable_gradient_checkpointing()
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"

@@ -79,8 +79,8 @@ class DPO(Objective):
     def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
         slopes, margin = pair_slopes(measured[0].flatten(0, 1), advantages.flatten(0, 1), len(advantages), self.b)
         paired = (advantages[:, :, None] > 0).any(1).expand_as(margin)
-        self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin[paired]))
-        self.means.add("dpo/accuracy", (margin[paired] > 0).float())
+        self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin), paired)
+        self.means.add("dpo/accuracy", margin > 0, paired)
         return slopes.unflatten(0, advantages.shape[:2])
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:

@@ -150,7 +150,9 @@ class Marble:
             self._records.append(Record(self._fixed(), unknown, unknown))
         else:
             gradients, gram, signal = self._bank.summed(parameters, reduce)
-            direction = gradients.T @ torch.from_numpy(self._coefficients(gram, signal)).to(gradients)
+            direction = gradients.T @ torch.from_numpy(self._coefficients(gram, signal)).to(
+                gradients, non_blocking=True
+            )
             for parameter, part in zip(parameters, direction.split([p.numel() for p in parameters]), strict=True):
                 own = part.view_as(parameter)
                 parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)

@@ -28,10 +28,15 @@ class RunningMeans:
         finally:
             cls.pausing = False
 
-    def add(self, name: str, values: Tensor) -> None:
-        """Add detached per-row values (b,)."""
-        values = values.detach().float()[: 0 if self.pausing else None]  # the name stays: processes sum by position
-        pair = torch.stack([values.sum(), values.new_full((), float(values.numel()))])
+    def add(self, name: str, values: Tensor, where: Tensor | None = None) -> None:
+        """Add detached per-row values (b,); of them only those `where` (b,) bool, if given: a mask would wait."""
+        values = values.detach().float()
+        count = values.new_full((), float(values.numel()))
+        if where is not None:
+            values, count = torch.where(where, values, 0.0), where.sum().float()
+        pair = torch.stack([values.sum(), count])
+        if self.pausing:
+            pair = torch.zeros_like(pair)  # the name stays: processes sum by position
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def take(self) -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
 # What accelerate reads where torchrun launches: fsdp2.yaml's settings, if ENGINE=fsdp2. Sourced by nodes.sh and slurm.sbatch.
+# Micro-batches differ in size: segments that grow leave no gaps between them.
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 case ${ENGINE:-ddp} in
 ddp) ;;
 fsdp2)

@@ -6,6 +6,8 @@
 #     GPUS=1 scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml optimise.accumulation=480
 set -euo pipefail
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
+# Micro-batches differ in size: segments that grow leave no gaps between them.
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 case ${ENGINE:-ddp} in
 ddp) engine=(--mixed_precision no --dynamo_backend no) ;;
 fsdp2) engine=(--config_file "$(dirname "$0")/fsdp2.yaml") ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,22 @@ def test_an_epoch_in_half_precision_moves_the_lora(config_file, precision: str) 
     assert any(not torch.equal(before[name], value) for name, value in after.items())
 
 
-def test_what_is_counted_bounds_what_is_taken(config_file) -> None:
-    """`doctor`'s sum, with its slack and context, against the allocator's peak."""
+def test_what_is_counted_is_what_is_taken(config_file) -> None:
+    """`doctor`'s bytes, without its slack and the context, against the allocator's peak.
+
+    Wide on a true device, whose kernels have workspaces of their own; the slack and the context would bound anything
+    at this size.
+    """
     from diffrl.run.fit import estimate
 
+    gc.collect()  # of the tests before
+    before = torch.cuda.memory_allocated()
     run = make(config_file, "nft")
-    torch.cuda.reset_peak_memory_stats()
     run.loop.run_epoch(0)
-    peak = torch.cuda.max_memory_allocated()
-    assert 0 < peak <= estimate(run.config).total
+    torch.cuda.reset_peak_memory_stats()
+    run.loop.run_epoch(1)
+    peak = torch.cuda.max_memory_allocated() - before
+    fit = estimate(run.config)
+    counted = sum(fit.parts.values()) + max(fit.peaks.values())
+    assert 0.7 * counted < peak < 1.5 * counted
     run.close()

@@ -1,0 +1,97 @@
+"""What an epoch keeps on the device beside the modules: latents, stored steps, gradients of each reward, images.
+
+Bytes for `diffrl doctor`, from a config and shapes alone. Symbols: n images of this process, (C, h, w) of a latent, all
+of them float32.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from diffrl.config import Config
+from diffrl.trainers.algorithm import Objective
+
+QUEUED = 8  # batches of images that may wait for their scores, beside the one that was just drawn
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes: `always` from the rollout to the epoch's end; the others on top of a phase's own peak."""
+
+    always: int
+    sampling: int
+    decoding: int
+    training: int
+
+
+def held(config: Config, backbone: Any, objective: Objective, lora: int, text: int, world: int = 1) -> Held:
+    """Of one process of `world`.
+
+    Args:
+        lora: bytes of one LoRA.
+        text: bytes of one prompt's conditioning.
+    """
+    rollout, (channels, height, width) = config.rollout, backbone.latent_shape
+    latent = 4 * channels * height * width
+    images = -(-rollout.images // world)
+    steps = config.objective_section.trained_steps(rollout) if objective.keep_trajectory else 0
+    apart = config.branches is not None  # single steps: both ends of each are kept
+    states = (2 * steps if apart else steps + 1) if objective.keep_trajectory else 0
+    always = images * latent * (1 + states) + -(-rollout.groups // world) * text
+    batch = min(rollout.batch_size, images)
+    noise = rollout.stochastic_steps
+    picture = 12 * height * width * backbone.scale**2
+    batches = -(-images // batch)
+    waiting = (min(batches, QUEUED + 1) - 1) * batch * picture
+    return Held(
+        always=always,
+        sampling=waiting + batch * latent * (noise + states),
+        decoding=waiting + batch * (picture + latent),
+        training=_training(config, objective, lora, latent, world),
+    )
+
+
+def _training(config: Config, objective: Objective, lora: int, latent: int, world: int) -> int:
+    """MARBLE's bank, a row for each reward and one for what they share; GARDO's anchors of a step's gated rows."""
+    bank = 0
+    if objective.rule.each:
+        columns = len(config.rewards) + (objective.rule.total is not None)
+        bank = (columns + (objective.basis is not None)) * lora
+    anchors = 0
+    if config.gardo is not None and config.gardo.gate != "all":
+        rows = config.optimise.batch_size // world * config.objective_section.trained_steps(config.rollout)
+        anchors = int(max(config.gardo.share_range[1], config.gardo.share) * rows) * 3 * latent  # x0, eps and v
+    return bank + anchors
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, key)
+        return made
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
