@@ -197,8 +197,6 @@ def window_steps(spec: SamplerSpec, seed: int, epoch: int | str, prompt: str = "
         stops = -(-(last - first) // stride) + 1
         moved = (epoch if isinstance(epoch, int) else 0) // every % stops
         start = min(first + moved * stride, last)
-    elif spec.window_by == "group":
-        start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, prompt, "window")))
     elif spec.window_range is not None:
         start = int(torch.randint(first, last + 1, (1,), generator=generator(seed, epoch, "window")))
     else:

@@ -156,7 +156,6 @@ class SamplerSpec(Section, metaclass=_OneLine):
         "[every, stride]: not drawn, but after so many epochs so many steps towards clean, then from the start again "
         "(MixGRPO); null: it does not move",
     )
-    window_by: Literal["epoch", "group"] = key("epoch", "group: each prompt draws its own window in the range")
     tail: FiniteFloat | None = key(
         None,
         "share of the steps behind the window that are taken (MixGRPO, Flash: 0.4); null: all, Euler's",
@@ -240,12 +239,6 @@ class SamplerSpec(Section, metaclass=_OneLine):
             every, stride = self.window_move
             if every < 1 or stride < 1:
                 raise Problem("rollout.window_move", f"[{every}, {stride}]: both must be at least 1")
-            if self.window_by == "group":
-                raise Problem("rollout.window_by", '"group" draws the window, and rollout.window_move moves it; choose')
         for name, given in (("window_move", self.window_move), ("tail", self.tail)):
             if given is not None and not self.stochastic_steps:
                 raise Problem(f"rollout.{name}", f'the sampler "{self.sampler}" has no stochastic steps, so no window')
-        if self.tail is not None and self.window_by == "group":
-            raise Problem("rollout.tail", 'needs one window for all images, but rollout.window_by is "group"')
-        if self.window_by == "group" and self.stochastic_steps == self.noisy_steps:
-            raise Problem("rollout.window_by", '"group" draws a window, but all steps are stochastic (rollout.window)')

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FiniteFloat
-
 from diffrl.config.base import PAIR, Method, Problem, Section, key
 
 
@@ -22,8 +20,6 @@ class CreditSection(Section):
         if (timesteps := config.objective_section.timesteps) is not None:
             where = f"{config.method.name}.timesteps"
             raise Problem(where, f"{timesteps}, but {name} says which steps are trained; null")
-        if config.rollout.window_by == "group":
-            raise Problem("rollout.window_by", f'"group", but {name} needs one window for all images')
         if config.rollout.tail is not None:
             raise Problem("rollout.tail", f"{config.rollout.tail:g}, but {name} says how images go on; leave it out")
 
@@ -52,13 +48,6 @@ class DenseSection(CreditSection):
         "rounds",
         ge=1,
     )
-    tolerance: FiniteFloat = key(
-        2.0,
-        "calibrate: gains are balanced where winners and losers differ by no more (e1)",
-        "standard deviations of that difference, for a fair coin",
-        gt=0,
-    )
-    change: FiniteFloat = key(0.01, "calibrate: how far a level moves in a round (e2)", gt=0)
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """Without the calibration, which is the run's."""

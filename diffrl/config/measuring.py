@@ -75,5 +75,4 @@ class GuardRails(Section):
         ge=1,
     )
     diversity: Share | None = key(0.5, "alarm below this share of the base model's diversity; null: never")
-    saturation: bool = key(True, "alarm when the mean saturation leaves what the base model's images have")
     stop: bool = key(False, "end the run at an alarm; RUN_DIR/healthy is the LoRA of the last evaluation without one")

@@ -99,12 +99,6 @@ class GRPO(Section):
     )
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     clip: FiniteFloat = key(1e-4, "the importance ratio is clipped to 1 plus or minus this", gt=0)
-    clip_low: FiniteFloat | None = key(
-        None,
-        "the ratio is clipped below at 1 minus this, which negative advantages meet (NGRPO); null: clip",
-        gt=0,
-        lt=1,
-    )
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     beta: FiniteFloat = key(0.0, "weight of the KL divergence to the reference; 0 runs no reference forward", ge=0)
     kl: Literal["exact", "published"] = key(

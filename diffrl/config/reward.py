@@ -44,10 +44,8 @@ class Modulate(Section):
 
 
 class Unit(Section):
-    """Steps of one reward alone, applied in this order; present = on."""
+    """The step that brings a watched reward into [0, 1], for one that it modulates; present = on."""
 
-    clip: Clip | None = key(None, "hold the score within bounds")
-    threshold: Threshold | None = key(None, "1 from a least score on, else 0")
     bound: Bound | None = key(None, "sigmoid((s - at) / scale): little is gained far above a reference (PAR)")
 
     @model_serializer(mode="wrap")
@@ -65,6 +63,8 @@ class Unit(Section):
 class Shape(Unit):
     """Steps from the plain score to what is optimised; applied in the order of `diffrl.rewards.order.STEPS`."""
 
+    clip: Clip | None = key(None, "hold the score within bounds")
+    threshold: Threshold | None = key(None, "1 from a least score on, else 0")
     tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
     win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
@@ -79,7 +79,7 @@ class Watched(BaseModel):
     timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
     offload: bool = key(False, "keep the reward's weights in main memory between its calls")
-    shape: Unit = section(Unit, "for the reward that it modulates: steps in this order, each present = on")
+    shape: Unit = section(Unit, "for the reward that it modulates; present = on")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -97,14 +97,12 @@ class Reward(Watched):
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:
     """Raise Problem where steps name what is not there, read in a ring, have no effect, or can do nothing."""
     entries: dict[str, Watched] = {**watch, **rewards}
-    for name, entry in entries.items():
-        clip, where = entry.shape.clip, f"{'rewards' if name in rewards else 'watch'}.{name}.shape.clip"
-        if clip is not None and clip.low is None and clip.high is None:
-            raise Problem(where, "neither low nor high is given")
-        if clip is not None and clip.low is not None and clip.high is not None and clip.low >= clip.high:
-            raise Problem(where, f"low {clip.low:g} is not below high {clip.high:g}")
     for name, reward in rewards.items():
-        where, shape = f"rewards.{name}.shape", reward.shape
+        where, shape, clip = f"rewards.{name}.shape", reward.shape, reward.shape.clip
+        if clip is not None and clip.low is None and clip.high is None:
+            raise Problem(f"{where}.clip", "neither low nor high is given")
+        if clip is not None and clip.low is not None and clip.high is not None and clip.low >= clip.high:
+            raise Problem(f"{where}.clip", f"low {clip.low:g} is not below high {clip.high:g}")
         if shape.modulate is not None:
             _check_other(f"{where}.modulate.by", name, shape.modulate.by, entries)
             check_unit(f"{where}.modulate", name, reward)
@@ -126,15 +124,13 @@ def check_unit(where: str, name: str, entry: Watched) -> None:
     from diffrl.rewards.registry import declared_range
 
     shape = entry.shape
-    if shape.bound or shape.threshold or (isinstance(shape, Shape) and shape.win_rate):
+    if shape.bound or (isinstance(shape, Shape) and (shape.threshold or shape.win_rate)):
         return
-    if shape.clip and shape.clip.low == 0 and shape.clip.high == 1:
+    if isinstance(shape, Shape) and shape.clip and shape.clip.low == 0 and shape.clip.high == 1:
         return
     low, high = declared_range(entry.plugin or name)
     if low < 0 or high > 1:
-        text = (
-            f'"{name}" is not declared to lie in [0, 1] (its card: {low:g} to {high:g}); add bound, clip or threshold'
-        )
+        text = f'"{name}" is not declared to lie in [0, 1] (its card: {low:g} to {high:g}); add shape.bound'
         raise Problem(where, text)
 
 

@@ -72,13 +72,9 @@ class GARDO(Section):
     )
     share: FiniteFloat = key(0.1, "share of samples that is penalised at first", gt=0, le=1)
     share_range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key((0.02, 0.2), "limits of the share")
-    change: Share = key(0.1, "the share grows or shrinks by this when the mean U leaves the window's range")
     window: int = key(20, "mean U of so many epochs are kept", "epochs", ge=1)
     window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
     reset: Reset = section(Reset, "when the trained weights become the reference")
-    measure_every: int | None = key(
-        None, "measure the KL of all rows, too, in every so many-th step (it costs forwards)", "optimiser steps", ge=1
-    )
 
     def arguments(self, config: Whole) -> dict[str, Any]:
         """The reset's two thresholds, in place of its section."""
@@ -202,11 +198,11 @@ class Marble(Section):
         trainer="diffrl.trainers.marble:Marble",
         state=True,
     )
-    mode: Literal["fresh", "full", "amortised", "uniform", "sequential", "advantages", "sum"] = key(
+    mode: Literal["fresh", "full", "amortised", "uniform", "advantages", "sum"] = key(
         "amortised",
         "amortised: coefficients are solved for every N steps (the paper); fresh: in every step, with normalised "
         "gradients; full: the same from one backward pass for each reward; uniform: 1 / K of each normalised gradient; "
-        "sequential: one reward after the other; advantages: the weighted sum of advantages; sum: of rewards, as "
+        "advantages: the weighted sum of advantages; sum: of rewards, as "
         "without marble but measured",
     )
     smoothing: Share = key(0.7, "rho of abar <- rho abar + (1 - rho) alpha*, per solve; 0: no memory")
@@ -216,12 +212,11 @@ class Marble(Section):
         "that one, too",
     )
     every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)
-    stage: int = key(10, "mode sequential: how long each reward is trained before the next", "epochs", ge=1)
     uniform_after: int | None = key(
         None, "after so many epochs the coefficients are uniform (the paper's last stage); null: never", "epochs", ge=0
     )
     measure: bool = key(
-        True, "modes sequential, advantages, sum: log each reward's gradient and its cosine to the step (more time)"
+        True, "modes advantages, sum: log each reward's gradient and its cosine to the step (more time)"
     )
 
     def check(self, config: Whole) -> None:

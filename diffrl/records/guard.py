@@ -29,8 +29,7 @@ class Guard:
     """Which alarms there are; the fields are those of the config's section `guard`.
 
     trained, watched: names of rewards; lower: those of them of which a lower score is better. evaluations: for how many
-    in a row proxy and watched value must have parted; diversity: share of the base model's; saturation: is the images'
-    saturation compared with the base model's range? None or False: no such alarm.
+    in a row proxy and watched value must have parted; diversity: share of the base model's. None: no such alarm.
     """
 
     trained: Sequence[str]
@@ -38,7 +37,6 @@ class Guard:
     lower: Collection[str] = ()
     evaluations: int | None = 3
     diversity: float | None = 0.5
-    saturation: bool = True
 
     def alarms(self, past: Sequence[Evaluation]) -> list[Alarm]:
         """Those of the newest evaluation; `past` holds all of them, oldest first."""
@@ -105,7 +103,7 @@ class Guard:
         """The images' mean saturation is outside of what single images of the base model have (mean +- 2 std)."""
         base, spread = past[0].get("eval/saturation"), past[0].get("eval/saturation/std")
         now = past[-1].get("eval/saturation")
-        if not self.saturation or base is None or spread is None or now is None or abs(now - base) <= 2 * spread:
+        if base is None or spread is None or now is None or abs(now - base) <= 2 * spread:
             return []
         low, high = max(base - 2 * spread, 0.0), min(base + 2 * spread, 1.0)
         return [Alarm("saturation", f"saturation is {now:.2f}, the base model's images have {low:.2f} to {high:.2f}")]

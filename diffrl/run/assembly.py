@@ -271,7 +271,7 @@ class Run:
         memory what the epoch goes back to if it is broken off, unless that is on the disk."""
         dense = self.config.dense
         if dense is not None and dense.calibrate is not None and self.loop.spec.noise_levels is None:
-            calibrate(self.loop, dense.calibrate, dense.tolerance, dense.change)
+            calibrate(self.loop, dense.calibrate)
         on_disk = self.epoch % self.config.checkpoint.every == 0
         self._kept = self._state() if self.main and not on_disk else None
 

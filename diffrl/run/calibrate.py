@@ -1,7 +1,7 @@
 """DenseGRPO's calibrated noise (arXiv 2601.20218): before training, each step's level is moved until gains balance.
 
 One round draws an epoch's images under the present levels psi(t), scores all views, and moves every step's level by
-`change`: up where about as many images gained as lost, else down. Then psi is frozen; it is in the checkpoint.
+`CHANGE`: up where about as many images gained as lost, else down. Then psi is frozen; it is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from diffrl.run.loop import Loop
 from diffrl.trainers.dense import Dense, calibrated, gains_of
 
 FLOOR, TOP = 0.01, 5.0
+TOLERANCE = 2.0  # e1: gains are balanced up to so many deviations of a fair coin
+CHANGE = 0.01  # e2: how far a level moves in a round
 
 
 def start_levels(schedule: list[float], strength: float) -> list[float]:
@@ -21,7 +23,7 @@ def start_levels(schedule: list[float], strength: float) -> list[float]:
     return [min(strength * (t / (1 - (second if t >= 1 else t))) ** 0.5, TOP) for t in schedule[:-1]]
 
 
-def calibrate(loop: Loop, rounds: int, tolerance: float, change: float) -> None:
+def calibrate(loop: Loop, rounds: int) -> None:
     """Set `loop.spec`'s noise levels; every process finds the same ones, since it sees all scores.
 
     The first view is drawn here also where the group shares its noise: the first step's gain needs it.
@@ -42,7 +44,7 @@ def calibrate(loop: Loop, rounds: int, tolerance: float, change: float) -> None:
             composed = loop.compose(everything.flatten(0, 1), own.flatten())[:, : len(loop.weights)]
             total = weighted_sum(composed, loop.weights).view(len(groups), -1, 1)
             gains = gains_of(total, common=False)[..., 0]
-            levels = calibrated(levels, gains[~gains.isnan().any(1)], tolerance, change, TOP)
+            levels = calibrated(levels, gains[~gains.isnan().any(1)], TOLERANCE, CHANGE, TOP)
     finally:
         credit.common = common
     loop.spec = loop.spec.model_copy(update={"noise_levels": tuple(levels)})

@@ -251,7 +251,6 @@ def build_guard(config: Config, lower: Collection[str]) -> Guard:
         lower=lower,
         evaluations=config.guard.evaluations,
         diversity=config.guard.diversity,
-        saturation=config.guard.saturation,
     )
 
 

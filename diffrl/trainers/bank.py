@@ -15,7 +15,7 @@ from diffrl.trainers.gradients import gram_matrix
 from diffrl.trainers.rows import Rows
 from diffrl.trainers.simplex import Array
 
-Mode = Literal["fresh", "full", "amortised", "uniform", "sequential", "advantages", "sum"]
+Mode = Literal["fresh", "full", "amortised", "uniform", "advantages", "sum"]
 TOTALS: dict[str, Literal["rewards", "advantages"]] = {"sum": "rewards", "advantages": "advantages"}
 
 

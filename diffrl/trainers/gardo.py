@@ -53,10 +53,10 @@ class Gardo:
         beta: weight of the penalty; None keeps the base's. 0: no reference is kept and no forward of it run.
         advantage_std: None keeps the base's.
         diversity, gate: see `shape_advantages` and `gate_of`. Gate "all" is the base's own penalty, on every row.
-        share, share_range, change, window, window_full: see `GateShare`.
+        share, share_range, window, window_full: see `GateShare`.
         reset_kl, reset_steps: the reference becomes the trained LoRA after a step whose mean KL (of the penalised rows;
             with gate "all" the base's penalty over beta) is above `reset_kl`, or `reset_steps` steps after the last
-            reset. Both None: the reference stays the base's. normalise, measure_every: see `Gated`.
+            reset. Both None: the reference stays the base's. normalise: see `Gated`.
     """
 
     @defaults_of(wrappers.GARDO)
@@ -73,16 +73,14 @@ class Gardo:
         gate: Gate,
         share: float,
         share_range: tuple[float, float],
-        change: float,
         window: int,
         window_full: bool,
         reset_kl: float | None = None,
         reset_steps: int | None = None,
-        measure_every: int | None,
     ) -> None:
         self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in auxiliary])
-        self.share = GateShare(share, share_range, change, window, window_full)
+        self.share = GateShare(share, share_range, window, window_full)
         if advantage_std is not None:
             base.rule.std = advantage_std
         if beta is not None:
@@ -92,7 +90,7 @@ class Gardo:
         if self.resets:
             base.penalty.reference = REFERENCE
         self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
-        how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise, "measure_every": measure_every}
+        how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise}
         self.penalty = self.gated = Gated(base, **how)
         self.gated.share = 1.0 if gate == "all" else share
         self.judged: Judged | None = None  # of this epoch

@@ -79,13 +79,15 @@ def shape_advantages(advantages: Tensor, distance: Tensor, groups: Tensor, diver
     return torch.where(advantages > 0, advantages * factor.to(advantages.dtype), advantages)
 
 
+CHANGE = 0.1  # of the share, when it moves (paper)
+
+
 @dataclass
 class GateShare:
     """k, which follows the mean U of the last epochs: above all of them it grows, below all of them it shrinks."""
 
     value: float = 0.1
     limits: tuple[float, float] = (0.02, 0.2)
-    change: float = 0.1
     window: int = 20  # epochs
     full: bool = False  # True: it first moves when the window is full (the paper); False: at once (the authors' code)
     means: list[float] = field(default_factory=list)  # oldest first
@@ -94,8 +96,8 @@ class GateShare:
         """Take in an epoch's mean U; `value` is then that epoch's k."""
         moves = len(self.means) >= (self.window if self.full else 1)
         if moves and mean > max(self.means):
-            self.value *= 1 + self.change
+            self.value *= 1 + CHANGE
         elif moves and mean < min(self.means):
-            self.value *= 1 - self.change
+            self.value *= 1 - CHANGE
         self.value = min(max(self.value, self.limits[0]), self.limits[1])
         self.means = [*self.means, mean][-self.window :]

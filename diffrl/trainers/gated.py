@@ -22,23 +22,18 @@ class Gated(Penalty):
     Args:
         gated: False: the base's own penalty on every row, of which only the divergence is noted.
         normalise: "rows": the mean over a step's rows, of which most have none; "gated": over the penalised rows.
-        measure_every: in every so many-th step the KL of all rows is logged, which costs their reference forwards.
     """
 
-    def __init__(self, base: Objective, *, gated: bool, normalise: Normalise, measure_every: int | None) -> None:
+    def __init__(self, base: Objective, *, gated: bool, normalise: Normalise) -> None:
         super().__init__(base, base.penalty.beta)
         self.own, self.reference, self.means = base.penalty, base.penalty.reference, base.means
-        self.gated, self.normalise, self.measure_every = gated and self.beta != 0, normalise, measure_every
+        self.gated, self.normalise = gated and self.beta != 0, normalise
         self.steps = 0
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device
         self.seen = self.forwards = 0  # trained rows, and reference forwards of them, since the last `saved`
         self._weight: float | Tensor = self.beta
         self._anchors: Prediction | None = None  # of the step's penalised rows
         self._slots = torch.empty(0)  # (n, T) int64 on the CPU: where a pair's anchor is in them, or -1
-
-    @property
-    def _measuring(self) -> bool:
-        return self.measure_every is not None and self.steps % self.measure_every == 0
 
     def before_step(self, policy: Policy, step: Step, gate: Tensor | None) -> None:
         """Reference forwards of the rows of the gated samples (N,), as many at once as a micro-batch has rows."""
@@ -48,8 +43,6 @@ class Gated(Penalty):
             self.means.add("gardo/kl_gated", torch.zeros(0, device=policy.device))
         if not self.gated:
             return
-        if self._measuring:
-            self.means.add("kl", torch.zeros(0, device=policy.device))
         assert gate is not None, "advantages() runs before the first step"
         rollout, pairs = step.rollout, torch.cat(list(step.parts))
         chosen = pairs[gate[rollout.first + pairs[:, 0]]]
@@ -82,8 +75,6 @@ class Gated(Penalty):
             if penalty is not None:
                 self._observe(penalty.detach() / self.beta)
             return penalty
-        if self._measuring:
-            self._measure(policy, rows)
         assert rows.slot is not None, "the rows were made after before_step()"
         here = (rows.slot >= 0).nonzero().flatten()
         if not len(here):
@@ -96,11 +87,6 @@ class Gated(Penalty):
     def _observe(self, kl: Tensor) -> None:
         self.means.add("gardo/kl_gated", kl)
         self.kl = self.kl + torch.stack([kl.sum(), kl.new_full((), len(kl))])
-
-    @torch.no_grad()
-    def _measure(self, policy: Policy, rows: Rows) -> None:
-        self.means.add("kl", self.own.divergence(policy, rows, self.own.anchor(policy, rows)))
-        self.forwards += len(rows.t)
 
     def after_step(self, step: int) -> None:
         self.steps, self._anchors = step, None

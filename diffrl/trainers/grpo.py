@@ -77,7 +77,6 @@ class GRPO(Objective):
         spec: SamplerSpec,
         *,
         clip: float,
-        clip_low: float | None,
         adv_clip: float,
         beta: float,
         kl: Literal["exact", "published"],
@@ -90,7 +89,7 @@ class GRPO(Objective):
         credit: Credit | None = None,
     ) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
-        self.spec, self.clip, self.clip_low, self.adv_clip = spec, clip, clip_low, adv_clip
+        self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
         self.weighting, self.credit, self.guidance_scale = weighting, credit, spec.guidance_scale
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
@@ -166,10 +165,9 @@ class GRPO(Objective):
         # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
         sampled = log_prob.detach() if rows.on_policy else rows.log_prob
         ratio = (log_prob.detach() - sampled).exp()
-        low = self.clip if self.clip_low is None else self.clip_low
-        self.means.add("grpo/clip_fraction", ((ratio - 1 > self.clip) | (1 - ratio > low)).float())
+        self.means.add("grpo/clip_fraction", ((ratio - 1).abs() > self.clip).float())
         self.means.add("grpo/ratio", ratio)
-        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip, low)
+        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
         return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
 
 

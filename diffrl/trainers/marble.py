@@ -45,7 +45,7 @@ class Marble:
 
     Args:
         names: of the K rewards, for the metrics.
-        steps_per_epoch: optimiser steps of an epoch, which `stage` and `uniform_after` are counted in.
+        steps_per_epoch: optimiser steps of an epoch, which `uniform_after` is counted in.
     """
 
     @defaults_of(wrappers.Marble)
@@ -57,14 +57,13 @@ class Marble:
         smoothing: float,
         smooth: Literal["between", "everywhere"],
         every: int,
-        stage: int,
         uniform_after: int | None,
         measure: bool,
         steps_per_epoch: int = 1,
     ) -> None:
         self.names, self.mode, self.every = list(names), mode, every
         self.smoothing, self.smooth, self.solved = smoothing, smooth, False  # has it solved for coefficients yet?
-        self.stage, self.uniform_after, self.measure = stage, uniform_after, measure
+        self.uniform_after, self.measure = uniform_after, measure
         self.steps_per_epoch = steps_per_epoch
         self.ema: Array = np.full(len(names), 1 / len(names))
         self.steps = 0
@@ -87,14 +86,10 @@ class Marble:
 
     def _fixed(self) -> Array:
         """Coefficients of the losses (K,) where none are solved for."""
-        if self.mode == "sequential":
-            return np.eye(len(self.names))[self.epoch // self.stage % len(self.names)]
         return np.full_like(self.ema, 1 / len(self.ema)) if self.uniform else self.ema
 
     def _one_pass(self) -> bool:
         """Whether the step is a single pass of a fixed mixture of the losses, without gradients of each reward."""
-        if self.mode == "sequential":
-            return not self.measure
         return self.mode == "amortised" and (self.uniform or self.steps % self.every != 0)
 
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
@@ -129,7 +124,7 @@ class Marble:
             columns, device = rows.advantages.shape[1], policy.device
             gradients = self._zeros(columns + self._passes.shared, self._capture.size, device)
             # Modes that balance nothing are as one pass of the losses would be.
-            counts = None if self.mode in (*TOTALS, "sequential") else torch.zeros(2, columns, device=device)
+            counts = None if self.mode in TOTALS else torch.zeros(2, columns, device=device)
             self._bank = Bank(gradients, torch.zeros(columns, device=device), objective.penalty.beta != 0, counts)
             self._scaler = scaler
         self._bank.see(rows)
@@ -168,8 +163,6 @@ class Marble:
         active = (signal & (norms > 0))[:rewards]
         if self.mode in TOTALS:
             factors, alpha = np.eye(len(gram))[-1], np.full(rewards, np.nan)
-        elif self.mode == "sequential":
-            factors = alpha = self._fixed()
         elif not active.any():
             factors, alpha = np.full(rewards, 1 / rewards), self._fixed()
         else:

@@ -59,10 +59,10 @@ class Branched:
         self._kept: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
 
     def share(self, group: int) -> float:
-        """An edge is one row; depth pruning leaves out steps, width pruning half of the edges behind the last split."""
+        """An edge is one row; `trained_steps` leaves out steps, "both" half of the edges behind the last split."""
         edges = torch.tensor([float(self.tree.nodes(step)) for step in range(self.steps)])
-        if self.keep != "all":
-            edges[self.tree.splits[-1] :] /= 2
+        if self.keep == "both":
+            edges[self.tree.splits[-1] + 1 :] /= 2
         return float(edges[self.trained_steps(0)].sum()) / (group * self.steps)
 
     def plan(self, spec: SamplerSpec) -> Plan:

@@ -87,9 +87,9 @@ def loras(path: Path, overrides: list[str], epochs: int = 2) -> tuple[dict[str, 
     return run.policy.state("default"), metrics[-1]
 
 
-@pytest.mark.parametrize("mode", ["full", "amortised", "uniform", "sequential", "advantages", "sum"])
+@pytest.mark.parametrize("mode", ["full", "amortised", "uniform", "advantages", "sum"])
 def test_every_mode_trains(write, mode: str) -> None:
-    lora, metrics = loras(write("run", mode, marble={"stage": 1}), [])
+    lora, metrics = loras(write("run", mode), [])
     assert math.isfinite(metrics["marble/cos_mean"])
     assert ("marble/alpha/green" in metrics) == (mode not in ("sum", "advantages"))
     assert all(value.abs().sum() > 0 for key, value in lora.items() if "lora_B" in key)

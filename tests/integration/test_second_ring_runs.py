@@ -112,7 +112,7 @@ def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path
 
 
 def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..., Run]) -> None:
-    dense = {**GRPO, "rollout": {**GRPO["rollout"], "sampler": "dance"}, "dense": {"calibrate": 2, "change": 0.02}}
+    dense = {**GRPO, "rollout": {**GRPO["rollout"], "sampler": "dance"}, "dense": {"calibrate": 2}}
     run = make("calibrated", **dense)
     run.begin_epoch()
     found = run.loop.spec.noise_levels

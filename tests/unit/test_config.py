@@ -250,12 +250,6 @@ def test_unreadable_files():
         ([*GRPO, "rollout.window=3", "rollout.window_move=[0, 1]"], 1, "rollout.window_move: [0, 1]: both must be"),
         ([*GRPO, "rollout.window=3", "rollout.window_move=[1, 0]"], 1, "rollout.window_move: [1, 0]: both must be"),
         (["rollout.window_move=[1, 1]"], 1, 'rollout.window_move: the sampler "dpm2" has no stochastic steps'),
-        (
-            [*GRPO, "rollout.window=2", "rollout.window_by=group", "rollout.tail=0.4"],
-            1,
-            'rollout.tail: needs one window for all images, but rollout.window_by is "group"',
-        ),
-        ([*GRPO, "rollout.window_by=group"], 1, "but all steps are stochastic (rollout.window)"),
         ([*GRPO, "rollout.window=3", "grpo.timesteps=4"], 1, "4 steps, but only 3 are stochastic (rollout.window)"),
         ([*GRPO, "grpo.timesteps=10"], 1, "10 steps, but only 9 are stochastic (rollout.steps)"),
         ([*GRPO, "optimise.accumulation=5"], 1, "108 rows of an optimiser step (12 images x 9 timesteps)"),

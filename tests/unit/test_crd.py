@@ -190,7 +190,7 @@ def test_a_resume_is_exact(config_file) -> None:
     """Stopped after the first epoch, when old has begun to lag, and again within the sampling schedule's rise."""
     overrides = ["crd.sampling.start=3", "crd.sampling.value=0.5"]
     whole, broken = (make(config_file, overrides, name) for name in ("whole", "broken"))
-    broken.folder.mkdir()  # as the start of a training does: a folder that is gone is not made again
+    broken.folder.path.mkdir()  # as the start of a training does: a folder that is gone is not made again
     for epoch in range(3):
         whole.loop.run_epoch(epoch)
         broken.loop.run_epoch(epoch)

@@ -177,13 +177,13 @@ WORKS = {
 }
 
 
-@pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best"])
+@pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best", "tree.keep=both"])
 def test_the_share_of_a_trees_rows_is_what_is_trained(config_file, more: str) -> None:
     words = ["objective=grpo", "rollout.sampler=flow_sde", "rollout.same_noise=true", "tree.splits=[0,1]"]
     run = Run(load_config(config_file("run"), [*words, *filter(None, [more])]))
     rows: list[int] = []
-    loop, pairs_of = run.loop, run.loop._pairs
-    run.loop._pairs = lambda *given: rows.append(len((made := pairs_of(*given))[0])) or made  # type: ignore
+    loop, parts_of = run.loop, run.loop._parts
+    run.loop._parts = lambda *given: rows.append(sum(map(len, (made := parts_of(*given))[0]))) or made  # type: ignore
     run.loop.run_epoch(0)
     everything = loop.settings.group_size * 4 * 3  # of 4 groups and 3 steps
     assert sum(rows) / everything == pytest.approx(run.objective.share(4))

@@ -175,17 +175,6 @@ def test_no_reference_is_kept_or_run_without_a_weight(make, monkeypatch) -> None
     assert "gardo/kl_gated" not in metrics and metrics["gardo/uncertainty"] > 0
 
 
-def test_kl_of_all_rows_is_measured_only_when_asked(make) -> None:
-    plain, asked = make({"share": 0.2}), make({"share": 0.2, "measure_every": 2})
-    for run in (plain, asked):
-        run.loop.run_epoch(0)
-    first, second = (run.loop.run_epoch(1) for run in (plain, asked))
-    assert "kl" not in first and second["kl"] > 0 and second["gardo/kl_gated"] > 0
-    assert second["gardo/forwards_saved"] == pytest.approx(first["gardo/forwards_saved"] - 0.5)  # every other step
-    ours, theirs = (run.policy.state("default") for run in (plain, asked))
-    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-
-
 def test_auxiliary_rewards_are_scored_on_training_images_and_not_optimised(make) -> None:
     run = make({})
     assert run.scorer.names == ["redness", "blue"]

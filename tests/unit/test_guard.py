@@ -66,7 +66,6 @@ def test_saturation_outside_of_the_base_models_range(now: float, expected: list[
     past = history(saturation=[0.4, now])
     past[0]["eval/saturation/std"] = 0.1
     assert names(past) == expected
-    assert names(past, Guard([], [], saturation=False)) == []
 
 
 def test_the_base_model_alone_raises_no_alarm() -> None:

@@ -208,7 +208,7 @@ def test_a_run_composes_and_reports_the_plain_scores(config_file: Callable[..., 
     from diffrl.run.train import train
 
     red = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
-    shape = {"standardise": {}, "gate": {"by": "power", "least": 2.0, "otherwise": 0.0}}  # shut: no signal at all
+    shape = {"threshold": {"at": 2.0}, "modulate": {"by": "power", "base": 0.0}}  # never reached: no signal at all
     config = load_config(
         config_file(
             epochs=1,
@@ -216,13 +216,18 @@ def test_a_run_composes_and_reports_the_plain_scores(config_file: Callable[..., 
             grpo={"beta": 0.0},
             rollout={"sampler": "flow_sde"},
             rewards={"redness": {"plugin": red, "shape": shape, "cache": str(tmp_path / "kept")}},
-            watch={"power": {"plugin": red, "power": 0.5}, "unread": {"plugin": red, "power": 0.25}},
+            watch={
+                "power": {"plugin": red, "power": 0.5, "shape": {"bound": {"at": 0.0}}},
+                "unread": {"plugin": red, "power": 0.25},
+            },
             tracking={"samples": 0},
         )
     )
     train(config)
     first, last = (json.loads(line) for line in (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines())
-    assert last["reward/redness"] > 0 and last["reward/redness/std"] > 0  # measured as it is, although the gate is shut
+    assert (
+        last["reward/redness"] > 0 and last["reward/redness/std"] > 0
+    )  # measured as it is, although the threshold is never reached
     assert last["watch/power"] > 0 and "watch/unread" not in last and {"eval/power", "eval/unread"} <= set(last)
     assert last["grad_norm"] == 0  # nothing is better than anything else
     assert first["eval/redness"] is not None

@@ -166,7 +166,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
         ({"modulate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"modulate": {"by": "a"}}, 'rewards.a.shape.modulate.by: "a" names itself'),
         ({"win_rate": {}, "modulate": {"by": "b"}}, 'rewards.a.shape: "a" is read by what it reads itself'),
-        ({"modulate": {"by": "ocr"}}, 'modulate: "a" is not declared to lie in [0, 1] (its card: -1 to 1); add bound'),
+        ({"modulate": {"by": "ocr"}}, 'modulate: "a" is not declared to lie in [0, 1] (its card: -1 to 1); add shape'),
         ({"bound": {}, "modulate": {"by": "pickscore"}}, 'modulate.by: "pickscore" is not declared to lie in [0, 1]'),
         ({"bound": {"scale": 0}}, "rewards.a.shape.bound.scale: expected more than 0, got 0"),
         ({"win_rates": {}}, 'unknown key (nearest: "rewards.a.shape.win_rate")'),
@@ -190,7 +190,7 @@ def test_mistakes_are_named_at_their_key(write, shape: dict, message: str) -> No
 
 def test_steps_that_could_have_no_effect_are_refused(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"watch\.ocr\.shape: no reward reads it"):
-        load_config(write({"clip": {}}, {"ocr": {"shape": {"threshold": {}}}}))
+        load_config(write({"clip": {}}, {"ocr": {"shape": {"bound": {}}}}))
     with pytest.raises(UserError, match=r'rewards\.clip\.shape: objective "direct" back-propagates'):
         load_config(write({"clip": {"shape": {"win_rate": {}}}}, objective="direct"))
     with pytest.raises(UserError, match=r"rewards\.clip\.cache: d2align reads its embeddings"):

@@ -393,12 +393,7 @@ def test_variance_preserving_models_take_ddim_and_dpm2() -> None:
         ({"sampler": "dance", "noise_levels": (0.5,) * 9 + (0.0,)}, "rollout.noise_levels: .*above 0"),
         ({"sampler": "cps", "tail": 0.0}, "rollout.tail: .*greater than 0, got 0.0"),
         ({"tail": 0.5}, "rollout.tail: the sampler .dpm2. has no"),
-        ({"sampler": "cps", "tail": 0.5, "window_by": "group"}, "rollout.tail: needs one window"),
         ({"sampler": "cps", "window_move": (0, 1)}, r"rollout.window_move: \[0, 1\]: both must be at least 1"),
-        (
-            {"sampler": "cps", "window_move": (1, 1), "window_by": "group"},
-            "rollout.window_by: .group. draws the window",
-        ),
         ({"same_noise": True}, "rollout.same_noise: .* would be the same"),
         (
             {"sampler": "flow_sde", "noise_level": 0.0, "same_noise": True},
@@ -416,24 +411,6 @@ def test_a_moving_window_goes_from_noisy_to_clean_and_back_to_the_start() -> Non
     assert [window_steps(spec, 0, epoch).start for epoch in range(8)] == [0, 0, 3, 3, 4, 4, 0, 0]
     within = SamplerSpec("flow_sde", 7, window=2, window_range=(1, 5), window_move=(1, 1))
     assert [window_steps(within, 9, epoch).start for epoch in range(4)] == [1, 2, 3, 1]
-
-
-def test_each_group_draws_its_own_window_and_shares_it() -> None:
-    spec = SamplerSpec("flow_sde", 6, window=2, window_range=(0, 6), window_by="group", same_noise=True)
-    found = draw(spec=spec, keep_trajectory=True, batch_size=12)
-    steps, starts = found.trajectory, found.trajectory.t[:, 0].view(3, GROUP)
-    assert (starts == starts[:, :1]).all() and len(starts.unique()) > 1
-    close(draw(spec=spec, keep_trajectory=True, batch_size=5).trajectory.states, steps.states)
-    for i in range(12):  # an image of a mixed batch is what a batch of its own window gives
-        first = found.schedule.tolist().index(float(steps.t[i, 0]))
-        alone = spec.model_copy(update={"window_by": "epoch", "window_range": (first, first + 2)})
-        one = remake(Known(), alone, *found.identity(i), seed=1, epoch=2)[0]  # type: ignore[arg-type]
-        close(one[0], found.latents[i])
-        x, t, t_next = steps.x[i], steps.t[i], steps.t_next[i]
-        prediction = Known().predict(x, t, found.cond.select(found.prompt_index[[i, i]]))
-        mean, std = sde_kernel("flow_sde", x, prediction, t, t_next, 0.7, found.t_second, FlowMatching())
-        close(gaussian_log_prob(steps.x_next[i], mean, std), steps.log_prob[i])
-    assert {len(steps.t), found.forwards} == {12, 12 * 6}
 
 
 def test_a_tail_with_all_steps_is_the_run_and_a_short_one_takes_fewer_forwards() -> None:
