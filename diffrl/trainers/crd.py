@@ -71,9 +71,7 @@ class CRD(Objective):
     split groups, a pass without gradient measures the step's implicit rewards first, and keeps the errors of "old".
 
     The members of a group share a row's noise level, and with `same_noise` its noise: centring removes what that does
-    to all alike, and a step's gradient has 14 to 22 % less noise for its signal, and the same mean
-    (measured on the playground). The published code draws it per image.
-
+    to all alike: 14 to 22 % less noise in a step's gradient on the playground. The published code draws it per image.
     Old and anchor are forwards of their own: one batch of mixed adapters needs the activations of three times the rows.
     """
 

@@ -63,8 +63,7 @@ class Marble:
     ) -> None:
         self.names, self.mode, self.every = list(names), mode, every
         self.smoothing, self.smooth, self.solved = smoothing, smooth, False  # has it solved for coefficients yet?
-        self.uniform_after, self.measure = uniform_after, measure
-        self.steps_per_epoch = steps_per_epoch
+        self.uniform_after, self.measure, self.steps_per_epoch = uniform_after, measure, steps_per_epoch
         self.ema: Array = np.full(len(names), 1 / len(names))
         self.steps = 0
         self._records: list[Record] = []
@@ -76,13 +75,10 @@ class Marble:
         self._scaler: GradScaler | None = None
 
     @property
-    def epoch(self) -> int:
-        return self.steps // self.steps_per_epoch
-
-    @property
     def uniform(self) -> bool:
         """Whether coefficients are 1 / K now."""
-        return self.mode == "uniform" or (self.uniform_after is not None and self.epoch >= self.uniform_after)
+        end = None if self.uniform_after is None else self.uniform_after * self.steps_per_epoch
+        return self.mode == "uniform" or (end is not None and self.steps >= end)
 
     def _fixed(self) -> Array:
         """Coefficients of the losses (K,) where none are solved for."""
@@ -94,7 +90,7 @@ class Marble:
 
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
         if self._one_pass():
-            rows.known = None if self.mode == "amortised" else rows.known
+            rows.known = None
             if self._single.weights is None:
                 self._single.weights = torch.tensor(self._fixed(), dtype=torch.float32, device=policy.device)
             return self._single.add(objective, policy, rows, rows_of_step, scaler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -97,8 +98,8 @@ def test_one_command_runs_both_stages_and_reports_them(config_file: Any, capsys:
     assert [line.get("d2align/norm") for line in lines[1:]] == [pytest.approx(float(vector.norm()))] * 2
     assert lines[-1]["eval/redness"] != pytest.approx(lines[-1]["eval/plain"])  # corrected, and as it is
     assert lines[-1]["direct/reward"] is not None and "reward/redness" in lines[-1]
-    page = (folder / "report.html").read_text()
-    assert "D2-Align&#x27;s direction" in page and "nearest to the direction" in page
+    page = html.unescape((folder / "report.html").read_text())
+    assert "D2-Align's direction" in page and "nearest to the direction" in page
     assert not (folder / "d2align" / "checkpoints").exists()
     capsys.readouterr()
     # The direction alone, by its own command: the same.

@@ -57,7 +57,7 @@ def test_a_dry_run_writes_nothing(config_file, capsys) -> None:
     config = load_config(config_file())
     train(config, dry_run=True)
     assert not Path(config.run_dir).exists()
-    assert "nft on" in capsys.readouterr().out
+    assert "DiffusionNFT on" in capsys.readouterr().out
 
 
 def test_a_failing_reward_stops_the_run_and_leaves_a_checkpoint(config_file, tmp_path: Path) -> None:

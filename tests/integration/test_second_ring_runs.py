@@ -119,7 +119,7 @@ def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..
     schedule = run.policy.timesteps(4).tolist()
     start = [0.7 * (t / (1 - (schedule[1] if t == 1 else t))) ** 0.5 for t in schedule[:-1]]
     assert found is not None and all(
-        abs(abs(a - b) - 0.04) < 1e-6 or abs(a - b) < 1e-6 for a, b in zip(found, start, strict=True)
+        abs(abs(a - b) - 0.02) < 1e-6 or abs(a - b) < 1e-6 for a, b in zip(found, start, strict=True)
     )
     run.begin_epoch()
     assert run.loop.spec.noise_levels == found  # once
