@@ -80,7 +80,7 @@ class Gardo:
     ) -> None:
         self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in auxiliary])
-        self.share = GateShare(share, share_range, window, window_full)
+        self.gate_share = GateShare(share, share_range, window, window_full)
         if advantage_std is not None:
             base.rule.std = advantage_std
         if beta is not None:
@@ -126,13 +126,13 @@ class Gardo:
         u = uncertainty(proxy, scored.auxiliary * self.signs)
         above = u[u >= 0]
         if len(above):
-            self.share.follow(float(above.mean()))
+            self.gate_share.follow(float(above.mean()))
         groups = scored.groups if self.gate == "group" else None
-        gate = everyone if self.gate == "all" else gate_of(u, self.share.value, groups)
+        gate = everyone if self.gate == "all" else gate_of(u, self.gate_share.value, groups)
         self.judged = Judged(u, proxy, scored.auxiliary, gate)
         self._epoch |= {
-            "gardo/gate": self.share.value,
-            "gardo/uncertainty": self.share.means[-1] if self.share.means else 0.0,
+            "gardo/gate": self.gate_share.value,
+            "gardo/uncertainty": self.gate_share.means[-1] if self.gate_share.means else 0.0,
             "gardo/penalised": float(gate.double().mean()),
         }
 
@@ -178,8 +178,8 @@ class Gardo:
         since, resets = self._counters.tolist()
         return {
             "base": self.base.state_dict(),
-            "share": self.share.value,
-            "window": list(self.share.means),
+            "share": self.gate_share.value,
+            "window": list(self.gate_share.means),
             "steps": self.gated.steps,
             "since_reset": since,
             "resets": resets,
@@ -187,6 +187,6 @@ class Gardo:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.base.load_state_dict(state["base"])
-        self.share.value, self.share.means = float(state["share"]), [float(mean) for mean in state["window"]]
+        self.gate_share.value, self.gate_share.means = float(state["share"]), [float(mean) for mean in state["window"]]
         self.gated.steps = int(state["steps"])
         self._counters = torch.tensor([int(state["since_reset"]), int(state["resets"])])

@@ -183,7 +183,7 @@ def test_uncertainty_is_of_the_auxiliary_scores_as_they_are_and_of_the_negative_
     assert gardo.judged is not None
     auxiliary = torch.stack([scored.auxiliary[:, 0], -scored.auxiliary[:, 1]], dim=1)
     assert torch.equal(gardo.judged.u, uncertainty(scored.scores[:, 0], auxiliary))
-    assert torch.equal(gardo.judged.gate, gate_of(gardo.judged.u, gardo.share.value))
+    assert torch.equal(gardo.judged.gate, gate_of(gardo.judged.u, gardo.gate_share.value))
 
 
 def test_without_auxiliary_rewards_there_is_no_gate_to_judge_by() -> None:

@@ -148,4 +148,5 @@ def install() -> None:
         return plain("pretendnccl", *given, **more)
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+    dist.distributed_c10d._get_object_coll_device = lambda group=None: "cuda"  # objects go where NCCL's tensors lie
     dist.is_nccl_available = lambda: True
