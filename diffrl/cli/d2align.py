@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import subcommand
+from diffrl.cli.arguments import subcommand
 from diffrl.errors import UserError
 
 

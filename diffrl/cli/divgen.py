@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import subcommand
+from diffrl.cli.arguments import subcommand
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import out_file
 

@@ -206,7 +206,7 @@ def rewards() -> Iterator[Finding]:
 
 def _built_in_time(build: Callable[[], object]) -> None:
     """Build a plugin in a thread that can be left behind: one that hangs is found, and the next ones are built."""
-    from diffrl.rewards.calling import Caller, TooLong
+    from diffrl.rewards.timeouts import Caller, TooLong
 
     try:
         Caller[object]().wait(build, PATIENCE).result()

@@ -18,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from diffrl.cli.arguments import guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
-from diffrl.cli.ending import resumable
+from diffrl.cli.interrupted import resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
 from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
-from diffrl.cli.words import guidance, named_rewards, subcommand, whole_number
 from diffrl.errors import UserError, nearest, say, unheard
 from diffrl.records.disk import check_writable, out_file
 from diffrl.resources import file_of_run

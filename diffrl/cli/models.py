@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import subcommand
+from diffrl.cli.arguments import subcommand
 from diffrl.errors import UserError, nearest
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from diffrl.cli.words import subcommand, whole_number
+from diffrl.cli.arguments import subcommand, whole_number
 from diffrl.prompt_sets import SETS, SPLITS, rows
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.words import named_rewards, subcommand, whole_number
+from diffrl.cli.arguments import named_rewards, subcommand, whole_number
 from diffrl.errors import UserError
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.ending import resumable
-from diffrl.cli.words import whole_number
+from diffrl.cli.arguments import whole_number
+from diffrl.cli.interrupted import resumable
 from diffrl.errors import UserError
 
 

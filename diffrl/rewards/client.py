@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from diffrl.errors import UserError
-from diffrl.rewards.calling import Caller, TooLong
 from diffrl.rewards.secrets import check_file, check_transport, redact
+from diffrl.rewards.timeouts import Caller, TooLong
 
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next

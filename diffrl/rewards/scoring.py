@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.calling import Caller, TooLong
 from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.timeouts import Caller, TooLong
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt

@@ -31,7 +31,7 @@ from diffrl.rewards.suspicion import Suspicions
 from diffrl.rollout import Rollout, SamplerSpec, generate
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
-from diffrl.run.fit import settle
+from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
 from diffrl.run.identity import contents, digests, started_with
@@ -89,7 +89,7 @@ class Run:
         self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
         # With the reward models loaded: what they hold is not free.
-        self.config = config = settle(config, device, self.accelerator, sharding is not None)
+        self.config = config = auto_micro_batch(config, device, self.accelerator, sharding is not None)
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)

@@ -200,7 +200,7 @@ def micro_batches(config: Config, world: int, whole_groups: bool) -> list[int]:
     return part_sizes(rows, optimise.accumulation, most, holds_groups(here, group, whole_groups))
 
 
-def settle(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
+def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
     """The config with a number in the place of `optimise.micro_batch: auto`, the same on all processes.
 
     As many rows as four fifths of the free memory hold by the estimate, beside what is loaded already.

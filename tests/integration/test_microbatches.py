@@ -69,10 +69,10 @@ def test_auto_becomes_a_number_that_fits(config_file, monkeypatch: pytest.Monkey
     peaks = []
     estimate = fit.estimate
     monkeypatch.setattr(fit, "estimate", lambda *args: (peaks.append(estimate(*args)), peaks[-1])[1])
-    assert fit.settle(config, cpu, accelerator).optimise.micro_batch == AUTO_ROWS
+    assert fit.auto_micro_batch(config, cpu, accelerator).optimise.micro_batch == AUTO_ROWS
     whole = next(size for name, size in peaks[0].peaks.items() if name == f"training {AUTO_ROWS} rows")
     monkeypatch.setattr(fit, "free_bytes", lambda device: whole // 2)
-    settled = fit.settle(config, cpu, accelerator)
+    settled = fit.auto_micro_batch(config, cpu, accelerator)
     rows = settled.optimise.micro_batch
     assert isinstance(rows, int) and AUTO_ROWS // 4 < rows < AUTO_ROWS // 2
     assert settled.resolved()["optimise"]["micro_batch"] == rows == loop_settings(settled).micro_batch

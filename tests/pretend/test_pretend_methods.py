@@ -13,7 +13,7 @@ from pretend_runs import METHODS, config_of
 from diffrl.config import load_config
 from diffrl.records import checkpoint
 from diffrl.run.direction import prepare_direction
-from diffrl.run.fit import settle
+from diffrl.run.fit import auto_micro_batch
 from diffrl.run.train import Run, train
 
 # Waits of the host in an optimiser step: for the norm of the gradient, and MARBLE for its K x K products. D2-Align's
@@ -93,7 +93,7 @@ def test_micro_batches_by_memory_in_every_precision(config_file: Any, precision:
     """fp16 ended in a traceback: its forward was counted without autocast."""
     run = Run(config_of(config_file, "nft", f"optimise.precision={precision}", "optimise.micro_batch=auto"))
     assert run.config.optimise.micro_batch == 64
-    assert settle(run.config, run.policy.device, run.accelerator) is run.config
+    assert auto_micro_batch(run.config, run.policy.device, run.accelerator) is run.config
     run.close()
 
 
