@@ -131,9 +131,11 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     epoch = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
     split = any(size % config.rollout.group_size for size in sizes)
     forwards = silent_forwards(objective, backbone.classifier_free, split, epoch)
-    # Forwards of the snapshot and the reference come while the graph waits; GARDO's gated ones come before.
+    # Forwards of the snapshot and the reference come while the graph waits; before it come GARDO's gated ones, and
+    # those that measure a coupled objective's step.
     gated = config.gardo is not None and config.gardo.gate != "all"
-    silent_too = forwards > 0 and not gated
+    beside = objective.penalty.beta if hasattr(objective, "coupling") else forwards
+    silent_too = beside > 0 and not gated
     if config.optimise.gradient_checkpointing:
         backbone.network.enable_gradient_checkpointing()
     with _counting(backbone):
