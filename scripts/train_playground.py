@@ -17,7 +17,7 @@ something else all the same, as web captions leave a model; that is what reinfor
 
     python scripts/train_playground.py --from-shipped --minutes generator=9 --wrong 0.25 --rate 0.25 --keep 0.2
 
-Its distilled sibling, a LoRA with which it draws in four steps, is learned from the shipped generator, too:
+Its distilled student, a LoRA with which it draws in four steps, is learned from the shipped generator, too:
 
     python scripts/train_playground.py --from-shipped --minutes turbo=16
 
@@ -150,7 +150,7 @@ def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
     design: Design | None = None,
 ) -> None:  # fmt: skip
-    """Train the generator or the decoder further, from the weights in --out, or the generator's distilled sibling."""
+    """Train the generator or the decoder further, from the weights in --out, or the generator's distilled student."""
     pool = work.pool()
     vae, texts, drawn = shipped(work)
     if "generator" in stages:

@@ -11,7 +11,7 @@ from diffrl.config.base import Problem
 from diffrl.config.removed import removed
 from diffrl.config.reward import Reward, Watched, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
-from diffrl.config.siblings import check_sibling
+from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
 from diffrl.resources import find_merge
@@ -38,11 +38,11 @@ def check(config: Config, world: int | None = None) -> None:
         section = getattr(config, name)
         if name == config.method.name or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
-    for name, sibling in config.evaluate.also.items():
-        _at(f"evaluate.also.{name}.model", check_model, sibling.base(config.model))
-        if sibling.merge is not None:
-            _at(f"evaluate.also.{name}.merge", find_merge, sibling.merge)
-        check_sibling(name, config)
+    for name, student in config.evaluate.also.items():
+        _at(f"evaluate.also.{name}.model", check_model, student.base(config.model))
+        if student.merge is not None:
+            _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
+        check_student(name, config)
     check_geometry(config, world_size() if world is None else world)
     for name in ("wandb", "tensorboard"):
         if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:

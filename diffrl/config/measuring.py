@@ -1,4 +1,4 @@
-"""What evaluations measure, on the model and on its siblings, and the alarms on it."""
+"""What evaluations measure, on the model and on its students, and the alarms on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diffrl.config.base import PathText, Problem, Section, Share, key
 TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturation/std
 
 
-class Sibling(Section):
+class Student(Section):
     """A model of the trained one's architecture, such as its distilled form."""
 
     model: PathText = key(
@@ -48,20 +48,20 @@ class Evaluate(Section):
         "epochs",
         ge=1,
     )
-    also: dict[str, Sibling] = key(
+    also: dict[str, Student] = key(
         {},
-        "siblings of the model, NAME: {model: ..., steps: 8}: the trained LoRA is loaded into each of them in every "
+        "students of the model, NAME: {model: ..., steps: 8}: the trained LoRA is loaded into each of them in every "
         "evaluation, and its values there are reported as eval/NAME/...",
     )
 
     def check(self, config: Any) -> None:
-        for name, sibling in self.also.items():
+        for name, student in self.also.items():
             where = f"evaluate.also.{name}"
             if not re.fullmatch(r"[\w-]+", name):
-                raise Problem(where, f'a sibling\'s name has letters, digits, "_" and "-" only, got "{name}"')
+                raise Problem(where, f'a student\'s name has letters, digits, "_" and "-" only, got "{name}"')
             if name in TAKEN:
                 raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
-            if not (sibling.model or sibling.merge):
+            if not (student.model or student.merge):
                 text = "not given; name a folder or a hub id of the model's architecture, or merge a LoRA"
                 raise Problem(f"{where}.model", text)
 

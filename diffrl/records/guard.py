@@ -47,8 +47,8 @@ class Guard:
 
     def _missing(self, past: Sequence[Evaluation]) -> list[Alarm]:
         """What was measured before and cannot be measured any more: destroyed images have no variety to read."""
-        siblings = dict.fromkeys(name.rpartition("/")[0] for name in self.watched)
-        breadth = [f"{one}/{name}".lstrip("/") for one in ["", *filter(None, siblings)] for name in BREADTH]
+        students = dict.fromkeys(name.rpartition("/")[0] for name in self.watched)
+        breadth = [f"{one}/{name}".lstrip("/") for one in ["", *filter(None, students)] for name in BREADTH]
         found = []
         for name in [*self.trained, *self.watched, *breadth]:
             key = f"eval/{name}"

@@ -70,7 +70,7 @@ class RunData:
         return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
     @property
-    def siblings(self) -> list[str]:
+    def students(self) -> list[str]:
         """Names of the models beside the trained one that wear its LoRA in evaluations; their values are `NAME/...`."""
         return list((self.config.get("evaluate") or {}).get("also") or {})
 
@@ -169,7 +169,7 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
                 with suppress(UserError):  # broken since the run; the report can do without
                     classes[name] = load_class(plugin)
     measuring, lower = config.get("evaluate") or {}, lower_is_better(classes)
-    there = {f"{sibling}/{name}" for sibling in measuring.get("also") or {} for name in lower}
+    there = {f"{student}/{name}" for student in measuring.get("also") or {} for name in lower}
     return {*lower, *there, *([FACES] if measuring.get("divgen") else [])}
 
 

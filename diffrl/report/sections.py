@@ -43,8 +43,8 @@ def curves(run: RunData) -> str:
     """One chart for each reward and watched value, and one for diversity."""
     cards = []
     for name in [*run.trained, *run.watched]:
-        sibling, _, own = name.rpartition("/")
-        beside = sibling in run.siblings and own in (*run.trained, *run.watched)  # drawn in that one's chart
+        student, _, own = name.rpartition("/")
+        beside = student in run.students and own in (*run.trained, *run.watched)  # drawn in that one's chart
         if name != "diversity" and not beside:
             cards.append(_reward_chart(run, name))
     cards.append(_diversity_chart(run))
@@ -241,7 +241,7 @@ def _reward_chart(run: RunData, name: str) -> str:
         xs, ys = run.series(f"{key}{name}")
         if xs:
             lines.append(Line(xs, ys, color, label, kind))
-    lines += _siblings(run, name)
+    lines += _students(run, name)
     if not lines:
         return ""
     tag = "trained" if name in run.trained else "watched"
@@ -250,10 +250,10 @@ def _reward_chart(run: RunData, name: str) -> str:
     return figure(name, svg, tag, [(line.color, line.kind, line.label) for line in lines])
 
 
-def _siblings(run: RunData, name: str) -> list[Line]:
-    """The same value where siblings of the model wear the LoRA."""
-    found = [(f"{sibling}/{name}", sibling) for sibling in run.siblings]
-    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {sibling}") for key, sibling in found]
+def _students(run: RunData, name: str) -> list[Line]:
+    """The same value where students of the model wear the LoRA."""
+    found = [(f"{student}/{name}", student) for student in run.students]
+    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {student}") for key, student in found]
     return [Line(xs, ys, color, label, "dots") for xs, ys, color, label in series if xs]
 
 
@@ -262,7 +262,7 @@ def _diversity_chart(run: RunData) -> str:
     held, own = run.series("eval/diversity"), run.series("diversity")
     lines = [Line(*own, color, "training images", "faint")] if own[0] else []
     lines += [Line(*held, color, "held-out prompts", "dots")] if held[0] else []
-    lines += _siblings(run, "diversity")
+    lines += _students(run, "diversity")
     if not lines:
         return ""
     start = (held[1] or own[1])[0]

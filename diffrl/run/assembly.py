@@ -51,8 +51,8 @@ from diffrl.run.parts import (
     prepare_engine,
 )
 from diffrl.run.processes import check_agreement
-from diffrl.run.siblings import load_siblings, on_siblings
 from diffrl.run.start import Start, config_identity
+from diffrl.run.students import load_students, on_students
 from diffrl.trainers.gardo import Gardo
 
 ALIKE = "start every process with the same config, prompts, weights and plugins"
@@ -85,13 +85,13 @@ class Run:
         )
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
-        self.siblings = load_siblings(config, self.policy)
+        self.students = load_students(config, self.policy)
         self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
         # With the reward models loaded: what they hold is not free.
         self.config = config = auto_micro_batch(config, device, self.accelerator, sharding is not None)
         self.lower = lower_is_better(self.judges.rewards)
-        self.lower |= {*on_siblings(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
+        self.lower |= {*on_students(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
@@ -163,17 +163,17 @@ class Run:
     def evaluate(self) -> dict[str, Any]:
         """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds.
 
-        On the model, and on its siblings as `eval/SIBLING/...`.
+        On the model, and on its students as `eval/STUDENT/...`.
         """
         found = self._judge(self.policy, evaluation_spec(self.config), self.judged)
         means = summarise(self.judges.names, found.scores) | found.breadth()
         spread = float(found.saturation.std(correction=0))
         means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
-        for sibling in self.siblings:
-            with sibling.wearing(self.policy.state(self.judged)) as policy:
-                found = self._judge(policy, sibling.spec, "default")
+        for student in self.students:
+            with student.wearing(self.policy.state(self.judged)) as policy:
+                found = self._judge(policy, student.spec, "default")
             values = summarise(self.judges.names, found.scores) | found.breadth()
-            means |= {f"{sibling.name}/{name}": value for name, value in values.items()}
+            means |= {f"{student.name}/{name}": value for name, value in values.items()}
         return {f"eval/{name}": value for name, value in means.items()}
 
     def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:

@@ -85,7 +85,7 @@ def advise(
             key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
             if optimise.micro_batch is not None:
                 key, value = "optimise.micro_batch", fit.rows // 2
-        elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a sibling, too
+        elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a student, too
             key, value = "rollout.batch_size", config.rollout.batch_size // 2
         if not key:
             return None
@@ -168,11 +168,11 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
         "decoding": images * decoding / _chunk(backbone, config),
         "training": images * passes * objective.share(config.rollout.group_size) * (training / rows + silent),
     }
-    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_siblings(config, peaks)
+    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_students(config, peaks)
     return Fit(parts, peaks, rows, host, {} if known else work)
 
 
-def _add_siblings(config: Config, peaks: dict[str, int]) -> int:
+def _add_students(config: Config, peaks: dict[str, int]) -> int:
     """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
     host = 0
     for name, section in config.evaluate.also.items():

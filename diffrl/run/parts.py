@@ -239,14 +239,14 @@ def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
 def build_guard(config: Config, lower: Collection[str]) -> Guard:
     """The guard rails over all rewards of the config; `lower`: those of which a lower score is better.
 
-    On siblings nothing is optimised: there the trained rewards are watched, too.
+    On students nothing is optimised: there the trained rewards are watched, too.
     """
     names = dict.fromkeys([*config.rewards, *config.watch])
     return Guard(
         trained=list(config.rewards),
         watched=[
             *(name for name in config.watch if name not in config.rewards),
-            *(f"{sibling}/{name}" for sibling in config.evaluate.also for name in names),
+            *(f"{student}/{name}" for student in config.evaluate.also for name in names),
         ],
         lower=lower,
         evaluations=config.guard.evaluations,

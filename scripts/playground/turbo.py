@@ -1,4 +1,4 @@
-"""The distilled sibling: a LoRA with which the generator draws better in four steps than without it.
+"""The distilled student: a LoRA with which the generator draws better in four steps than without it.
 
 Plain trajectory distillation (the first stage of Salimans and Ho 2022, arXiv:2202.00512, in one jump): the teacher's
 Euler path from a noise is followed in small steps, and the student learns, at each noise level of its own few steps,

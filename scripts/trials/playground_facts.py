@@ -99,7 +99,7 @@ def table(told: dict[str, Any]) -> str:
 
 
 def turbo(told: dict[str, Any], nft: dict[str, Any]) -> str:
-    """The distilled sibling beside the generator, and a trained LoRA on both (nft.json)."""
+    """The distilled student beside the generator, and a trained LoRA on both (nft.json)."""
     told = told["turbo"]
     lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
     for name, row in told["figures"].items():
@@ -107,7 +107,7 @@ def turbo(told: dict[str, Any], nft: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     curves = [run["curve"] for run in nft["runs"]]
     lines += ["", "| held-out reward, mean of three seeds | before | after NFT on the model |", "| --- | --- | --- |"]
-    for name, key in (("the model", "eval/playground"), ("its turbo sibling", "eval/turbo/playground")):
+    for name, key in (("the model", "eval/playground"), ("its turbo student", "eval/turbo/playground")):
         ends = [np.mean([curve[i][key] for curve in curves]) for i in (0, -1)]
         lines.append(f"| {name} | {ends[0]:.3f} | {ends[1]:.3f} |")
     return "\n".join(lines) + "\n"

@@ -55,7 +55,7 @@ def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective
 def test_one_process_equals_two(config_file, tiny_model: Path, objective: str) -> None:
     """Same images, and the LoRA after 3 epochs equal to 1e-5 relative, launched as a user would.
 
-    With NFT also judged on a sibling, whose pictures the processes share as the model's own.
+    With NFT also judged on a student, whose pictures the processes share as the model's own.
     """
     sections: dict = {"objective": objective, "optimise": {"inner_epochs": 2 if objective == "grpo" else 1}}
     if objective == "grpo":

@@ -100,7 +100,7 @@ def test_everything(subject: Callable[[str], Subject], name: str, check: str) ->
 
 
 @pytest.mark.parametrize(("turbo", "base"), [("krea2-turbo", "krea2"), ("z-image-turbo", "z-image")])
-def test_distilled_siblings_have_schedules_of_their_own(
+def test_distilled_students_have_schedules_of_their_own(
     subject: Callable[[str], Subject], turbo: str, base: str
 ) -> None:
     CHECKS["levels"](subject(turbo))

@@ -1,7 +1,7 @@
-"""Siblings of the trained model (`evaluate.also`): the LoRA is loaded into each of them, and judged there, too.
+"""Students of the trained model (`evaluate.also`): the LoRA is loaded into each of them, and judged there, too.
 
 A LoRA that is trained on a base model is often used on its distilled form, in a few steps. Whether it helps there is
-seen only there. Siblings draw with the evaluation's own seeds, keep no state, and leave the training as it is.
+seen only there. Students draw with the evaluation's own seeds, keep no state, and leave the training as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffrl.run.parts import prepare_engine
 
 
 @dataclass(frozen=True)
-class Sibling:
+class Student:
     """A model that takes the trained one's LoRA, loaded once; `spec`: how it draws. It waits in main memory."""
 
     name: str
@@ -46,7 +46,7 @@ class Sibling:
             module.to(device)
 
 
-def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
+def load_students(config: Config, trained: Policy) -> list[Student]:
     """The models of `evaluate.also`, each of which has taken the LoRA once. No random number is drawn from `trained`'s.
 
     Raises:
@@ -73,11 +73,11 @@ def load_siblings(config: Config, trained: Policy) -> list[Sibling]:
         prepare_engine(plain, policy)
         solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
         spec = SamplerSpec(sampler=solver, steps=section.steps, guidance_scale=section.guidance_scale, noise_level=0.0)
-        found.append(Sibling(name, policy, spec))
+        found.append(Student(name, policy, spec))
         found[-1]._move(torch.device("cpu"))
     return found
 
 
-def on_siblings(config: Config, names: Collection[str]) -> list[str]:
-    """What these rewards are called where they judge the siblings: `turbo/clip`."""
-    return [f"{sibling}/{name}" for sibling in config.evaluate.also for name in names]
+def on_students(config: Config, names: Collection[str]) -> list[str]:
+    """What these rewards are called where they judge the students: `turbo/clip`."""
+    return [f"{student}/{name}" for student in config.evaluate.also for name in names]

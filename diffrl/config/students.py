@@ -1,4 +1,4 @@
-"""Does a sibling (evaluate.also) take the trained model's LoRA? What the configs of both, if they are here, say."""
+"""Does a student (evaluate.also) take the trained model's LoRA? What the configs of both, if they are here, say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = re.compile(
 )
 
 
-def check_sibling(name: str, config: Config) -> None:
+def check_student(name: str, config: Config) -> None:
     """Raise Problem where the pipeline's class or the network's shapes are others than the trained model's.
 
     Configs behind a hub's name are left to the hub: loading the LoRA says it then, before anything is trained.

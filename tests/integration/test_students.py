@@ -1,4 +1,4 @@
-"""`evaluate.also`: the trained LoRA on a sibling of the model, as a user would load it there; nothing else changes."""
+"""`evaluate.also`: the trained LoRA on a student of the model, as a user would load it there; nothing else changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from diffrl.run.train import Run, train
 @pytest.fixture(scope="module")
 def turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the architecture of `tiny_model`, with other weights."""
-    return tiny_sd3(tmp_path_factory.mktemp("sibling") / "turbo", seed=7)
+    return tiny_sd3(tmp_path_factory.mktemp("student") / "turbo", seed=7)
 
 
 def with_turbo(turbo: Path, **more: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def lines(config: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
 
 
-def test_a_run_judges_its_lora_on_the_sibling_and_resumes_exactly(config_file, turbo: Path, tmp_path: Path) -> None:
+def test_a_run_judges_its_lora_on_the_student_and_resumes_exactly(config_file, turbo: Path, tmp_path: Path) -> None:
     sections = {"epochs": 2, "evaluate": with_turbo(turbo), "tracking": {"samples": 0}}
     whole, plain, broken = (load_config(config_file(name, **sections)) for name in ("whole", "plain", "broken"))
     train(whole)
@@ -78,24 +78,24 @@ def test_a_run_judges_its_lora_on_the_sibling_and_resumes_exactly(config_file, t
 
 
 def _reports(whole: Any, plain: Any, tmp_path: Path) -> None:
-    """The sibling's value is a line in the reward's own chart, and a row of a comparison."""
+    """The student's value is a line in the reward's own chart, and a row of a comparison."""
     page = (Path(whole.run_dir) / "report.html").read_text()
-    assert "on turbo" in page and "turbo/redness" in page and read_run(whole.run_dir).siblings == ["turbo"]
+    assert "on turbo" in page and "turbo/redness" in page and read_run(whole.run_dir).students == ["turbo"]
     compared = write_comparison([whole.run_dir, plain.run_dir], tmp_path / "both.html").read_text()
     assert "turbo/redness" in compared
 
 
 def test_it_waits_in_main_memory(config_file, turbo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(load_config(config_file("run", evaluate=with_turbo(turbo))))
-    (sibling,) = run.siblings
+    (student,) = run.students
     moves: list[str] = []
-    monkeypatch.setattr(sibling.policy.vae, "to", lambda device: moves.append(str(device)))
-    assert all(not p.is_meta for p in sibling.policy.network.parameters())
+    monkeypatch.setattr(student.policy.vae, "to", lambda device: moves.append(str(device)))
+    assert all(not p.is_meta for p in student.policy.network.parameters())
     first = run.evaluate()
     assert moves == ["cpu", "cpu"] and first == run.evaluate(), "to the device and back, and the same again"
 
 
-def test_a_sibling_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_student_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_model: Path, tmp_path: Path) -> None:
     """As most turbo models are: the LoRA becomes part of the weights, the trained one comes on top of it."""
     pipe = StableDiffusion3Pipeline.from_pretrained(tiny_model, text_encoder_3=None, tokenizer_3=None)
     pipe.transformer.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=["ff.net.2", "proj_out"]))
@@ -106,7 +106,7 @@ def test_a_sibling_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_
     also = {"turbo": {"merge": str(tmp_path / "turbo"), "steps": 2}, "plain": {"model": str(tiny_model), "steps": 2}}
     config = load_config(config_file("run", evaluate={"every": 1, "also": also}))
     run = Run(config)
-    networks = {sibling.name: sibling.policy.network for sibling in run.siblings}
+    networks = {student.name: student.policy.network for student in run.students}
     turbo, plain = networks["turbo"], networks["plain"]
     for layer in ("transformer_blocks.0.ff.net.2", "proj_out"):
         added = turbo.get_submodule(layer).weight - plain.get_submodule(layer).weight
@@ -119,7 +119,7 @@ def test_a_sibling_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_
     assert "with " + str(tmp_path / "turbo") + ", too, as turbo" in describe(run)
 
 
-def test_guard_rails_watch_the_sibling(config_file, turbo: Path) -> None:
+def test_guard_rails_watch_the_student(config_file, turbo: Path) -> None:
     config = load_config(config_file("run", evaluate=with_turbo(turbo)))
     guard = build_guard(config, ())
     past = [{"epoch": i, "eval/redness": i, "eval/turbo/redness": 1 - 0.2 * i} for i in range(5)]
@@ -132,9 +132,9 @@ def test_doctor_counts_it(config_file, turbo: Path) -> None:
     found = fit.estimate(config)
     without = fit.estimate(load_config(config_file("run")))
     run = Run(config)
-    (sibling,) = run.siblings
-    weights = sum(p.nbytes for m in (sibling.policy.network, sibling.policy.vae) for p in m.parameters())
-    texts = sum(p.nbytes for encoder in sibling.policy.backbone.text_encoders for p in encoder.parameters())
+    (student,) = run.students
+    weights = sum(p.nbytes for m in (student.policy.network, student.policy.vae) for p in m.parameters())
+    texts = sum(p.nbytes for encoder in student.policy.backbone.text_encoders for p in encoder.parameters())
     key = "sampling 8 rows on turbo"
     assert found.parts == without.parts and found.peaks.keys() - without.peaks.keys() == {key}
     assert found.peaks[key] > found.peaks["decoding"] and found.host - without.host == texts + weights
@@ -169,7 +169,7 @@ def test_what_the_configs_cannot_say_is_said_when_it_is_loaded(
     config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deeper = tiny_sd3(tmp_path / "deeper", layers=3)
-    monkeypatch.setattr("diffrl.config.checks.check_sibling", lambda name, config: None)
+    monkeypatch.setattr("diffrl.config.checks.check_student", lambda name, config: None)
     config = load_config(config_file("run", evaluate=with_turbo(deeper)))
     with pytest.raises(
         UserError,
