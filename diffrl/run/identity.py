@@ -50,9 +50,19 @@ def started_with(config: Config) -> Identity:
         for key in values
         if key.startswith(("rewards.", "watch.")) and within(key.split(".", 2)[-1], FREE_OF_REWARDS)
     }
-    return {VERSION: __version__, **{key: value for key, value in values.items() if key not in called}} | contents(
-        config
-    )
+    kept = {key: value for key, value in values.items() if key not in called}
+    return {VERSION: __version__, **kept} | contents(config) | _plugin_files(config)
+
+
+def _plugin_files(config: Config) -> Identity:
+    """The code of plugins that are files: the same path may lead to another file on another machine."""
+    found: Identity = {}
+    for table in ("rewards", "watch"):
+        for name, entry in getattr(config, table).items():
+            file = Path((entry.plugin or name).rpartition(":")[0])
+            if file.suffix == ".py" and file.is_file():
+                found[f"{table}.{name} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
+    return found
 
 
 def _digest(value: object) -> str:

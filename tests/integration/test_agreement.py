@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 
-def started(*commands: list[str]) -> list[tuple[int, str]]:
+def started(*commands: list[str], folders: Sequence[Path] = ()) -> list[tuple[int, str]]:
     """Exit code and stderr of `diffrl train` with each process's own words, as a launcher starts two."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -25,6 +26,7 @@ def started(*commands: list[str]) -> list[tuple[int, str]]:
         subprocess.Popen(
             [sys.executable, "-m", "diffrl", "train", *words],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=folders[rank] if folders else None,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -32,7 +34,7 @@ def started(*commands: list[str]) -> list[tuple[int, str]]:
         for rank, words in enumerate(commands)
     ]
     try:
-        said = [one.communicate(timeout=40)[1] for one in running]  # a deadlock is a failure
+        said = [one.communicate(timeout=120)[1] for one in running]  # a deadlock is a failure
     finally:
         for one in running:
             one.kill()
@@ -68,3 +70,13 @@ def test_processes_that_disagree_end_with_one_line(config_file: Any, tmp_path: P
     lines = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
     assert len(lines) == 1 and "rank 1 was started otherwise than rank 0" in lines[0] and key in lines[0]
     assert "diffrl: error:" not in silent and not (tmp_path / "apart" / "metrics.jsonl").exists()
+
+
+def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(config_file: Any, tmp_path: Path) -> None:
+    path, folders = str(config_file("apart", epochs=1)), [tmp_path / "machine0", tmp_path / "machine1"]
+    for rank, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "reward.py").write_text(f"{REDNESS.read_text()}# {rank}\n")
+    words = [path, "rewards.redness.plugin=reward.py:Redness"]
+    (code, said), (other, _) = started(words, words, folders=folders)
+    assert (code, other) == (2, 2) and "rewards.redness (file)" in said
