@@ -1,7 +1,9 @@
-"""How a command that trains ends when a signal ends the run: how to go on, and an exit code of its own."""
+"""How a command ends before its work is done: by a signal, with an exit code of its own; or as one process of several."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,3 +25,12 @@ def resumable(folder: str | Path, train: Callable[[], object]) -> int:
             say(again)
         raise
     return 0
+
+
+def leave_peers(code: int) -> None:
+    """End this process where it is one of several that were joined: torch's threads may wait for a peer at exit."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

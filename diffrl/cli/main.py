@@ -22,7 +22,7 @@ from diffrl.cli.arguments import guidance, named_rewards, subcommand, whole_numb
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
-from diffrl.cli.interrupted import resumable
+from diffrl.cli.interrupted import leave_peers, resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Bad input is the same on every process: one of them says so. Other failures may be one process's alone.
         if code != 2 or os.environ.get("RANK", "0") == "0":
             say(f"diffrl: error: {' '.join(text.split())}")
+        leave_peers(code)
         return code
 
 

@@ -80,3 +80,13 @@ def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(con
     words = [path, "rewards.redness.plugin=reward.py:Redness"]
     (code, said), (other, _) = started(words, words, folders=folders)
     assert (code, other) == (2, 2) and "rewards.redness (file)" in said
+
+
+def test_what_only_a_built_reward_tells_ends_all_processes_too(config_file: Any, tmp_path: Path) -> None:
+    """Another model behind the same name, as a server or a folder of weights has it."""
+    plugin = tmp_path / "reward.py"
+    change = "\n\nimport os\n\nRedness.identity = os.environ['RANK']\n"
+    plugin.write_text(REDNESS.read_text() + change)
+    words = [str(config_file("apart", epochs=1)), f"rewards.redness.plugin={plugin}:Redness"]
+    (code, said), (other, _) = started(words, words)
+    assert (code, other) == (2, 2) and "rewards.redness (code and files)" in said
