@@ -1,4 +1,4 @@
-"""How a command ends before its work is done: by a signal, with an exit code of its own; or as one process of several."""
+"""How a command ends before its work is done: by a signal, with an exit code of its own; as one process of several."""
 
 from __future__ import annotations
 
