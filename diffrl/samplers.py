@@ -188,8 +188,8 @@ def ode_step(
     return _step(name)(x, prediction, t, t_next, state, process)
 
 
-def window_steps(spec: SamplerSpec, seed: int, epoch: int | str, prompt: str = "") -> range:
-    """The steps (0 is the noisiest) that draw fresh noise in this epoch, for this prompt; the same everywhere."""
+def window_steps(spec: SamplerSpec, seed: int, epoch: int | str) -> range:
+    """The steps (0 is the noisiest) that draw fresh noise in this epoch; the same everywhere."""
     first, end = spec.window_range or (0, spec.noisy_steps)
     last = end - spec.stochastic_steps
     if spec.window_move is not None:
