@@ -252,10 +252,10 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
     from diffrl.records.advance import progress
 
-    own = arguments.folder == "playground"
-    style = arguments.style or ("clip" if own else "csd")
+    shipped = arguments.folder == "playground"
+    style = arguments.style or ("clip" if shipped else "csd")
     check_extractor("style", style)
-    if own:
+    if shipped:
         with progress("rendering", RENDERINGS + 971) as advance:
             reference = playground_reference(load_extractor("style", style, _device(arguments)), advance=advance)
     else:

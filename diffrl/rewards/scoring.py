@@ -44,8 +44,8 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
         raise
     except (Exception, SystemExit) as error:
         name = getattr(reward, "name", "?")
-        said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 class Scorer:
@@ -77,7 +77,7 @@ class Scorer:
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
         self._callers = threading.local()  # one for each thread that scores
-        self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
+        self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -197,9 +197,9 @@ class Scorer:
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
 
     def _caller(self) -> Caller[Tensor]:
-        caller = getattr(self._callers, "mine", None)
+        caller = getattr(self._callers, "of_thread", None)
         if caller is None:
-            caller = self._callers.mine = Caller(_same_device())
+            caller = self._callers.of_thread = Caller(_same_device())
         return caller
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
@@ -224,8 +224,8 @@ class Scorer:
 
     def _tell(self, name: str, what: str) -> None:
         """Say it of a reward once: its authors share it with others elsewhere."""
-        if (name, what) not in self._told:
-            self._told.add((name, what))
+        if (name, what) not in self._warned:
+            self._warned.add((name, what))
             log.warning('reward "%s" %s', name, what)
 
 
@@ -246,8 +246,8 @@ def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:
-        said = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 def _same_device() -> Callable[[], None]:

@@ -62,7 +62,7 @@ def free_captions(count: int, rng: np.random.Generator) -> list[Caption]:
     found: list[Caption] = []
     while len(found) < count:
         caption = sample_caption(rng, "test")
-        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.said.keys():
+        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.attributes.keys():
             found.append(caption)
     return found
 
@@ -109,7 +109,7 @@ def main() -> None:
 def one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
     """The scene drawn anew with one said fact, chosen at random, at another value."""
     while True:
-        said = dict(caption.said)
+        said = dict(caption.attributes)
         name = str(rng.choice(sorted(said)))
         said[name] = str(rng.choice([v for v in grammar.VALUES[grammar.kind_of(name)] if v != said[name]]))
         try:

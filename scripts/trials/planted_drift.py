@@ -72,7 +72,7 @@ def main() -> None:
     chosen = [
         prompt
         for prompt in prompt_set("compositional", "test")
-        if not {"style", "tone"} & {grammar.kind_of(name) for name in grammar.parse(prompt).said}
+        if not {"style", "tone"} & {grammar.kind_of(name) for name in grammar.parse(prompt).attributes}
     ][: args.prompts]
     methods: dict[str, list[dict[str, Any]]] = {}
     for text in args.methods:
