@@ -250,7 +250,7 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.extractors import check_extractor, load_extractor
     from diffrl.divgen.observe import read_folder
     from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
-    from diffrl.records.advance import progress
+    from diffrl.records.progress_bar import progress
 
     shipped = arguments.folder == "playground"
     style = arguments.style or ("clip" if shipped else "csd")

@@ -26,8 +26,8 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
-from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
+from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__

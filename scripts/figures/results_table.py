@@ -136,7 +136,7 @@ def beside(base: str, *names: str) -> str:
     More epochs of the base itself (`grpo_27`) cost what their images cost.
     """
     found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
-    costs = read("ring_cost.json")["methods"]  # of one run: trainings ran beside other work
+    costs = read("method_cost.json")["methods"]  # of one run: trainings ran beside other work
     reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
     first = found[base]["runs"][0]["before"]
     before = [f"{first[key]:.3f}" for key in ("playground", *HELD_OUT.values())]

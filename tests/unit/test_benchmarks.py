@@ -11,9 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 from compiling import compared
 from memory import CASES
+from method_cost import METHODS
 from options import OPTIONS, write_config
 from published_models import MODELS
-from ring import RING
 
 from diffrl.config import load_config
 
@@ -26,7 +26,7 @@ def test_a_counted_recipe_is_valid_on_so_many_processes(case: tuple[str, str, st
 
 
 def test_every_method_of_the_ring_has_a_playground_recipe_and_a_base() -> None:
-    for base, methods in RING.items():
+    for base, methods in METHODS.items():
         for name in (base, *methods):
             assert load_config(f"playground/{name}").objective
 
