@@ -45,14 +45,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
-    columns = ("variant", "measured steps", "lowest min cos", "mean min cos", "steps with min cos < 0")
-    print(f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|")
     for text in args.variants:
         label, _, folders = text.partition("=")
-        found = np.array([cosine for folder in folders.split(",") for cosine in lowest_cosines(folder)])
-        row = {"steps": len(found), "lowest": found.min(), "mean": found.mean(), "conflicts": (found < 0).mean()}
+        lowest = np.array([cosine for folder in folders.split(",") for cosine in lowest_cosines(folder)])
+        row = {"steps": len(lowest), "lowest": lowest.min(), "mean": lowest.mean(), "conflicts": (lowest < 0).mean()}
         result[label] = {key: round(float(value), 4) for key, value in row.items()}
-        print(f"| {label} | {len(found)} | {found.min():.2f} | {found.mean():.2f} | {(found < 0).mean():.2f} |")
+    print(table(result))
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

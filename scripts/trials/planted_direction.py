@@ -100,10 +100,7 @@ def table(told: dict[str, Any]) -> str:
     ways = list(seeds[0]["corrected reward, by length"])
     length = np.mean([seed["length"] for seed in seeds])
     heads = [way.replace("times", "x the direction") for way in ways]
-    lines = [
-        f"| points for | plain reward | {' | '.join(heads)} |",
-        "| --- " * (len(ways) + 2) + "|",
-    ]
+    lines = [f"| points for | plain reward | {' | '.join(heads)} |", "| --- " * (len(ways) + 2) + "|"]
     for name, plain in told["plain reward"].items():
         means = [np.mean([seed["corrected reward, by length"][way][name] for seed in seeds]) for way in ways]
         lines.append(f"| {name} | {plain:.2f} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
