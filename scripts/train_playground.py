@@ -217,8 +217,8 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
     The stages in `further` went on from shipped weights: their cost is added to what those had cost.
     """
     path = work.out / "training.json"
-    told = json.loads(path.read_text()) if path.exists() else {}
-    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in EVERY}
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    stages = {name: stage for name, stage in recorded.get("stages", {}).items() if name in EVERY}
     for name in EVERY:
         state_path = work.folder / f"{name}.pt"
         if state_path.exists() and (not further or name in further):
@@ -226,21 +226,21 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
             before = stages.get(name, {}) if further else {}
             stages[name] = {key: round(state[key]) + before.get(key, 0) for key in ("seconds", "step", "images")}
     machine = f"one CPU core, {platform.machine()}, torch {torch.__version__}"
-    commands = [*told.get("commands", []), shlex.join(["python", *sys.argv])]
-    told |= {"commands": commands, "machine": machine, "stages": stages}
+    commands = [*recorded.get("commands", []), shlex.join(["python", *sys.argv])]
+    recorded |= {"commands": commands, "machine": machine, "stages": stages}
     if not further:
-        told |= {"seed": work.seed, "scenes": work.scenes}
-    path.write_text(json.dumps(told, indent=2) + "\n")
+        recorded |= {"seed": work.seed, "scenes": work.scenes}
+    path.write_text(json.dumps(recorded, indent=2) + "\n")
 
 
 def _minutes(words: list[str]) -> dict[str, float]:
-    found = dict(EVERY)
+    minutes = dict(EVERY)
     for word in words:
         name, _, value = word.partition("=")
-        if name not in found:
-            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(found)})")
-        found[name] = float(value)
-    return found
+        if name not in minutes:
+            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(minutes)})")
+        minutes[name] = float(value)
+    return minutes
 
 
 def main() -> None:

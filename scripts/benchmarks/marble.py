@@ -204,10 +204,10 @@ def measure(bench: Bench, rewards: int) -> dict[str, Any]:
     }
 
 
-def table(told: dict[str, Any], *variants: str) -> str:
+def table(result: dict[str, Any], *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
-    for number, ways in told["rewards"].items():
+    for number, ways in result["rewards"].items():
         cells = [f"{ways[name]['speed']:.2f}" if name in ways else "not run" for name in variants]
         lines.append(f"| {number} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

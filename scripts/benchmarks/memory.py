@@ -33,13 +33,13 @@ CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
 ]
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """The counted memory of shipped recipes."""
     lines = [
         "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |",
         "| --- " * 5 + "|",
     ]
-    for case in told["cases"]:
+    for case in result["cases"]:
         words = f"{case['label']} (`{case['config']}`)"
         sharded = "FSDP2" if case["fsdp2"] else ""
         lines.append(

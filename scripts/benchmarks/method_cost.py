@@ -51,13 +51,13 @@ def opened(name: str, groups: int, folder: Path) -> Run:
 
 def measure(runs: dict[str, Run], warm: int, repeats: int) -> dict[str, list[dict[str, Any]]]:
     """An epoch of each run in turn, `repeats` times after `warm`."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     for turn in range(warm + repeats):
         for name, run in runs.items():
             epoch = run.loop.run_epoch(turn)
             if turn >= warm:
-                found[name].append(epoch)
-    return found
+                epochs[name].append(epoch)
+    return epochs
 
 
 def compared(epochs: list[dict[str, Any]], base: list[dict[str, Any]]) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def main() -> None:
     for base, names in METHODS.items():
         with tempfile.TemporaryDirectory() as folder:
             runs = {name: opened(name, args.groups, Path(folder)) for name in (base, *names)}
-            found = measure(runs, args.warm, args.repeats)
+            epochs = measure(runs, args.warm, args.repeats)
             for run in runs.values():
                 run.close()
         for name in (base, *names):
-            result["methods"][name] = {"base": base} | compared(found[name], found[base])
+            result["methods"][name] = {"base": base} | compared(epochs[name], epochs[base])
             print(f"{name:<18} {result['methods'][name]}", flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -149,12 +149,12 @@ def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bo
         recorder = Recorder(run.policy)
         if bare and epoch >= args.warm:
             with recorder:
-                found = run.loop.run_epoch(epoch)
-            shares.append(recorder.replay() / found["seconds"])
+                measured = run.loop.run_epoch(epoch)
+            shares.append(recorder.replay() / measured["seconds"])
         else:
-            found = run.loop.run_epoch(epoch)
+            measured = run.loop.run_epoch(epoch)
         if epoch >= args.warm:
-            epochs.append(found)
+            epochs.append(measured)
     images = config.rollout.groups * config.rollout.group_size
     middle = {key: statistics.median(e[f"seconds/{key}"] for e in epochs) for key in ("rollout", "optimise")}
     result = {
@@ -172,16 +172,16 @@ def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bo
     return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What each option gives beside the plain run."""
     lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
-    plain = f"{told['base']['training_micro_batch_mib']:g}"
+    plain = f"{result['base']['training_micro_batch_mib']:g}"
     lines.append(f"| none | 1 | 1 | {plain} |")
-    for name, own in told["options"].items():
-        if "relative" in own:
-            speeds = " | ".join(f"{own['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
-            lines.append(f"| {name} | {speeds} | {own['training_micro_batch_mib']:g} |")
-    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+    for name, values in result["options"].items():
+        if "relative" in values:
+            speeds = " | ".join(f"{values['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
+            lines.append(f"| {name} | {speeds} | {values['training_micro_batch_mib']:g} |")
+    return "\n".join(lines) + f"\n\n`{result['command']}`, {result['device']}, torch {result['torch']}.\n"
 
 
 def main() -> None:
@@ -206,20 +206,20 @@ def main() -> None:
     for option in args.options:
         if "GPU" in option and not cuda:
             continue
-        found = try_option(option, args, cuda)
-        if "refused" not in found:
+        measured = try_option(option, args, cuda)
+        if "refused" not in measured:
             runs.append(speeds(try_option("base", args, cuda)))
             around = [(one + two) / 2 for one, two in zip(*runs[-2:], strict=True)]
-            phases = zip(("sampling", "optimising"), speeds(found), around, strict=True)
-            found["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
-        result["options"][option] = found
+            phases = zip(("sampling", "optimising"), speeds(measured), around, strict=True)
+            measured["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
+        result["options"][option] = measured
         args.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{option:<32} {found}", flush=True)
+        print(f"{option:<32} {measured}", flush=True)
 
 
-def speeds(found: dict[str, Any]) -> list[float]:
+def speeds(measured: dict[str, Any]) -> list[float]:
     """Images a second in sampling and samples a second in optimising."""
-    return [found["images_per_second_sampling"], found["samples_per_second_optimising"]]
+    return [measured["images_per_second_sampling"], measured["samples_per_second_optimising"]]
 
 
 def try_option(option: str, args: argparse.Namespace, cuda: bool, bare: bool = False) -> dict[str, Any]:

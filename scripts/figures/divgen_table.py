@@ -40,20 +40,20 @@ def gold(file: str) -> list[dict[str, float]]:
 def agreement(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Spearman's correlation with the variety, and its p, of each score."""
     varieties = [row["variety"] for row in rows]
-    found = {}
+    result = {}
     for name in COLUMNS:
         test = stats.spearmanr([row[name] for row in rows], varieties)
-        found[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
-    return found
+        result[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
+    return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """DivGenBench's scores of several methods, and the exact variety."""
-    agreed = told.get("agreement with the variety")
+    agreed = result.get("agreement with the variety")
     extra = {"variety": "**variety** (exact)", "facts right": "facts right"} if agreed else {}
     columns = COLUMNS | extra
     lines = [f"| method | {' | '.join(columns.values())} |", "| --- " * (len(columns) + 1) + "|"]
-    for label, runs in told.items():
+    for label, runs in result.items():
         if isinstance(runs, list):
             cells = []
             for name in columns:

@@ -28,10 +28,10 @@ def lowest_cosines(folder: str) -> list[float]:
     return [min(row) for row in cosines if row]
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """How often a step went against one of the rewards."""
     lines = ["| | measured steps | lowest cosine | mean of the lowest | steps against a reward |", "| --- " * 5 + "|"]
-    for label, row in told.items():
+    for label, row in result.items():
         if isinstance(row, dict):
             lines.append(
                 f"| {label} | {row['steps']:.0f} | {row['lowest']:+.2f} | {row['mean']:+.2f} | {row['conflicts']:.0%} |"
