@@ -52,11 +52,9 @@ def table(result: dict[str, Any]) -> str:
     rewards = ("playground", "clip", "aesthetic")
     heads = [f"{name}: correlation in groups, mean" for name in rewards]
     lines = [f"| cache | speed | {' | '.join(heads)} |", "| --- " * (len(rewards) + 2) + "|"]
-    for name, values in result["caches"].items():
-        cells = [
-            f"{values[key]['within']:.2f}, {values[key]['exact']:.3f} → {values[key]['cached']:.3f}" for key in rewards
-        ]
-        lines.append(f"| {name} | {values['speed']:.2f} | {' | '.join(cells)} |")
+    for name, row in result["caches"].items():
+        cells = [f"{row[key]['within']:.2f}, {row[key]['exact']:.3f} → {row[key]['cached']:.3f}" for key in rewards]
+        lines.append(f"| {name} | {row['speed']:.2f} | {' | '.join(cells)} |")
     setting = f"{result['images']} images, {result['steps']} steps, {result['machine']}"
     return "\n".join(lines) + f"\n\n`{result['command']}`, {setting}.\n"
 

@@ -83,33 +83,27 @@ def _seconds(work: Callable[[], None]) -> float:
 def compared(modes: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
     """Add what compiling costs at the start, and the epochs after which it has paid."""
     forwards, steps = args.images * args.steps / args.batch, args.images * args.trained / args.rows
-    for mode, values in modes.items():
+    for mode, row in modes.items():
         if "compiled" not in mode:
             continue
         base = modes["MARBLE" if mode.startswith("MARBLE") else "plain"]
-        values["seconds to compile"] = round(
-            values["first forward"] + values["first step"] - values["forward"] - values["step"], 1
-        )
-        values["speed of a forward"] = round(base["forward"] / values["forward"], 3)
-        values["speed of a step"] = round(base["step"] / values["step"], 3)
-        gain = forwards * (base["forward"] - values["forward"]) + steps * (base["step"] - values["step"])
-        values["epochs until it has paid"] = round(values["seconds to compile"] / gain, 1) if gain > 0 else None
+        row["seconds to compile"] = round(row["first forward"] + row["first step"] - row["forward"] - row["step"], 1)
+        row["speed of a forward"] = round(base["forward"] / row["forward"], 3)
+        row["speed of a step"] = round(base["step"] / row["step"], 3)
+        gain = forwards * (base["forward"] - row["forward"]) + steps * (base["step"] - row["step"])
+        row["epochs until it has paid"] = round(row["seconds to compile"] / gain, 1) if gain > 0 else None
 
 
 def table(result: dict[str, Any]) -> str:
     """What compiled blocks cost at the start and gain later."""
     lines = ["| | seconds to compile | forward, step | epochs until it has paid | graphs, breaks |", "| --- " * 5 + "|"]
-    for mode, values in result["modes"].items():
-        if "graphs" in values:
-            paid = values["epochs until it has paid"]
-            breaks = sum(values["breaks"].values())
-            speed = f"{values['speed of a forward']:.2f}, {values['speed of a step']:.2f}"
-            cells = (
-                values["seconds to compile"],
-                speed,
-                "never" if paid is None else paid,
-                f"{values['graphs']}, {breaks}",
-            )
+    for mode, row in result["modes"].items():
+        if "graphs" in row:
+            paid = row["epochs until it has paid"]
+            breaks = sum(row["breaks"].values())
+            speed = f"{row['speed of a forward']:.2f}, {row['speed of a step']:.2f}"
+            paid = "never" if paid is None else paid
+            cells = (row["seconds to compile"], speed, paid, f"{row['graphs']}, {breaks}")
             lines.append(f"| {mode} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + f"\n\n`{result['command']}`, {result['device']}, torch {result['torch']}.\n"
 

@@ -35,16 +35,11 @@ CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
 
 def table(result: dict[str, Any]) -> str:
     """The counted memory of shipped recipes."""
-    lines = [
-        "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |",
-        "| --- " * 5 + "|",
-    ]
+    heads = "| recipe | processes | sharded | GiB on each device | text encoders in main memory, GiB |"
+    lines = [heads, "| --- " * 5 + "|"]
     for case in result["cases"]:
-        words = f"{case['label']} (`{case['config']}`)"
-        sharded = "FSDP2" if case["fsdp2"] else ""
-        lines.append(
-            f"| {words} | {case['processes']} | {sharded} | {case['total_gib']} | {case['text_encoders_gib']} |"
-        )
+        head = f"| {case['label']} (`{case['config']}`) | {case['processes']} | {'FSDP2' if case['fsdp2'] else ''} |"
+        lines.append(f"{head} {case['total_gib']} | {case['text_encoders_gib']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -60,12 +55,10 @@ def main() -> None:
         fit = estimate(loaded, processes, sharded)
         sizes = {name: round(size / GIB, 2) for name, size in {**fit.parts, **fit.peaks}.items()}
         total, host = round(fit.total / GIB, 1), round(fit.host / GIB, 1)
-        how = {"config": config, "overrides": overrides, "processes": processes, "fsdp2": sharded}
+        how = {"label": label, "config": config, "overrides": overrides, "processes": processes, "fsdp2": sharded}
         petaflop = {name: round(value / 1e15, 3) for name, value in fit.work.items()}
         epoch = {"images": loaded.rollout.images, "petaflop_of_a_device": petaflop}
-        rows.append(
-            {"label": label, **how, "total_gib": total, "text_encoders_gib": host, "gib": sizes, "epoch": epoch}
-        )
+        rows.append(how | {"total_gib": total, "text_encoders_gib": host, "gib": sizes, "epoch": epoch})
         print(f"{label:<32} {processes:>3} processes {total:>7.1f} GiB  {sizes}  {epoch}", flush=True)
     result = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__, "cases": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n")

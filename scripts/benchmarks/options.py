@@ -177,10 +177,10 @@ def table(result: dict[str, Any]) -> str:
     lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
     plain = f"{result['base']['training_micro_batch_mib']:g}"
     lines.append(f"| none | 1 | 1 | {plain} |")
-    for name, values in result["options"].items():
-        if "relative" in values:
-            speeds = " | ".join(f"{values['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
-            lines.append(f"| {name} | {speeds} | {values['training_micro_batch_mib']:g} |")
+    for name, row in result["options"].items():
+        if "relative" in row:
+            speeds = " | ".join(f"{row['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
+            lines.append(f"| {name} | {speeds} | {row['training_micro_batch_mib']:g} |")
     return "\n".join(lines) + f"\n\n`{result['command']}`, {result['device']}, torch {result['torch']}.\n"
 
 

@@ -41,9 +41,8 @@ def pictures(scenes: Sequence[Scene]) -> Tensor:
 def scores(reward: Any, scenes: list[Scene], texts: list[str]) -> np.ndarray:
     """Points (N,) of rendered scenes."""
     images = pictures(scenes)
-    parts = [
-        reward(images[i : i + 64], texts[i : i + 64], [{}] * len(texts[i : i + 64])) for i in range(0, len(texts), 64)
-    ]
+    batches = [(images[i : i + 64], texts[i : i + 64]) for i in range(0, len(texts), 64)]
+    parts = [reward(batch, words, [{}] * len(words)) for batch, words in batches]
     return torch.cat([part if isinstance(part, Tensor) else torch.tensor(part) for part in parts]).float().numpy()
 
 
@@ -79,11 +78,8 @@ def main() -> None:
     captions = free_captions(args.prompts, rng)
     texts = [caption.text() for caption in captions]
     base = [complete(caption, rng) for caption in captions]
-    result: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "cpus": os.cpu_count(),
-        "prompts": len(base),
-    }
+    command = shlex.join(["python", *sys.argv])
+    result: dict[str, Any] = {"command": command, "cpus": os.cpu_count(), "prompts": len(base)}
     for fact, values in VALUES.items():
         liked, points = BIAS[fact]
         by = {
