@@ -204,7 +204,8 @@ def table(result: dict[str, Any]) -> str:
     worst = max(phases["gradients"] for _, _, phases in cases)
     ratios_of = {rows: phases["memory"]["ratio"] for _, rows, phases in cases}
     memory = ", ".join(f"{ratio:.2f} ({rows} rows)" for rows, ratio in ratios_of.items())
-    text = f"`{result['command']}`, {result['device']}, torch {result['torch']}; gradients differ by at most {worst:.0e} of "
+    text = f"`{result['command']}`, {result['device']}, torch {result['torch']}; "
+    text += f"gradients differ by at most {worst:.0e} of "
     text += f"their norm. For the backward pass a forward keeps {memory} of what the bare loop's does, with the merged "
     return "\n".join(lines) + f"\n\n{text}weights.\n"
 
