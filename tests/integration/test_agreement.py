@@ -72,12 +72,15 @@ def test_processes_that_disagree_end_with_one_line(config_file: Any, tmp_path: P
     assert "diffrl: error:" not in silent and not (tmp_path / "apart" / "metrics.jsonl").exists()
 
 
-def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(config_file: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(
+    config_file: Any, tmp_path: Path, wrapped: bool
+) -> None:
     path, folders = str(config_file("apart", epochs=1)), [tmp_path / "machine0", tmp_path / "machine1"]
     for rank, folder in enumerate(folders):
         folder.mkdir()
         (folder / "reward.py").write_text(f"{REDNESS.read_text()}# {rank}\n")
-    words = [path, "rewards.redness.plugin=reward.py:Redness"]
+    words = [path, f"rewards.redness.plugin={'d2:' * wrapped}reward.py:Redness"]
     (code, said), (other, _) = started(words, words, folders=folders)
     assert (code, other) == (2, 2) and "rewards.redness (file)" in said
 
