@@ -79,26 +79,22 @@ class Peers:
         if accelerator.num_processes == 1:
             return
         self.rank, token = accelerator.process_index, secrets.token_hex(16)
-        where = _own_address()
-        server = None
-        if self.rank == 0:
-            server = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
+        server, where = _open(accelerator.num_processes) if self.rank == 0 else (None, "")
         port = server.getsockname()[1] if server else 0
         found = gather_object([(socket.gethostname(), os.getpid(), where, port, token, self.limit)])
         self.table = [(host, pid) for host, pid, *_ in found]
-        *_, where, port, token, self.limit = found[0]
+        host, _, where, port, token, self.limit = found[0]
         if server is not None:
             with server:
                 self._accept(server, token)
-        else:
+        for address in (where, host) if self.rank else ():
             with contextlib.suppress(OSError):
-                link = socket.create_connection((where, port), timeout=JOINING)
+                link = socket.create_connection((address, port), timeout=JOINING)
                 link.sendall(f"{token} {self.rank}\n".encode())
                 self._links[link] = 0
-        if len(self._links) < (len(self.table) - 1 if self.rank == 0 else 1):
-            log.warning(
-                "rank %d: no connection for heartbeats (%s): a peer that stops is not noticed", self.rank, where
-            )
+                break
+        if len(self._links) < (1 if self.rank else len(found) - 1):
+            log.warning("rank %d: no connection for heartbeats (%s): who stops is not noticed", self.rank, where)
         self._silent = dict.fromkeys(self._links, 0)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -201,7 +197,9 @@ class Peers:
         for link in [self._woken, *self._links]:
             self._listening.register(link, selectors.EVENT_READ, bytearray())
         while True:
-            for key, _ in self._listening.select(max(0.0, min(due, last) - time.monotonic())):
+            ready = self._listening.select(max(0.0, min(due, last) - time.monotonic()))
+            # What became of a peer comes first: a launcher's signal follows from it.
+            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._woken):
                 if key.fileobj is not self._woken:
                     self._hear(key.fileobj, key.data)
                 elif not all(numbers := self._woken.recv(64)):
@@ -297,10 +295,16 @@ class Peers:
         os._exit(code)
 
 
-def _own_address() -> str:
-    """Of this machine, on the way to the master's."""
+def _open(world: int) -> tuple[socket.socket | None, str]:
+    """A server on a free port, until all are connected, and its address, on this machine's way to the master's."""
     master = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1"))
-    family, kind, _, _, where = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            where = str(probe.getsockname()[0])
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world)) == world
+        # A machine's own name may lead to its loopback device, where no other machine reaches it.
+        return socket.create_server((where if here else "", 0), family=family if here else socket.AF_INET), where
+    except OSError as error:
+        return None, str(error)

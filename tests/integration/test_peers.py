@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 
 import pytest
 from children import child
+from launching import free_port, train_joined
 
-from diffrl.cli.main import main
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
-from diffrl.run.peers import LIMIT
 
 pytestmark = pytest.mark.long
 SECONDS = 6  # seconds without a heartbeat
@@ -40,17 +38,6 @@ Redness.__call__ = slow
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 
-def _train(rank: int, port: int, said: Path, heard: bool, words: list[str]) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", LIMIT: str(SECONDS)}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    if not heard:
-        reader, writer = os.pipe()
-        os.dup2(writer, 1)
-        os.close(reader)
-    sys.exit(main(["train", *words]))
-
-
 class Two:
     """Two processes of `diffrl train`, joined as a launcher's are."""
 
@@ -58,12 +45,11 @@ class Two:
         self.run, self.busy = folder / path.stem, folder / "busy"
         redness = REDNESS.read_text()
         (folder / "slow.py").write_text(SLOW.format(redness=redness))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         self.said = [folder / f"said{rank}.txt" for rank in range(2)]
-        words = [str(path), f"rewards.redness.plugin={folder / 'slow.py'}:Redness"]
-        self.all = [child(_train, rank, port, self.said[rank], heard, words) for rank in range(2)]
+        port, words = free_port(), [str(path), f"rewards.redness.plugin={folder / 'slow.py'}:Redness"]
+        self.all = [
+            child(train_joined, rank, port, self.said[rank], words, folder, heard, str(SECONDS)) for rank in range(2)
+        ]
 
     def wait_for(self, what: Callable[[], object], seconds: float = 400) -> None:
         until = time.monotonic() + seconds
