@@ -13,6 +13,7 @@ from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
+from diffrl.run.dry_run import first_scores, without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
@@ -20,7 +21,6 @@ from diffrl.run.loop import TrainingError
 from diffrl.run.parts import describe
 from diffrl.run.peers import Peers
 from diffrl.run.start import Start, find_start
-from diffrl.run.trial import first_scores, without_caches
 
 __all__ = ["Run", "train"]
 
