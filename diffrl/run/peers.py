@@ -275,7 +275,9 @@ class Peers:
 
     def _final(self, cause: BaseException) -> BaseException:
         if cause is self.ended and isinstance(cause, TrainingError):
-            final = TrainingError(f"{cause}; {self.folder.intact}")
+            folder = self.folder  # which this machine may not have
+            kept = folder.intact if folder.path.is_dir() else f"continue with --resume {folder.path}"
+            final = TrainingError(f"{cause}; {kept}")
             final.quiet = cause.quiet
             return final
         return cause
