@@ -66,8 +66,8 @@ def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(
     path, folders = str(config_file("apart", epochs=1)), [tmp_path / "machine0", tmp_path / "machine1"]
     for rank, folder in enumerate(folders):
         folder.mkdir()
-        code = REDNESS.read_text().replace('name = "redness"', "embeds = True")  # as d2 asks of what it wraps
-        (folder / "reward.py").write_text(f"{code}# {rank}\n")
+        plugin = REDNESS.read_text().replace('name = "redness"', "embeds = True")  # as d2 asks of what it wraps
+        (folder / "reward.py").write_text(f"{plugin}# {rank}\n")
     words = [path, f"rewards.redness.plugin={'d2:' * wrapped}reward.py:Redness"]
     (code, said), (other, _) = started(words, words, folders=folders)
     assert (code, other) == (2, 2) and "rewards.redness (file)" in said
