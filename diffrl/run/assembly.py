@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,8 @@ from diffrl.run.parts import (
     loop_settings,
     prepare_engine,
 )
-from diffrl.run.processes import check_agreement
+from diffrl.run.peers import Peers
+from diffrl.run.processes import WAITING, check_agreement
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
 from diffrl.trainers.gardo import Gardo
@@ -59,19 +59,20 @@ ALIKE = "start every process with the same config, prompts, weights and plugins"
 
 
 class Run:
-    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`."""
+    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`. `peers`: to watch."""
 
-    def __init__(self, config: Config, folder: RunFolder | None = None) -> None:
+    def __init__(self, config: Config, folder: RunFolder | None = None, peers: Peers | None = None) -> None:
         self.config = config
-        # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
-        waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
-        self.accelerator = join_processes(kwargs_handlers=[waiting])
+        self.accelerator = join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
         self.main = self.accelerator.is_main_process
+        self.folder = folder or RunFolder(Path(config.run_dir), self.main)
+        self.peers = peers or Peers(self.folder)
+        if peers is not None:
+            peers.join(self.accelerator)
         check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
-        self.folder = folder or RunFolder(Path(config.run_dir), self.main)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(
@@ -124,6 +125,7 @@ class Run:
         self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+        self.peers.rescue = self.leave
 
     def look_out_for(self, check: Callable[[], None]) -> None:
         """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
@@ -251,8 +253,10 @@ class Run:
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
-        if self.main:
-            self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+        with self.peers.turn:
+            if self.main:
+                self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+            self._kept = None
         self.folder.save_lora(self.policy, self.judged)
         self.accelerator.wait_for_everyone()
 

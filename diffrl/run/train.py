@@ -11,7 +11,6 @@ from rich.console import Console
 from diffrl.config import Config
 from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
-from diffrl.records.ownership import OwnershipError
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import first_scores, without_caches
@@ -20,6 +19,7 @@ from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
 from diffrl.run.parts import describe
+from diffrl.run.peers import Peers
 from diffrl.run.start import Start, find_start
 
 __all__ = ["Run", "train"]
@@ -40,17 +40,14 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
     if dry_run:
         _dry_run(config, folder, resume is not None, override)
         return
-    with folder.held() as owner:
+    with folder.held() as owner, Peers(folder) as peers:
         # A new run's folder is looked at by the first process only: it may have begun to write while others start.
         look = folder.main or resume is not None
         start = find_start(config, folder.path, resume is not None, override) if look else Start()
-        run = Run(config, folder)
+        run = Run(config, folder, peers)
         start.compare(run.identity)
         try:
             _train(run, start, [] if owner is None else [owner.check])
-        except (TrainingError, Interrupted) as error:
-            run.leave(error)
-            raise
         except DiskError as error:
             raise DiskError(f"{error}; {folder.intact}") from error
         finally:
@@ -76,15 +73,14 @@ def _train(run: Run, start: Start, checks: Sequence[Callable[[], None]]) -> None
     facts = {"device": str(run.policy.device), "processes": accelerator.num_processes}
     folder.begin(config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
     prepare_direction(config, folder.path, run.policy, run.scorer.rewards, run.spec, accelerator)
-    with Interrupts() as interrupts:
-        run.look_out_for(lambda: [check() for check in (*checks, interrupts.check)])  # type: ignore[arg-type,return-value]
+    with Interrupts() as interrupts, run.peers.noting():
+        every = [*checks, run.peers.check, interrupts.check]
+        run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
             with foreign(start.path or folder.path):
                 run.restore(start)
-            with Journal(config, folder, run.lower, describe(run)) as journal:
+            with Journal(config, folder, run.lower, describe(run)) as journal, run.peers.blamed():
                 run.train(journal)
-        except RuntimeError as error:
-            # A process that was told to end leaves the others alone in their next exchange, which then fails.
-            if interrupts.requested is None or isinstance(error, (TrainingError, DiskError, OwnershipError)):
-                raise
-            raise Interrupted(interrupts.requested) from error
+        except (TrainingError, Interrupted) as error:
+            run.leave(error)
+            raise
