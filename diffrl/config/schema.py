@@ -130,11 +130,10 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    wandb: bool = key(False, "also log to Weights & Biases (extra: diffrl[wandb]); WANDB_MODE=offline works")
-    tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR (extra: diffrl[tensorboard])")
     trackers: list[str] = key(
         [],
-        "also through accelerate: trackio, swanlab, mlflow, aim, comet_ml, clearml, dvclive (extra: diffrl[trackers])",
+        "who gets the numbers, too: wandb (WANDB_MODE=offline works) and tensorboard, images with them; trackio, "
+        "swanlab, mlflow, aim, comet_ml, clearml, dvclive",
     )
     samples: int = key(8, "test prompts that are drawn with fixed seeds at every evaluation; 0: none", "images", ge=0)
 
