@@ -92,18 +92,20 @@ def score_policy(
     values = torch.zeros(total, width)
     if parts:
         values[first * per_prompt : end * per_prompt] = torch.cat(parts)
-    if accelerator is not None and world > 1:
-        # Every image is scored by one process; the others hold zeros there, and NaN survives the sum.
-        values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
+    values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
     groups = torch.arange(total) // per_prompt
     diversity = float(group_diversity(values[:, columns + 1 :], groups))
     known: dict[str, float] = {}
     for one in figures:
-        sums = one.sums(mine, first, len(prompts))
-        if accelerator is not None and world > 1:  # of every prompt; where another process has it there are zeros
-            sums = accelerator.reduce(sums.to(accelerator.device), reduction="sum").cpu()
-        known |= one.figures(sums)
+        known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
     return Evaluated(values[:, :columns], diversity, values[:, columns], known)
+
+
+def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:
+    """The sum over processes, each of which has zeros where another one has the values."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return values
+    return accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
 
 
 def saturation(images: Tensor) -> Tensor:
