@@ -47,12 +47,10 @@ class Advantages(Section):
 
     def build(self) -> Callable[..., Any]:
         """The rule. UserError if its constructor fails."""
-        thing, keys = self.code(), self.model_dump(exclude={"rule"})
+        thing = self.code()
+        rule: Callable[..., Any] = partial(thing, **self.model_dump(exclude={"rule"}))
         try:
-            if not inspect.isclass(thing):
-                return partial(thing, **keys)
-            rule: Callable[..., Any] = thing(**keys)
-            return rule
+            return rule() if inspect.isclass(thing) else rule
         except Exception as error:
             raise UserError(f'{KIND} "{self.rule}" could not be built: {in_one_line(error)}') from error
 
