@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from diffrl.playground.grammar import kind_of, parse, understood
 from diffrl.playground.reading import observe
 from diffrl.playground.scenes import free
@@ -138,7 +140,8 @@ class GroupVariety:
 
     def sums(self, prompt: str, readings: Sequence[Mapping[str, str | None]]) -> tuple[float, ...]:
         part = tally(prompt, {name: [one[name] for one in readings] for name in readings[0]})
-        return sum(part.shares.values()), len(part.shares), part.failed, part.tried
+        # A prompt's share in float32, as it has always been: figures of earlier runs stay comparable to the bit.
+        return float(np.float32(sum(part.shares.values()))), len(part.shares), part.failed, part.tried
 
     def figures(self, sums: Sequence[float]) -> dict[str, float | None]:
         total, facts, failed, tried = sums

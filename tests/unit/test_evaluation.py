@@ -207,5 +207,5 @@ def test_prompts_of_the_world_have_their_variety(monkeypatch: pytest.MonkeyPatch
     truth = variety(torch.cat(list(images.values())), [p.text for p in prompts for _ in range(4)])
     assert set(found.figures) == {"variety", "unreadable"} and truth.readings > 0
     assert found.figures["unreadable"] == truth.unreadable
-    assert found.figures["variety"] == pytest.approx(truth.value, rel=1e-12)
+    assert found.figures["variety"] == pytest.approx(truth.value, rel=1e-7)
     assert found.figures == measured(Judge(), prompts).figures
