@@ -18,8 +18,8 @@ from diffrl.drawing import Drawing
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
+from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.figures import find_figures
