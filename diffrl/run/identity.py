@@ -1,5 +1,5 @@
 """What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
-and of an objective from outside."""
+and of an objective or an advantage rule from outside."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from diffrl.config import Config
 from diffrl.config.door import load
+from diffrl.config.estimates import RULES
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
@@ -28,9 +29,12 @@ def contents(config: Config) -> Identity:
     identity: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
-    if config.outside is not None:
-        code = inspect.getsourcefile(load(config.objective))
-        identity["objective (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
+    outside = {} if config.outside is None else {"objective": load(config.objective)}
+    if config.advantages is not None and config.advantages.rule not in RULES:
+        outside["advantages"] = config.advantages.code()
+    for name, thing in outside.items():
+        code = inspect.getsourcefile(thing)
+        identity[f"{name} (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
     return identity
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -46,12 +47,15 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
         start = find_start(config, folder.path, resume is not None, override) if look else Start()
         run = Run(config, folder, peers)
         start.compare(run.identity)
-        try:
-            _train(run, start, [] if owner is None else [owner.check])
-        except DiskError as error:
-            raise DiskError(f"{error}; {folder.intact}") from error
-        finally:
-            run.close()
+        with _left_intact(run):
+            facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
+            folder.begin(run.config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
+            prepare_direction(run.config, folder.path, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+            with _interruptible(run, [] if owner is None else [owner.check]):
+                with foreign(start.path or folder.path):
+                    run.restore(start)
+                with Journal(run.config, folder, run.lower, describe(run)) as journal, run.peers.blamed():
+                    run.train(journal)
 
 
 def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str]) -> None:
@@ -67,20 +71,25 @@ def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequenc
         run.close()
 
 
-def _train(run: Run, start: Start, checks: Sequence[Callable[[], None]]) -> None:
-    """`checks` may raise, wherever the run can be left."""
-    config, folder, accelerator = run.config, run.folder, run.accelerator
-    facts = {"device": str(run.policy.device), "processes": accelerator.num_processes}
-    folder.begin(config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
-    prepare_direction(config, folder.path, run.policy, run.scorer.rewards, run.spec, accelerator)
+@contextmanager
+def _left_intact(run: Run) -> Iterator[None]:
+    """However it ends: what the run goes on from is on the disk, and nothing waits to be scored."""
+    try:
+        yield
+    except DiskError as error:
+        raise DiskError(f"{error}; {run.folder.intact}") from error
+    finally:
+        run.close()
+
+
+@contextmanager
+def _interruptible(run: Run, checks: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """`checks` may raise, and signals and the other processes' endings do, wherever the run can be left."""
     with Interrupts() as interrupts, run.peers.noting():
         every = [*checks, run.peers.check, interrupts.check]
         run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
-            with foreign(start.path or folder.path):
-                run.restore(start)
-            with Journal(config, folder, run.lower, describe(run)) as journal, run.peers.blamed():
-                run.train(journal)
+            yield
         except (TrainingError, Interrupted) as error:
             run.leave(error)
             raise
