@@ -53,7 +53,7 @@ class RWR(Ranked):
     method = Method(
         "rwr",
         "RWR",
-        {"Flow-RWR": "2501.13918"},
+        {"Flow-RWR": "2501.13918", "ORW-CFM-W2": "2502.06061"},
         about="reward-weighted regression",
         trainer="diffrl.trainers.rwr:Regression",
         advantages="own",
