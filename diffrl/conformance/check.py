@@ -22,6 +22,7 @@ from diffrl.policy import Conditioning, LoraSpec, Policy, find_model, load_polic
 from diffrl.policy.pipelines import Resolution, load_pipeline
 from diffrl.rollout import collect
 from diffrl.run import fit
+from diffrl.run.held import Alive
 from diffrl.samplers import SamplerSpec, gaussian_log_prob, ode_step, sde_kernel
 from diffrl.seeds import noise
 
@@ -299,7 +300,7 @@ def resident(subject: Subject) -> str:
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
-    with fit.Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
+    with Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
     real, said = alive.peak + sum(v.nbytes for v in made), found.peaks[f"training {found.rows} rows"]
     if abs(said - real) > 0.05 * real:

@@ -15,7 +15,8 @@ from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run import fit
-from diffrl.run.held import held
+from diffrl.run.held import Alive, held
+from diffrl.run.phases import Phases
 from diffrl.run.train import Run
 
 MODELS = {
@@ -30,7 +31,7 @@ FAMILIES = [*MODELS, *(pytest.param(name, marks=[] if name in LAID_OUT else [pyt
 
 
 def peak_of(forward, parameters) -> int:
-    with fit.Alive(parameters) as alive:
+    with Alive(parameters) as alive:
         forward()
     return alive.peak
 
@@ -71,7 +72,7 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     assert found.work["sampling"] == pytest.approx(
         counter.get_total_flops() * images * config.rollout.steps / batch, rel=0.05
     )
-    latents = x[: fit._chunk(policy.backbone, config)]
+    latents = x[: Phases(policy.backbone, config).chunk]
     with FlopCounterMode(display=False) as counter:
         policy.decode(latents)
     assert found.work["decoding"] == pytest.approx(counter.get_total_flops() * images / len(latents), rel=0.05)
