@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import psutil
 import torch
@@ -44,6 +43,7 @@ class Fit:
     rows: int  # of a training micro-batch
     host: int  # text encoders, between their visits to the device
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
+    operations: Mapping[str, int]  # of one batch, one chunk and one micro-batch, keyed as `peaks`
 
     @property
     def total(self) -> int:
@@ -81,10 +81,10 @@ class Estimator:
                 self.backbone.vae.enable_gradient_checkpointing()
         self.phases = Phases(self.backbone, config)
 
-    def fit(self, known: Mapping[str, int] | None = None) -> Fit:
-        """`known`: peaks of phases that are not to be measured again; then only memory is counted: `work` is empty."""
+    def fit(self, known: Fit | None = None) -> Fit:
+        """`known`: a fit whose `peaks` are not to be counted again."""
         config, backbone, objective = self.config, self.backbone, self.objective
-        parts, peaks, operations = self._parts(), {}, []
+        parts, peaks, operations = self._parts(), dict[str, int](), dict[str, int]()
         text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes
         beside = held(config, backbone, objective, self.lora, text, self.world)
         parts[EPOCH] = beside.always
@@ -94,18 +94,17 @@ class Estimator:
             if kept:
                 parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
             for number, (name, phase) in enumerate(phases.items(), start=1):
-                if known is not None and name in known:
-                    peaks[name] = known[name]
+                if known is not None and name in known.peaks:
+                    peaks[name], operations[name] = known.peaks[name], known.operations[name]
                     continue
                 self.tell(f"counting {name} ({number} of {len(phases)})")
-                peak, done = self.phases.count(phase, kept)
+                peak, operations[name] = self.phases.count(phase, kept)
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
                 peaks[name] = peak + getattr(beside, name.split()[0])
-                operations.append(done)
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
         peaks[ENCODERS] = encoders
         host = encoders + _add_students(config, peaks)
-        return Fit(parts, peaks, max(self.sizes), host, {} if known else self._work(*operations))
+        return Fit(parts, peaks, max(self.sizes), host, self._work(*operations.values()), operations)
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""
@@ -167,43 +166,11 @@ def estimate(
     config: Config,
     world: int = 1,
     sharded: bool = False,
-    known: Mapping[str, int] | None = None,
+    known: Fit | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """What one process of `world` needs for this config; see `Estimator` and its `fit`."""
     return Estimator(config, world, sharded, tell).fit(known)
-
-
-def advise(
-    config: Config, free: int, world: int = 1, fit: Fit | None = None, sharded: bool = False
-) -> tuple[Fit, list[str]] | None:
-    """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
-
-    Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
-    `fit`: the config's estimate, if it is known.
-    """
-    changed: dict[str, Any] = {}
-    fit = estimate(config, world, sharded) if fit is None else fit
-    while fit.total > free:
-        optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
-        key, value = "", 0  # the type of both kinds of values
-        if worst.startswith("training") and not optimise.gradient_checkpointing:
-            key, value = "optimise.gradient_checkpointing", True
-        elif worst.startswith("training") and fit.rows > 1:
-            key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
-            if optimise.micro_batch is not None:
-                key, value = "optimise.micro_batch", fit.rows // 2
-        elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a student, too
-            key, value = "rollout.batch_size", config.rollout.batch_size // 2
-        if not key:
-            return None
-        section, name = key.split(".")
-        update = getattr(config, section).model_copy(update={name: value})
-        config, changed[key] = config.model_copy(update={section: update}), value
-        touched = "training" if section == "optimise" else "sampling"
-        known = {phase: peak for phase, peak in fit.peaks.items() if not phase.startswith(touched)}
-        fit = estimate(config, world, sharded, known)
-    return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
 
 
 def _add_students(config: Config, peaks: dict[str, int]) -> int:

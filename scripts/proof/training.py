@@ -22,8 +22,9 @@ from diffrl.config import Config, load_config
 from diffrl.conformance.tinies import make
 from diffrl.conformance.tiny import tiny_flux, tiny_sd3
 from diffrl.errors import UserError
+from diffrl.run.advice import advise
 from diffrl.run.direction import prepare_direction
-from diffrl.run.fit import GIB, Fit, advise, estimate
+from diffrl.run.fit import GIB, Fit, estimate
 from diffrl.run.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]

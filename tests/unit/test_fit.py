@@ -14,7 +14,8 @@ from diffrl.config import load_config
 from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
-from diffrl.run import fit
+from diffrl.run import advice, fit
+from diffrl.run.advice import advise
 from diffrl.run.held import Alive, held
 from diffrl.run.phases import Phases
 from diffrl.run.train import Run
@@ -139,14 +140,45 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
 
 def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "CONTEXT", 0)
+    monkeypatch.setattr(advice, "CONTEXT", 0)
     path = config_file("run", optimise={"accumulation": 1})  # training then needs more than decoding
     config = load_config(path)
     whole = fit.estimate(config)
-    assert fit.advise(config, whole.total) == (whole, [])
-    smaller, overrides = fit.advise(config, whole.total - 1)
-    assert smaller.total < whole.total and overrides[0] == "optimise.gradient_checkpointing=true"
+    assert advise(config, whole.total) == (whole, [])
+    smaller, overrides = advise(config, whole.total - 1)
+    # One row less costs no arithmetic, and recomputing would; of 24 rows 23 make two micro-batches of 12.
+    assert smaller.total < whole.total and overrides == ["optimise.micro_batch=23"] and smaller.rows == 12
+    assert smaller.work == pytest.approx(whole.work)
     assert fit.estimate(load_config(path, overrides)).total == smaller.total
-    assert fit.advise(config, sum(whole.parts.values())) is None
+    assert advise(config, sum(whole.parts.values())) is None
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (2450, []),
+        (2449, ["optimise.micro_batch=23"]),
+        (250, ["optimise.micro_batch=2"]),
+        (149, ["optimise.gradient_checkpointing=true", "optimise.micro_batch=3"]),
+        (79, None),
+    ],
+)
+def test_the_fastest_setting_that_fits_is_advised(config_file, monkeypatch, free: int, expected) -> None:
+    """Of a micro-batch of 24 rows, each of 100 bytes, or 30 where activations are recomputed at a third more work."""
+
+    def counted(config, *_: object, **__: object) -> fit.Fit:
+        rows, recompute = config.optimise.micro_batch or 24, config.optimise.gradient_checkpointing
+        peaks = {"sampling": 1, "training": (30 if recompute else 100) * rows}
+        work = {"training": 4.0 if recompute else 3.0}
+        return fit.Fit({"network": 50}, peaks, rows, 0, work, {"sampling": 1, "training": 1})
+
+    monkeypatch.setattr(advice, "estimate", counted)
+    monkeypatch.setattr(advice, "CONTEXT", 0)
+    monkeypatch.setattr(fit, "CONTEXT", 0)
+    for module in (advice, fit):
+        monkeypatch.setattr(module, "SLACK", 1.0)
+    found = advise(load_config(config_file("run")), free)
+    assert (None if found is None else found[1]) == expected
 
 
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -158,7 +190,13 @@ def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.Monk
     needed = fit.estimate(load_config(path)).total
     monkeypatch.setattr(doctor, "_free", lambda: ("a small card", needed - 1))
     assert main(["doctor", path]) == 1
-    assert "it would: optimise.gradient_checkpointing=true" in capsys.readouterr().out
+    assert "it would: optimise.micro_batch=23" in capsys.readouterr().out
+    assert main(["doctor", path, "--gpu", "24", "--processes", "2"]) == 0
+    assert "24.00 GiB  free: a device of 24 GiB" in capsys.readouterr().out
+    for words in (["--gpu", "much"], ["--gpu", "-1"], ["--gpu", "nan"], ["--processes", "1.5"], ["--processes", "3"]):
+        assert main(["doctor", path, *words]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert main(["doctor", "--gpu", "24"]) == 2
     monkeypatch.setattr(doctor, "_free", lambda: ("a tiny card", 1000))
     assert main(["doctor", path]) == 1
     assert "would not help" in capsys.readouterr().out
