@@ -43,7 +43,7 @@ FAILURES = (
     ("diffrl.records.disk", "DiskError", ""),
     ("diffrl.records.ownership", "OwnershipError", ""),
     ("diffrl.rollout", "SamplingError", ""),
-    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
+    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or optimise.micro_batch"),
 )
 
 

@@ -27,18 +27,18 @@ CHECKPOINTING = "optimise.gradient_checkpointing"
 CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
     ("SD3.5-Medium, 512 px", "sd35/nft_ocr", "sd35-medium", 8, False, []),
     ("SD3.5-Medium, checkpointing", "sd35/nft_ocr", "sd35-medium", 8, False, [f"{CHECKPOINTING}=true"]),
-    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", "sd35-medium", 1, False, ["optimise.accumulation=432"]),
+    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", "sd35-medium", 1, False, []),
     (
         "SD3.5-Medium, 1 GPU of 24 GB",
         "sd35/nft_ocr",
         "sd35-medium",
         1,
         False,
-        ["optimise.accumulation=864", f"{CHECKPOINTING}=true"],
+        ["optimise.micro_batch=6", f"{CHECKPOINTING}=true"],
     ),
     ("FLUX.1-dev, 512 px", "flux/nft_pickscore", "flux-dev", 8, False, []),
     ("FLUX.1-dev, FSDP2 over 8", "flux/nft_pickscore", "flux-dev", 8, True, []),
-    ("FLUX.1-dev, FSDP2 over 64", "flux/nft_pickscore", "flux-dev", 64, True, ["optimise.accumulation=18"]),
+    ("FLUX.1-dev, FSDP2 over 64", "flux/nft_pickscore", "flux-dev", 64, True, ["optimise.micro_batch=2"]),
 ]
 
 
