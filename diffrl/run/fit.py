@@ -23,7 +23,7 @@ from diffrl.run.held import held
 from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
 from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself, Phase, Phases
-from diffrl.run.selection import micro_batches
+from diffrl.run.selection import micro_batches, rollout_forwards
 from diffrl.trainers.algorithm import Objective
 from diffrl.trainers.microbatches import AUTO_ROWS
 
@@ -156,7 +156,7 @@ class Estimator:
         silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
         share = objective.share(rollout.group_size)
         return {
-            "sampling": images * rollout.steps * sampling / rollout.batch_size,
+            "sampling": rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
             "decoding": images * decoding / self.phases.chunk,
             "training": images * passes * share * (training / max(self.sizes) + silent),
         }

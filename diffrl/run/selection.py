@@ -1,22 +1,26 @@
-"""How many rows an optimiser step has on a process: a method may leave rows out, which its scores decide.
+"""How many forwards a rollout and how many rows an optimiser step has on a process, by the method's own account.
 
-So a method's own selection is asked, on scores drawn at random (no two are equal) and on the run's own order of
-samples. Symbols: N images over all processes, n of them on each, K rewards.
+A method may leave rows out, which its scores decide: so its own selection is asked, on scores drawn at random (no two
+are equal) and on the run's own order of samples. Symbols: N images over all processes, n of them on each, K rewards.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from diffrl.config import Config
+from diffrl.continuations import batch_forwards
 from diffrl.run.parts import auxiliary_names
+from diffrl.samplers import window_steps
 from diffrl.seeds import generator, seed_of
 from diffrl.trainers.algorithm import Objective, Scored, optimiser_steps
 from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
 
+WINDOWS = 64  # epochs whose windows are looked at
 EPOCHS = 4  # looked at from the first on, and the last one: a tree's window of rows moves
 
 
@@ -47,6 +51,22 @@ def most_rows(config: Config, objective: Objective, world: int = 1) -> int:
                 for samples in optimiser_steps(total, optimise.batch_size, first, count, order, unit):
                     most = max(most, len(objective.pairs(local, own, samples, epoch)))
     return most
+
+
+def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> float:
+    """Of the network for a process's images of an epoch, on average over the first epochs' windows."""
+    rollout, group = config.rollout, config.rollout.group_size
+    plan = None if objective.credit is None else objective.credit.plan(rollout)
+    members = [divmod(i, group) for i in range(rollout.images // world)]
+    batches = [members[i : i + rollout.batch_size] for i in range(0, len(members), rollout.batch_size)]
+    starts = [window_steps(rollout, config.seed, epoch).start for epoch in range(min(config.epochs, WINDOWS))]
+    counts = Counter(starts)
+    total = sum(
+        times * batch_forwards(plan, rollout, start, batch, group)
+        for start, times in counts.items()
+        for batch in batches
+    )
+    return total / len(starts)
 
 
 def _scored(config: Config, objective: Objective, epoch: int) -> Scored:

@@ -18,6 +18,7 @@ from diffrl.run import advice, fit
 from diffrl.run.advice import advise
 from diffrl.run.held import Alive, held
 from diffrl.run.phases import Phases
+from diffrl.run.selection import rollout_forwards
 from diffrl.run.train import Run
 
 MODELS = {
@@ -214,6 +215,32 @@ WORKS = {
     "rwr": ["objective=rwr"],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
+
+
+PLANS = {
+    "plain": [],
+    "tail": ["rollout.steps=6", "rollout.sampler=flow_sde", "rollout.window=2", "objective=grpo", "rollout.tail=0.5"],
+    "dense": ["dense.ode_steps=null"],
+    "dense, few steps": ["dense.ode_steps=2", "rollout.same_noise=true", "rollout.steps=5"],
+    "branches": ["branches.seeds=2", "branches.steps=[0,3]", "rollout.steps=5"],
+    "branches of split groups": [
+        "branches.seeds=1",
+        "branches.steps=[0,2]",
+        "branches.strides=[1,2]",
+        "rollout.batch_size=3",
+    ],
+    "tree": ["tree.splits=[0,1]", "rollout.same_noise=true", "rollout.steps=4"],
+    "tree of split groups": ["tree.splits=[1]", "tree.branch=4", "rollout.same_noise=true", "rollout.batch_size=3"],
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_forwards_of_a_rollout_are_those_that_it_takes(config_file, name: str) -> None:
+    credit = name.split()[0].strip(",") in ("dense", "branches", "tree")
+    words = [*(["objective=grpo", "rollout.sampler=flow_sde"] if credit else []), *PLANS[name]]
+    config = load_config(config_file("run"), words)
+    run = Run(config)
+    assert rollout_forwards(config, run.objective) == run.loop._rollout(0)[0].forwards
 
 
 @pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best", "tree.keep=both"])
