@@ -285,7 +285,7 @@ def resident(subject: Subject) -> str:
             "model": subject.model,
             "family": subject.family,
             "lora": {"rank": SPEC.rank, "alpha": SPEC.alpha},
-            "objective": "sft",  # no forward beside the trained one
+            "objective": "rwr",  # no forward beside the trained one, and no row is left out
             "rollout": {"resolution": subject.resolution, "groups": 1, "group_size": rows, "batch_size": rows},
             "optimise": {"batch_size": rows, "accumulation": 10},
         }

@@ -70,15 +70,16 @@ def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> fl
 
 
 def _scored(config: Config, objective: Objective, epoch: int) -> Scored:
-    """An epoch's scores, all different."""
+    """An epoch's scores, all different, and so close that weights by them leave none out."""
     rollout, draw = config.rollout, generator("selection", epoch)
-    total, rewards = rollout.images, len(config.rewards)
+    weights = [reward.weight for reward in config.rewards.values()] or [1.0]
+    total, rewards = rollout.images, len(weights)
     plan = None if objective.credit is None else objective.credit.plan(rollout)
     views = 1 if plan is None else plan.views(rollout)
-    scores = torch.randn(total, views, rewards, generator=draw)
+    scores = torch.randn(total, views, rewards, generator=draw) / 1000
     return Scored(
         scores=scores[:, 0],
-        weights=torch.tensor([reward.weight for reward in config.rewards.values()]),
+        weights=torch.tensor(weights),
         groups=torch.arange(total) // rollout.group_size,
         features=torch.randn(total, 4, generator=draw),
         auxiliary=torch.randn(total, len(auxiliary_names(config)), generator=draw),

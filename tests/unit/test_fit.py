@@ -226,6 +226,7 @@ PLANS = {
     "branches of split groups": [
         "branches.seeds=1",
         "branches.steps=[0,2]",
+        "rollout.same_noise=true",
         "branches.strides=[1,2]",
         "rollout.batch_size=3",
     ],
