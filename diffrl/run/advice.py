@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diffrl.config import Config
@@ -49,7 +50,7 @@ def advise(
             start, known = fit, fit
             if RECOMPUTE in own:
                 start = attempt(own, TRAINING, known)
-            candidate = _largest(start, own, free, lambda changes, known=known: attempt(changes, TRAINING, known))
+            candidate = _largest(start, own, free, partial(attempt, phase=TRAINING, before=known))
             if candidate is None:
                 continue
             if found is None or candidate[0].work[TRAINING] < found[0].work[TRAINING]:
