@@ -23,8 +23,8 @@ OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
 NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
 OPTIONAL = {  # package -> (extra, what it is for)
-    "wandb": ("wandb", "tracking.wandb"),
-    "tensorboard": ("tensorboard", "tracking.tensorboard"),
+    "wandb": ("wandb", "tracking.trackers"),
+    "tensorboard": ("tensorboard", "tracking.trackers"),
     "xformers": ("xformers", "engine.attention"),
     "bitsandbytes": ("8bit", "engine.optimiser"),
 }
@@ -71,10 +71,10 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         print("it fits")
         return True
     with _progress() as tell:
-        found = advise(config, free, world, fit, sharded, tell)
-        spread = None if found else estimate(config, max(world, 8), sharded=True, tell=tell)
-    if found is not None:
-        print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
+        advice = advise(config, free, world, fit, sharded, tell)
+        spread = None if advice else estimate(config, max(world, 8), sharded=True, tell=tell)
+    if advice is not None:
+        print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
     else:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
     if spread is not None and spread.total < fit.total:
@@ -229,10 +229,10 @@ def rewards() -> Iterator[Finding]:
 
 def _built_in_time(build: Callable[[], object]) -> None:
     """Build a plugin in a thread that can be left behind: one that hangs is found, and the next ones are built."""
-    from diffrl.rewards.timeouts import Caller, TooLong
+    from diffrl.rewards.timeouts import TooLong, call
 
     try:
-        Caller[object]().wait(build, PATIENCE).result()
+        call(build, PATIENCE).result()
     except TooLong:
         raise TimeoutError(f"its constructor did not come back within {PATIENCE:g} s") from None
 

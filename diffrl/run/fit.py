@@ -8,7 +8,7 @@ the device's own context, and the rewards. The arithmetic of an epoch is counted
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import psutil
@@ -19,7 +19,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
-from diffrl.run.held import held
+from diffrl.run.buffers import held
 from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
 from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself, Phase, Phases
@@ -43,7 +43,9 @@ class Fit:
     rows: int  # of a training micro-batch
     host: int  # text encoders, between their visits to the device
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
-    operations: Mapping[str, int]  # of one batch, one chunk and one micro-batch, keyed as `peaks`
+    operations: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of one batch, one chunk and one micro-batch, keyed as `peaks`
 
     @property
     def total(self) -> int:

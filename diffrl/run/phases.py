@@ -20,7 +20,7 @@ from diffrl.forward import Prediction
 from diffrl.policy import PRECISIONS, Conditioning, Policy
 from diffrl.policy.base import decoded_at_once
 from diffrl.prompts import Prompt
-from diffrl.run.held import Alive
+from diffrl.run.buffers import Alive
 from diffrl.trainers.algorithm import Objective
 
 Phase = Callable[[Alive], None]

@@ -16,7 +16,7 @@ from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run import advice, fit
 from diffrl.run.advice import advise
-from diffrl.run.held import Alive, held
+from diffrl.run.buffers import Alive, held
 from diffrl.run.phases import Phases
 from diffrl.run.selection import rollout_forwards
 from diffrl.run.train import Run
