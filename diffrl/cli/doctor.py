@@ -206,10 +206,10 @@ def rewards() -> Iterator[Finding]:
 
 def _built_in_time(build: Callable[[], object]) -> None:
     """Build a plugin in a thread that can be left behind: one that hangs is found, and the next ones are built."""
-    from diffrl.rewards.timeouts import Caller, TooLong
+    from diffrl.rewards.timeouts import TooLong, call
 
     try:
-        Caller[object]().wait(build, PATIENCE).result()
+        call(build, PATIENCE).result()
     except TooLong:
         raise TimeoutError(f"its constructor did not come back within {PATIENCE:g} s") from None
 

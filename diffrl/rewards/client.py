@@ -18,7 +18,7 @@ import httpx
 
 from diffrl.errors import UserError
 from diffrl.rewards.secrets import check_file, check_transport, redact
-from diffrl.rewards.timeouts import Caller, TooLong
+from diffrl.rewards.timeouts import TooLong, call
 
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
@@ -134,13 +134,10 @@ class Servers:
                         raise too_long
                 return Answer(url, response.status_code, response.reason_phrase, response.headers, b"".join(parts))
 
-        caller: Caller[Answer] = Caller()
         try:
-            return caller.wait(attempt, limit, self._interrupted).result()
+            return call(attempt, limit, self._interrupted).result()
         except TooLong:
             raise too_long from None
-        finally:
-            caller.close()
 
     def _interrupted(self) -> None:
         if self.stop.is_set():

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Reward, RewardError
-from diffrl.rewards.timeouts import Caller, TooLong
+from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
@@ -76,7 +75,6 @@ class Scorer:
         self.backoff = backoff
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
-        self._callers = threading.local()  # one for each thread that scores
         self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
@@ -178,7 +176,7 @@ class Scorer:
         for trial in range(retries + 1):
             before = _memory()
             try:
-                answer = self._caller().wait(attempt, limit, self.check)
+                answer = call(attempt, limit, self.check, _same_device())
             except TooLong as error:
                 todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
@@ -195,12 +193,6 @@ class Scorer:
         tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
-
-    def _caller(self) -> Caller[Tensor]:
-        caller = getattr(self._callers, "mine", None)
-        if caller is None:
-            caller = self._callers.mine = Caller(_same_device())
-        return caller
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
         """Say so if a reward has written into its images."""
