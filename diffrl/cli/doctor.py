@@ -64,14 +64,14 @@ def check_fit(config: Config) -> bool:
     if fit.total <= free:
         print("it fits")
         return True
-    found = advise(config, free, world, fit, sharded)
-    if found is None:
+    advice = advise(config, free, world, fit, sharded)
+    if advice is None:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
         if (spread := estimate(config, 8, sharded=True)).total < fit.total:
             text = f"spread over 8 devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs {spread.total / GIB:.1f} GiB"
             print(f"{text} on each, and less with smaller micro-batches")
         return False
-    print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
+    print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
     return False
 
 

@@ -43,8 +43,8 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
         raise
     except (Exception, SystemExit) as error:
         name = getattr(reward, "name", "?")
-        said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 class Scorer:
@@ -75,7 +75,7 @@ class Scorer:
         self.backoff = backoff
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
-        self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
+        self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -216,8 +216,8 @@ class Scorer:
 
     def _tell(self, name: str, what: str) -> None:
         """Say it of a reward once: its authors share it with others elsewhere."""
-        if (name, what) not in self._told:
-            self._told.add((name, what))
+        if (name, what) not in self._warned:
+            self._warned.add((name, what))
             log.warning('reward "%s" %s', name, what)
 
 
@@ -238,8 +238,8 @@ def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:
-        said = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 def _same_device() -> Callable[[], None]:

@@ -99,10 +99,10 @@ def optimise(adapters: Adapters, given: dict[str, Any], old: bool = False, refer
         with adapters.using(None):
             target = target + guided(adapters.network, given)
     (output - target).square().mean().backward()
-    found = [parameter.grad for _, parameter in adapters.trainable]
+    gradients = [parameter.grad for _, parameter in adapters.trainable]
     for _, parameter in adapters.trainable:
         parameter.grad = None
-    return [gradient for gradient in found if gradient is not None]
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @torch.no_grad()
@@ -126,21 +126,21 @@ def without(network: Any, given: dict[str, Any], old: bool = False, reference: b
     (output - target).square().mean().backward()
 
 
-def kept(adapters: Adapters, given: dict[str, Any]) -> float:
+def saved_mib(adapters: Adapters, given: dict[str, Any]) -> float:
     """MiB that a forward keeps for its backward pass."""
-    own = {part.untyped_storage().data_ptr() for part in adapters.network.parameters()}
-    found: dict[int, int] = {}
+    weights = {part.untyped_storage().data_ptr() for part in adapters.network.parameters()}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = adapters.network(**given)[0]  # alive, so that no storage takes another's place
     del output
-    return sum(found.values()) / 2**20
+    return sum(saved.values()) / 2**20
 
 
 def score(device: torch.device) -> None:
@@ -175,36 +175,37 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, dev
         "crd": lambda side: optimise(side, given, old=True, reference=True),
     }
     gradients = zip(*(optimise(side, given) for side in sides.values()), strict=True)
-    found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
-    found["memory"] = {name: round(kept(adapters, given), 1) for name, adapters in sides.items()}
-    found["memory"]["ratio"] = round(found["memory"]["diffrl"] / found["memory"]["bare"], 3)
+    result: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
+    result["memory"] = {name: round(saved_mib(adapters, given), 1) for name, adapters in sides.items()}
+    result["memory"]["ratio"] = round(result["memory"]["diffrl"] / result["memory"]["bare"], 3)
     for name, phase in phases.items():
         taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):
             for side, adapters in sides.items():
                 taken[side].append(seconds(lambda p=phase, a=adapters: p(a), device))  # type: ignore[misc]
             taken["without"].append(seconds(floors[name], device))
-        found[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
+        result[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
         for key, side in (("ratio", "diffrl"), ("ratio without", "without")):
             pairs = zip(taken["bare"], taken[side], strict=True)
-            found[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
-    return found
+            result[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
+    return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """The time of the package's LoRA path against plain diffusers and peft."""
     head = ["threads", "rows of a micro-batch", "phase", "diffrl", "the network without a LoRA", "bare loop, seconds"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    cases = [(threads, *case) for threads, by_rows in told["threads"].items() for case in by_rows.items()]
+    cases = [(threads, *case) for threads, by_rows in result["threads"].items() for case in by_rows.items()]
     for threads, rows, phases in cases:
         for name in ("sampling", "nft", "grpo", "crd"):
             phase = phases[name]
             ratios = f"{phase['ratio']:.2f} | {phase['ratio without']:.2f} | {phase['bare']:.3f}"
             lines.append(f"| {threads} | {rows} | {name} | {ratios} |")
     worst = max(phases["gradients"] for _, _, phases in cases)
-    kept = {rows: phases["memory"]["ratio"] for _, rows, phases in cases}
-    memory = ", ".join(f"{ratio:.2f} ({rows} rows)" for rows, ratio in kept.items())
-    text = f"`{told['command']}`, {told['device']}, torch {told['torch']}; gradients differ by at most {worst:.0e} of "
+    ratios_of = {rows: phases["memory"]["ratio"] for _, rows, phases in cases}
+    memory = ", ".join(f"{ratio:.2f} ({rows} rows)" for rows, ratio in ratios_of.items())
+    text = f"`{result['command']}`, {result['device']}, torch {result['torch']}; "
+    text += f"gradients differ by at most {worst:.0e} of "
     text += f"their norm. For the backward pass a forward keeps {memory} of what the bare loop's does, with the merged "
     return "\n".join(lines) + f"\n\n{text}weights.\n"
 
