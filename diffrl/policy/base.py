@@ -256,9 +256,9 @@ class Policy:
             self.vae.to(self.device)
 
     @torch.no_grad()
-    def cache_rollouts(self, spec: CacheSpec, steps: int) -> None:
-        """Leave out what `spec` says wherever `cached` is entered; UserError if this network cannot."""
-        cache, levels = RolloutCache(self.backbone.network, spec), self.timesteps(steps).tolist()
+    def cache_rollouts(self, spec: CacheSpec, levels: Sequence[float]) -> None:
+        """Leave out what `spec` says wherever `cached` is entered; UserError if this network cannot at these levels."""
+        cache = RolloutCache(self.backbone.network, spec)
         row, cond = torch.zeros(1, *self.latent_shape, device=self.device), self.encode([""])
         cache.check(lambda level: self.predict(row, row.new_full((1,), level), cond), levels)
         self._rollouts = cache

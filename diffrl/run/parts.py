@@ -31,6 +31,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
+from diffrl.samplers import schedule
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
@@ -129,13 +130,12 @@ def evaluation_spec(config: Config) -> SamplerSpec:
     Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
     """
     rollout = config.rollout
-    guidance = rollout.guidance_scale
-    if rollout.sampler == "renoise":
-        steps = max(config.evaluate.steps or rollout.steps, 2)
-        return SamplerSpec(sampler="renoise", steps=steps, guidance_scale=guidance, noise_level=rollout.noise_level)
-    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
     steps = config.evaluate.steps or rollout.steps
-    return SamplerSpec(sampler=name, steps=steps, guidance_scale=guidance, noise_level=0.0)
+    same: dict[str, Any] = {"guidance_scale": rollout.guidance_scale, "shift": rollout.shift}
+    if rollout.sampler == "renoise":
+        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise_level, **same)
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    return SamplerSpec(sampler=name, steps=steps, noise_level=0.0, **same)
 
 
 def loop_settings(config: Config) -> LoopSettings:
@@ -212,7 +212,8 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if config.rollout.cache.kind != "off":
         if policy.sharded:
             raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
-        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), config.rollout.steps)
+        levels = schedule(policy, config.rollout).tolist()
+        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
