@@ -190,6 +190,11 @@ def set_deterministic(asked: bool) -> None:
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
+    policy.decoded = config.engine.decode
+    if config.engine.encoders == "apart":
+        if policy.sharded:
+            raise UserError("engine.encoders: apart moves a whole network, and FSDP2 leaves a share of it; use beside")
+        policy.texts.room = policy.apart
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
             clock = partial(_clock, policy.device)
