@@ -198,7 +198,7 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
             clock = partial(_clock, policy.device)
-            policy.attention_times = choose_attention(network, partial(trial, policy), clock)
+            policy.attention_times = choose_attention(network, partial(trial, policy), clock, policy.sharded)
     elif config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
