@@ -20,8 +20,8 @@ from diffrl.playground.variety import shown, tally
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
+from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer

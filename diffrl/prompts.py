@@ -56,8 +56,8 @@ def load_prompts(source: Source) -> list[Prompt]:
     """
     if not isinstance(source, str):
         return _mixed(source)
-    if own := prompt_sets.set_name(source):
-        return [Prompt(text, metadata) for text, metadata in prompt_sets.rows(*own)]
+    if shipped := prompt_sets.set_name(source):
+        return [Prompt(text, metadata) for text, metadata in prompt_sets.rows(*shipped)]
     names = playground_set(source)
     if names is None:
         file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
@@ -77,19 +77,19 @@ def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
     Raises:
         UserError: with the place in the list, for what is none, or for a text that comes twice.
     """
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     for number, value in enumerate(values):
         where = f"prompts[{number}]"
         if isinstance(value, str | Mapping):
             value = _prompt_of({"prompt": value} if isinstance(value, str) else dict(value), where)
         if not isinstance(value, Prompt):
             raise UserError(f'{where}: expected text or {{"prompt": text, ...}}, got a {type(value).__name__}')
-        if value.text in found:
+        if value.text in prompts:
             raise UserError(f'{where}: "{value.text}" comes twice; a prompt may occur once')
-        found[value.text] = value
-    if not found:
+        prompts[value.text] = value
+    if not prompts:
         raise UserError("prompts: the list is empty")
-    return list(found.values())
+    return list(prompts.values())
 
 
 def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
@@ -176,22 +176,22 @@ def _version(path: Path) -> tuple[Path, int, int]:
 def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], list[int]]:
     """Distinct prompts, and the lines that repeat one."""
     parse = _parse_json if path.suffix == ".jsonl" else _parse_text
-    found: dict[str, tuple[int, Prompt]] = {}
+    prompts: dict[str, tuple[int, Prompt]] = {}
     repeats: list[int] = []
     for number, line in _lines(path):
         prompt = parse(line, f"{path}:{number}")
         if prompt is None:
             continue
-        first, known = found.setdefault(prompt.text, (number, prompt))
+        first, known = prompts.setdefault(prompt.text, (number, prompt))
         if known != prompt:
             raise UserError(
                 f"{path}:{number}: the prompt of line {first} again, with other metadata; a prompt may occur once"
             )
         if first != number:
             repeats.append(number)
-    if not found:
+    if not prompts:
         raise UserError(f"{path}: no prompts in this file")
-    return tuple(prompt for _, prompt in found.values()), repeats
+    return tuple(prompt for _, prompt in prompts.values()), repeats
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -88,14 +88,14 @@ class Remote:
         asked = json.dumps({"prompts": [prompt], "metadata": [dict(metadata)]})
         if asked not in self._applies:
             try:
-                said = self._post("applies", asked.encode(), wire.JSON)
+                applicable = self._post("applies", asked.encode(), wire.JSON)
             except RemoteError as error:
                 raise RewardError(f'reward "{self.name}", asked whether it applies to "{prompt}": {error}') from error
-            if not (isinstance(said, list) and len(said) == 1 and isinstance(said[0], bool)):
+            if not (isinstance(applicable, list) and len(applicable) == 1 and isinstance(applicable[0], bool)):
                 raise RewardError(
-                    f'reward "{self.name}", asked whether it applies to "{prompt}", said {str(said)[:80]}'
+                    f'reward "{self.name}", asked whether it applies to "{prompt}", said {str(applicable)[:80]}'
                 )
-            self._applies[asked] = said[0]
+            self._applies[asked] = applicable[0]
         return self._applies[asked]
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -134,14 +134,14 @@ class Remote:
         """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
         answers is not the one that this one began with."""
         answer = self.servers.post(f"{self._path}/{what}", body, kind)
-        said = answer.json()
+        reply = answer.json()
         if (now := answer.headers.get(wire.IDENTITY)) != self.identity:
             other = "does not say which reward answers" if now is None else "now serves another reward under this name"
             raise RewardError(
                 f'reward "{self.name}": server {answer.url} {other} (identity {str(now)[:12]}, at the start '
                 f"{self.identity[:12]}); serve the former one again and resume, or begin a new run"
             )
-        return said.get("scores" if what == "score" else what)
+        return reply.get("scores" if what == "score" else what)
 
     def _describe(self, url: str, reward: str) -> dict[str, Any]:
         try:

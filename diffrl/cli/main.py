@@ -98,13 +98,13 @@ def _run(argv: list[str]) -> int:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as done:  # a help text was printed
         return int(done.code or 0)
-    own: _Parser = arguments.parser
+    subparser: _Parser = arguments.parser
     for word in rest:
         if word.startswith("-"):
-            known = set(re.findall(r"--[\w-]+", own.format_help()))
+            known = set(re.findall(r"--[\w-]+", subparser.format_help()))
             raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
         if not arguments.words_anywhere:
-            own.error(f'unexpected argument "{word}"')
+            subparser.error(f'unexpected argument "{word}"')
     return arguments.handler(arguments, rest)
 
 

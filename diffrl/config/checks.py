@@ -81,7 +81,7 @@ def check_run_dir(run_dir: str) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         raise Problem("run_dir", f"not a folder's name: {reason}") from error
     _, *parts = place.parts
-    above = any(place == kept or place in kept.parents for kept in (Path.home().resolve(), Path.cwd().resolve()))
+    above = any(place == safe or place in safe.parents for safe in (Path.home().resolve(), Path.cwd().resolve()))
     below = parts[0] in SYSTEM and not (parts[:2] == ["dev", "shm"] and len(parts) > 2) if parts else True
     if above or below or (len(parts) == 1 and parts[0] in SHARED):
         raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')

@@ -88,8 +88,8 @@ class BranchesSection(CreditSection):
         return tuple(range(rollout.steps - 1)) if self.steps is None else self.steps
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        own = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
-        return super().arguments(config) | own
+        result = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
+        return super().arguments(config) | result
 
     def check(self, config: Any) -> None:
         self.check_common("branches", config)

@@ -55,10 +55,10 @@ def removed(path: Sequence[str]) -> Removed | None:
 
 def without_removed(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
     """The config of an earlier version without the removed keys that said nothing; the others stay, to be refused."""
-    kept: dict[str, Any] = {}
+    current: dict[str, Any] = {}
     for name, value in data.items():
         entry = removed((*path, str(name)))
         if entry is not None and value == entry.default:
             continue
-        kept[name] = without_removed(value, (*path, str(name))) if isinstance(value, dict) else value
-    return kept
+        current[name] = without_removed(value, (*path, str(name))) if isinstance(value, dict) else value
+    return current

@@ -162,17 +162,17 @@ def ratio_is_one(subject: Subject) -> str:
         policy, prompts, spec, seed=0, epoch=0, group_size=2, batch_size=6, keep_trajectory=True, keep_images=False
     )
     assert rollout.trajectory is not None
-    kept, cond, worst = rollout.trajectory, rollout.cond.select(rollout.prompt_index), 0.0
-    for j in range(kept.t.shape[1]):
-        t, t_next = kept.t[:, j], kept.t_next[:, j]
-        prediction = policy.predict(kept.x[:, j], t, cond, GUIDANCE)
-        x = kept.x[:, j]
+    trajectory, cond, worst = rollout.trajectory, rollout.cond.select(rollout.prompt_index), 0.0
+    for j in range(trajectory.t.shape[1]):
+        t, t_next = trajectory.t[:, j], trajectory.t_next[:, j]
+        prediction = policy.predict(trajectory.x[:, j], t, cond, GUIDANCE)
+        x = trajectory.x[:, j]
         step = sde_kernel(name, x, prediction, t, t_next, strength, rollout.t_second, policy.process)
-        ratio = (gaussian_log_prob(kept.x_next[:, j], *step) - kept.log_prob[:, j]).exp()
+        ratio = (gaussian_log_prob(trajectory.x_next[:, j], *step) - trajectory.log_prob[:, j]).exp()
         worst = max(worst, float((ratio.detach() - 1).abs().max()))
     if worst:
         raise Failed(f"log-probability ratio on policy is off 1 by {worst:.2g}")
-    return f"exactly 1 at {kept.t.shape[1]} steps"
+    return f"exactly 1 at {trajectory.t.shape[1]} steps"
 
 
 def company_changes_nothing(subject: Subject) -> str:
@@ -221,16 +221,16 @@ def every_matrix_moves(subject: Subject) -> str:
         weight.requires_grad_(True)  # so that its output has a gradient, whatever comes in
         outputs: list[Tensor] = []
 
-        def keep(module: Any, given: Any, found: Tensor, outputs: list[Tensor] = outputs) -> None:
-            found.retain_grad()
-            outputs.append(found)
+        def keep(module: Any, given: Any, output: Tensor, outputs: list[Tensor] = outputs) -> None:
+            output.retain_grad()
+            outputs.append(output)
 
         handle = layers[name].register_forward_hook(keep)
         _loss(policy, subject).backward()
         handle.remove()
         weight.grad = None
         weight.requires_grad_(False)
-        if any(found.grad is not None and bool(found.grad.any()) for found in outputs):
+        if any(output.grad is not None and bool(output.grad.any()) for output in outputs):
             raise Failed(f"dead_targets names {name}, but it has a gradient")
     _clear(policy)
     return f"{len(gradients)} matrices; {len(dead)} layers left out, rightly"
@@ -260,10 +260,10 @@ def narrow(subject: Subject) -> str:
     # Without the LoRA: one that shows makes a tiny random network multiply rounding more than seventyfold.
     with torch.no_grad(), subject.fp32.using(None), policy.using(None):
         exact = subject.fp32.predict(x, t, subject.fp32.encode(PROMPTS[:2])).v
-        found = policy.predict(x, t, policy.encode(PROMPTS[:2])).v
+        velocity = policy.predict(x, t, policy.encode(PROMPTS[:2])).v
         picture = policy.decode(x)
-    away = float((found - exact).norm() / exact.norm())
-    if found.dtype != torch.float32 or not away < 0.2:
+    away = float((velocity - exact).norm() / exact.norm())
+    if velocity.dtype != torch.float32 or not away < 0.2:
         raise Failed(f"the prediction is {away:.2g} of its size away from fp32's")
     if not picture.isfinite().all():
         raise Failed("the picture is not finite")
@@ -289,23 +289,23 @@ def resident(subject: Subject) -> str:
             "optimise": {"batch_size": rows, "accumulation": 10},
         }
     )
-    found = fit.estimate(config)
+    estimate = fit.estimate(config)
     frozen = sum(p.nbytes for name, p in policy.network.named_parameters() if "lora_" not in name)
     for name, real in (("network", frozen), ("autoencoder", sum(p.nbytes for p in policy.vae.parameters()))):
-        if found.parts[name] != real:
-            raise Failed(f"{name}: {found.parts[name]} bytes expected, {real} there")
-    x, t = torch.randn(found.rows, *policy.latent_shape), torch.full((found.rows,), 0.5)
-    cond = policy.backbone.blank(found.rows, torch.float32)
+        if estimate.parts[name] != real:
+            raise Failed(f"{name}: {estimate.parts[name]} bytes expected, {real} there")
+    x, t = torch.randn(estimate.rows, *policy.latent_shape), torch.full((estimate.rows,), 0.5)
+    cond = policy.backbone.blank(estimate.rows, torch.float32)
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
     with fit.Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
-    real, said = alive.peak + sum(v.nbytes for v in made), found.peaks[f"training {found.rows} rows"]
-    if abs(said - real) > 0.05 * real:
-        raise Failed(f"a micro-batch: {said} bytes expected, {real} needed; at most 5 % off")
+    real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]
+    if abs(predicted - real) > 0.05 * real:
+        raise Failed(f"a micro-batch: {predicted} bytes expected, {real} needed; at most 5 % off")
     host = sum(p.nbytes for encoder in policy.backbone.text_encoders for p in encoder.parameters())
-    return f"network {frozen} bytes, as expected; a micro-batch {100 * (said / real - 1):+.1f} %; encoders {host}"
+    return f"network {frozen} bytes, as expected; a micro-batch {100 * (predicted / real - 1):+.1f} %; encoders {host}"
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
@@ -345,9 +345,9 @@ def _loss(policy: Policy, subject: Subject) -> Tensor:
 
 def _gradients(policy: Policy, subject: Subject) -> dict[str, Tensor | None]:
     _loss(policy, subject).backward()
-    found = {name: None if p.grad is None else p.grad.clone() for name, p in policy.trainable}
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in policy.trainable}
     _clear(policy)
-    return found
+    return gradients
 
 
 def _clear(policy: Policy) -> None:

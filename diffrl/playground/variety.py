@@ -67,12 +67,12 @@ class Tally:
     failed: int
 
 
-def tally(prompt: str, found: Mapping[str, Sequence[str | None]]) -> Tally:
+def tally(prompt: str, readings: Mapping[str, Sequence[str | None]]) -> Tally:
     """The prompt's part of the variety from free fact -> what each of its pictures shows (None: unreadable)."""
     shares: dict[str, float] = {}
     tried = failed = 0
     for fact in free(parse(prompt)):
-        values = found[fact.name]
+        values = readings[fact.name]
         read = [value for value in values if value is not None]
         tried, failed = tried + len(values), failed + len(values) - len(read)
         if len(read) >= 2:
@@ -85,27 +85,27 @@ def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
 
     Raises ValueError for images of another form, or a prompt that is not of the world.
     """
-    found = []
+    values = []
     for image, prompt in zip(to_pixels(images), prompts, strict=True):
         caption = parse(prompt)
         reading = observe(glance(image), caption)
-        found.append({fact.name: reading.get(fact.name) for fact in free(caption)})
-    return found
+        values.append({fact.name: reading.get(fact.name) for fact in free(caption)})
+    return values
 
 
 def variety_of_readings(table: Mapping[str, Mapping[str, Sequence[str | None]]]) -> Variety:
     """Variety from prompt -> free fact -> what each picture shows."""
     shares: dict[str, list[float]] = {}
     tried = failed = 0
-    for prompt, found in table.items():
-        part = tally(prompt, found)
+    for prompt, readings in table.items():
+        part = tally(prompt, readings)
         tried, failed = tried + part.tried, failed + part.failed
         for name, share in part.shares.items():
             shares.setdefault(kind_of(name), []).append(share)
-    every = [share for found in shares.values() for share in found]
+    every = [share for readings in shares.values() for share in readings]
     return Variety(
         value=sum(every) / len(every) if every else None,
-        by_fact={name: sum(found) / len(found) for name, found in sorted(shares.items())},
+        by_fact={name: sum(readings) / len(readings) for name, readings in sorted(shares.items())},
         unreadable=failed / tried if tried else 0.0,
         readings=tried,
     )

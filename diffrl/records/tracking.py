@@ -152,10 +152,10 @@ def drop_lines(run_dir: str | Path, after: int) -> int:
     """Take the epochs after `after` out of `metrics.jsonl`, since they will be trained in another way; how many."""
     path = Path(run_dir) / "metrics.jsonl"
     rows = _parse(path)[0]
-    kept = [row for row in rows if row["epoch"] <= after]
-    if len(kept) < len(rows):
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-    return len(rows) - len(kept)
+    remaining = [row for row in rows if row["epoch"] <= after]
+    if len(remaining) < len(rows):
+        write_text(path, "".join(json.dumps(row) + "\n" for row in remaining))
+    return len(rows) - len(remaining)
 
 
 def save_samples(
@@ -214,13 +214,13 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -313,10 +313,10 @@ def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys with numbers and texts, which is what all trackers take."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            result |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found
+            result[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return result

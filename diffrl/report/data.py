@@ -169,8 +169,8 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
                 with suppress(UserError):  # broken since the run; the report can do without
                     classes[name] = load_class(plugin)
     measuring, lower = config.get("evaluate") or {}, lower_is_better(classes)
-    there = {f"{student}/{name}" for student in measuring.get("also") or {} for name in lower}
-    return {*lower, *there, *([FACES] if measuring.get("divgen") else [])}
+    names = {f"{student}/{name}" for student in measuring.get("also") or {} for name in lower}
+    return {*lower, *names, *([FACES] if measuring.get("divgen") else [])}
 
 
 def warnings_of(run: RunData) -> list[str]:

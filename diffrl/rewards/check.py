@@ -279,12 +279,12 @@ def _memory(bench: Bench) -> str:
     before, calls = _tensors(), 4
     for _ in range(calls):
         bench.call()
-    kept = (_tensors() - before) // calls
-    if kept > 0:  # or they only wait for the garbage collector
+    growth = (_tensors() - before) // calls
+    if growth > 0:  # or they only wait for the garbage collector
         gc.collect()
-        kept = (_tensors() - before) // calls
-    if kept > 0:
-        raise Failed(f"keeps {kept} tensors of every call: the memory grows without end")
+        growth = (_tensors() - before) // calls
+    if growth > 0:
+        raise Failed(f"keeps {growth} tensors of every call: the memory grows without end")
     peak = torch.cuda.max_memory_allocated(bench.images.device) / 2**20 if on_gpu else 0.0
     return f"nothing is kept; process {_resident():.0f} MiB" + (
         f", accelerator {peak:.0f} MiB at most" if on_gpu else ""

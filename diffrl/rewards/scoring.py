@@ -10,7 +10,6 @@ import contextlib
 import copy
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Reward, RewardError
-from diffrl.rewards.timeouts import Caller, TooLong
+from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
@@ -44,8 +43,8 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
         raise
     except (Exception, SystemExit) as error:
         name = getattr(reward, "name", "?")
-        said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 class Scorer:
@@ -76,8 +75,7 @@ class Scorer:
         self.backoff = backoff
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
-        self._callers = threading.local()  # one for each thread that scores
-        self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
+        self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -178,7 +176,7 @@ class Scorer:
         for trial in range(retries + 1):
             before = _memory()
             try:
-                answer = self._caller().wait(attempt, limit, self.check)
+                answer = call(attempt, limit, self.check, _same_device())
             except TooLong as error:
                 todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
@@ -195,12 +193,6 @@ class Scorer:
         tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
-
-    def _caller(self) -> Caller[Tensor]:
-        caller = getattr(self._callers, "mine", None)
-        if caller is None:
-            caller = self._callers.mine = Caller(_same_device())
-        return caller
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
         """Say so if a reward has written into its images."""
@@ -224,8 +216,8 @@ class Scorer:
 
     def _tell(self, name: str, what: str) -> None:
         """Say it of a reward once: its authors share it with others elsewhere."""
-        if (name, what) not in self._told:
-            self._told.add((name, what))
+        if (name, what) not in self._warned:
+            self._warned.add((name, what))
             log.warning('reward "%s" %s', name, what)
 
 
@@ -246,8 +238,8 @@ def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:
-        said = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 def _same_device() -> Callable[[], None]:

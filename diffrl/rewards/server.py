@@ -66,7 +66,7 @@ class Options:
 
 
 class Host:
-    """The rewards with their queues, and the bytes of the requests that are in the house."""
+    """The rewards with their queues, and the bytes of the requests that it holds."""
 
     def __init__(self, served: Mapping[str, Served], options: Options) -> None:
         self.served, self.options = served, options
@@ -99,7 +99,7 @@ class Host:
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Holds `size` bytes; Refused with 503 when the house is full."""
+        """Holds `size` bytes; Refused with 503 when it is full."""
         if self.pending + size > max(self.options.pending, 2 * self.options.limits.bytes):
             raise Refused(503, "busy; try again")
         self.pending += size

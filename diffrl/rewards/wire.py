@@ -127,7 +127,7 @@ def _pictures(encoded: Any, limits: Limits) -> Tensor:
         raise Refused(422, "images: expected a list of PNG files in base64")
     if len(encoded) > limits.images:
         _check_size(len(encoded), 0, limits)
-    found: list[Tensor] = []
+    images: list[Tensor] = []
     for number, text in enumerate(encoded):
         try:
             with warnings.catch_warnings():
@@ -140,10 +140,10 @@ def _pictures(encoded: Any, limits: Limits) -> Tensor:
             raise Refused(413, f"images[{number}]: {error}") from error
         except (binascii.Error, OSError, ValueError, SyntaxError) as error:
             raise Refused(400, f"images[{number}] is not a PNG file in base64: {error}") from error
-        found.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
-        if found[-1].shape != found[0].shape:
+        images.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+        if images[-1].shape != images[0].shape:
             raise Refused(422, "images of one request have one size")
-    return torch.stack(found)
+    return torch.stack(images)
 
 
 def _check_size(count: int, values: int, limits: Limits) -> None:

@@ -74,12 +74,12 @@ class Offloaded(Wrapper):
 
 def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
     """The torch modules in an object's attributes, and in theirs, down to `depth`; each once, outermost only."""
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     seen: set[int] = set()
 
     def walk(value: object, left: int) -> None:
         if isinstance(value, nn.Module):
-            found[id(value)] = value
+            modules[id(value)] = value
         elif left and id(value) not in seen:
             seen.add(id(value))
             inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -87,7 +87,7 @@ def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
                 walk(part, left - 1)
 
     walk(thing, depth)
-    return list(found.values())
+    return list(modules.values())
 
 
 class Cached(Wrapper):

@@ -56,8 +56,8 @@ class RunFolder:
         if start.then is not None or (start.resumed and start.path is not None):
             epoch = 0 if start.path is None else checkpoint.epoch_of(start.path)
             dropped = drop_lines(self.path, after=epoch) if start.changes else 0
-            told = {"epochs_dropped": dropped} if dropped else {}
-            history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **told)
+            details = {"epochs_dropped": dropped} if dropped else {}
+            history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
         else:
             for name in ("metrics.jsonl", history.NAME):  # of a run that died before it trained
                 (self.path / name).unlink(missing_ok=True)

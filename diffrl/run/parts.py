@@ -123,9 +123,9 @@ def _read_by_steps(config: Config) -> list[str]:
 
 def build_composition(config: Config) -> Composition:
     """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
-    kept = [*config.rewards, *auxiliary_names(config)]
+    names = [*config.rewards, *auxiliary_names(config)]
     steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
-    return Composition([*kept, *_read_by_steps(config)], steps, len(kept), list(config.rewards))
+    return Composition([*names, *_read_by_steps(config)], steps, len(names), list(config.rewards))
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:

@@ -14,13 +14,13 @@ from diffrl.records.disk import DiskError
 from diffrl.records.ownership import OwnershipError
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
+from diffrl.run.dry_run import first_scores, without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
 from diffrl.run.parts import describe
 from diffrl.run.start import Start, find_start
-from diffrl.run.trial import first_scores, without_caches
 
 __all__ = ["Run", "train"]
 

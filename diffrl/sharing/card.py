@@ -125,8 +125,8 @@ def _header(facts: Facts) -> ModelCardData:
 def _cited(method: Method) -> str:
     """The method's title with links to its papers."""
     links = {name: f"[{name}](https://arxiv.org/abs/{number})" for name, number in method.papers.items()}
-    own = links.pop(method.title, method.title)
-    return f"{own} ({', '.join(links.values())})" if links else own
+    link = links.pop(method.title, method.title)
+    return f"{link} ({', '.join(links.values())})" if links else link
 
 
 def _base(model: str) -> str:

@@ -33,8 +33,8 @@ def measured(
             if not len(part):
                 continue
             sample, number = part.to(policy.device, non_blocking=True).T
-            found = values(objective.rows(rollout, step.advantages, part, step.key))
-            for place, value in enumerate(found):
+            result = values(objective.rows(rollout, step.advantages, part, step.key))
+            for place, value in enumerate(result):
                 table[place, rollout.first + sample, number] = value
     return step.reduce(table) if len(rollout.member) < rollout.total else table
 
@@ -110,11 +110,11 @@ def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     for group in groups.unique():
         rows = (groups == group).nonzero().flatten()
         for k in range(scores.shape[1]):
-            own = scores[rows, k]
-            known = (~own.isnan()).nonzero().flatten()
-            if not len(known) or own[known].max() == own[known].min():
+            values = scores[rows, k]
+            known = (~values.isnan()).nonzero().flatten()
+            if not len(known) or values[known].max() == values[known].min():
                 continue
-            high, low = own[known] == own[known].max(), own[known] == own[known].min()
+            high, low = values[known] == values[known].max(), values[known] == values[known].min()
             picked[rows[known[high.nonzero()[0, 0]]], k] = 1.0
             picked[rows[known[low.nonzero()[-1, 0]]], k] = -1.0
     return picked
@@ -124,13 +124,13 @@ def best_of_group(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     """(N, K): 1 for the best of a group and for all that tie with it, as in Flow-GRPO's code, else 0."""
     picked = torch.zeros_like(scores)
     for group in groups.unique():
-        own = scores[groups == group]
-        picked[groups == group] = (own == own.nan_to_num(-torch.inf).amax(0)).to(scores)
+        group_scores = scores[groups == group]
+        picked[groups == group] = (group_scores == group_scores.nan_to_num(-torch.inf).amax(0)).to(scores)
     return picked
 
 
 def chosen_pairs(advantages: Tensor, samples: Tensor, rows_per_sample: int) -> Tensor:
     """(rows, 2) of (local sample, row number) that have an advantage other than 0 (n, K), row number major."""
-    kept = samples[advantages[samples].abs().sum(1) > 0]
-    number = torch.arange(rows_per_sample).repeat_interleave(len(kept))
-    return torch.stack([kept.repeat(rows_per_sample), number], dim=1)
+    compared = samples[advantages[samples].abs().sum(1) > 0]
+    number = torch.arange(rows_per_sample).repeat_interleave(len(compared))
+    return torch.stack([compared.repeat(rows_per_sample), number], dim=1)

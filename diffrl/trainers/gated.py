@@ -26,7 +26,7 @@ class Gated(Penalty):
 
     def __init__(self, base: Objective, *, gated: bool, normalise: Normalise) -> None:
         super().__init__(base, base.penalty.beta)
-        self.own, self.reference, self.means = base.penalty, base.penalty.reference, base.means
+        self.base_penalty, self.reference, self.means = base.penalty, base.penalty.reference, base.means
         self.gated, self.normalise = gated and self.beta != 0, normalise
         self.steps = 0
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device
@@ -55,7 +55,7 @@ class Gated(Penalty):
         with policy.together():  # processes have unevenly many
             for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
                 rows = self.objective.rows(rollout, step.advantages, part, step.key)
-                anchors.append(self.own.anchor(policy, rows))
+                anchors.append(self.base_penalty.anchor(policy, rows))
         self.forwards += len(chosen)
         self._anchors = _joined(anchors)
 
@@ -70,7 +70,7 @@ class Gated(Penalty):
         if self.beta == 0:
             return None
         if not self.gated:
-            penalty = self.own(policy, rows)
+            penalty = self.base_penalty(policy, rows)
             self.forwards += len(rows.t)
             if penalty is not None:
                 self._observe(penalty.detach() / self.beta)
@@ -80,7 +80,7 @@ class Gated(Penalty):
         if not len(here):
             return None
         assert self._anchors is not None
-        kl = self.own.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
+        kl = self.base_penalty.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
         self._observe(kl.detach())
         return kl.new_zeros(len(rows.slot)).index_add(0, here.to(kl.device, non_blocking=True), self._weight * kl)
 

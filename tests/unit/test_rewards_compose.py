@@ -93,7 +93,7 @@ def test_steps_have_one_order_and_read_others_after_their_own_steps() -> None:
         "a": {"modulate": {"by": "b", "base": 0.0}, "tame": {"delta": 0.1}, "clip": {"high": 6.0}},
         "b": {"threshold": {"at": 0.5}},
     }
-    composed = Composition(["a", "b", "c"], steps, kept=1)(scores, torch.zeros(3, dtype=torch.int64))
+    composed = Composition(["a", "b", "c"], steps, returned=1)(scores, torch.zeros(3, dtype=torch.int64))
     same(composed[:, 0], 0, math.log(7), math.log(7))  # clipped before the logarithm, times b's threshold
     assert composed.shape == (3, 1) and scores[1, 0] == 9  # the measured scores stay what they are
 
@@ -153,7 +153,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
     shape = {"bound": {"at": 5.0}, "modulate": {"by": "ocr", "base": 0.0}}
     config = load_config(write({"aesthetic": {"shape": shape}}, {"clip": {}, "ocr": {}}))
     composition = build_composition(config)
-    assert composition.names == ["aesthetic", "ocr"] and composition.kept == 1
+    assert composition.names == ["aesthetic", "ocr"] and composition.returned == 1
     scores = torch.tensor([[5.0, 0.0], [5.0, 1.0]])
     same(composition(scores, torch.zeros(2, dtype=torch.int64))[:, 0], 0, 0.5)
 
