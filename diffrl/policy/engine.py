@@ -98,7 +98,7 @@ def choose_attention(
 
     times: dict[str, float] = {}
     expected: Tensor | None = None
-    kernels = EXACT if modern else ("native", "xformers")
+    kernels: tuple[str, ...] = EXACT if modern else ("native", "xformers")
     if sharded:
         kernels = _runnable(trial) if modern else ("native",)
     for kernel in kernels:
@@ -155,8 +155,8 @@ def _runs(kernel: str, inputs: _Inputs) -> bool:
     """Does it run on its own, with a backward pass?"""
     try:
         for rows, mask in inputs.seen.values():  # torch has heads before tokens, diffusers behind
-            own = [x.transpose(1, 2).contiguous().requires_grad_() for x in rows]
-            dispatch_attention_fn(*own, attn_mask=mask, backend=AttentionBackendName(kernel)).sum().backward()
+            q, k, v = (x.transpose(1, 2).contiguous().requires_grad_() for x in rows)
+            dispatch_attention_fn(q, k, v, attn_mask=mask, backend=AttentionBackendName(kernel)).sum().backward()
     except Exception as error:
         log.debug("%s: %s cannot run here (%s)", ATTENTION, kernel, error)
         return False
