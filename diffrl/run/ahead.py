@@ -72,7 +72,8 @@ class Ahead:
         found: dict[str | None, None] = dict.fromkeys(known)
         every = {prompt.text for prompt in self.stream.prompts}
         for later in range(epoch, self.epochs):
-            added: dict[str | None, None] = dict.fromkeys(self.stream.prompts[index].text for index in self.stream.batch(later))
+            batch = self.stream.batch(later)
+            added: dict[str | None, None] = dict.fromkeys(self.stream.prompts[index].text for index in batch)
             if later > epoch and len(found | added) > most:
                 return list(found), later
             found |= added
