@@ -22,8 +22,8 @@ OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
 NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
 OPTIONAL = {  # package -> (extra, what it is for)
-    "wandb": ("wandb", "tracking.wandb"),
-    "tensorboard": ("tensorboard", "tracking.tensorboard"),
+    "wandb": ("wandb", "tracking.trackers"),
+    "tensorboard": ("tensorboard", "tracking.trackers"),
     "xformers": ("xformers", "engine.attention"),
     "bitsandbytes": ("8bit", "engine.optimiser"),
 }

@@ -18,8 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl import config as configs
-from diffrl.config import Config
+from diffrl.config import Config, dump
 from diffrl.config.wrappers import D2Align
 from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy
@@ -103,7 +102,7 @@ def prepare_direction(
     if not accelerator.gather(exists)[0]:  # as the main process sees it: the others may look when it has begun
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
-            configs.dump(config, folder / "config.yaml")  # so that --resume finds what it needs
+            dump(config, folder / "config.yaml")  # so that --resume finds what it needs
         chosen, per_prompt = pool_prompts(prompts, section.pool, config.seed)
         texts = [prompt.text for prompt in prompts]
         place = folder / FOLDER

@@ -59,7 +59,7 @@ def test_a_run_encodes_everything_once_and_before_it_trains(config_file: Any, en
     before = dict(encoded)
     assert set(encoded.values()) == {1} and {p.text for p in run.loop.stream.prompts} <= set(encoded)
     run.loop.run_epoch(0)
-    run.evaluate()
+    run.evaluation.scores()
     run.ahead.before(1)
     assert encoded == before and run.policy.texts.visits == 1
     assert not (run.folder.path / "texts").exists()
