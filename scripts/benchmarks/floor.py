@@ -26,7 +26,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class Heavy:
 
     name = "heavy"
 
-    def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> Tensor:
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> Tensor:
         return (images[:, 0] @ images[:, 1]).mean((1, 2))
 
 
