@@ -62,7 +62,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
-    print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
+    print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
     print(_work(fit.work))
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
@@ -96,6 +96,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield tell
     finally:
         tell("")
+
+
+def _together(host: int, world: int) -> str:
+    """What the processes of one machine need of its memory."""
+    text = ", and a network that waits there"
+    if world == 1:
+        return text
+    return f"{text}; {world} processes of one machine: {host * world / GIB:.2f}, shared where files have the run's type"
 
 
 def _work(work: Mapping[str, float]) -> str:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.run.fit import CONTEXT, SLACK, Fit, estimate
+from diffrl.run.fit import CONTEXT, ENCODING, SLACK, Fit, estimate
 
-SAMPLING, TRAINING = "sampling", "training"
+SAMPLING, DECODING, TRAINING = "sampling", "decoding", "training"
 RECOMPUTE, ROWS, BATCH = "optimise.gradient_checkpointing", "optimise.micro_batch", "rollout.batch_size"
 
 
@@ -40,6 +40,12 @@ def advise(
         others = {name: size for name, size in before.peaks.items() if not name.startswith(phase)}
         return estimate(_with(config, changes), world, sharded, replace(before, peaks=others), tell)
 
+    if _needed(fit, ENCODING) > free and config.engine.encoders == "beside" and not sharded:
+        changed["engine.encoders"] = "apart"
+        fit = attempt(changed, ENCODING, fit)
+    if _needed(fit, DECODING) > free and config.engine.decode != 1:
+        changed["engine.decode"] = 1
+        fit = attempt(changed, DECODING, fit)
     while _needed(fit, SAMPLING) > free and (batch := changed.get(BATCH, config.rollout.batch_size)) > 1:
         changed[BATCH] = batch // 2
         fit = attempt(changed, SAMPLING, fit)

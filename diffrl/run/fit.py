@@ -31,7 +31,7 @@ GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
-ENCODERS = "text encoders while they encode"
+MERGED, ENCODING = f"merged weights, {KEPT} of them", "encoding"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,10 @@ class Fit:
     parts: Mapping[str, int]
     peaks: Mapping[str, int]
     rows: int  # of a training micro-batch
-    host: int  # text encoders, between their visits to the device
+    host: int  # of main memory: text encoders, what else waits there; as pages of files processes share it
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
-    operations: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of one batch, one chunk and one micro-batch, keyed as `peaks`
+    # Of one batch, one chunk and one micro-batch, keyed as `peaks`.
+    operations: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -94,7 +93,7 @@ class Estimator:
         with counting(backbone):
             kept = self.merged()
             if kept:
-                parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
+                parts[MERGED] = KEPT * sum(tensor.nbytes for tensor in kept)
             for number, (name, phase) in enumerate(phases.items(), start=1):
                 if known is not None and name in known.peaks:
                     peaks[name], operations[name] = known.peaks[name], known.operations[name]
@@ -104,8 +103,11 @@ class Estimator:
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
                 peaks[name] = peak + getattr(beside, name.split()[0])
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
-        peaks[ENCODERS] = encoders
-        host = encoders + _add_students(config, peaks)
+        waits = parts["network"] + parts.get(MERGED, 0) if config.engine.encoders == "apart" else 0
+        peaks[ENCODING] = encoders - waits
+        # The network lies there before it is spread over devices, and while encoders take its place.
+        below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0
+        host = below + encoders + _add_students(config, peaks)
         return Fit(parts, peaks, max(self.sizes), host, self._work(*operations.values()), operations)
 
     def merged(self) -> list[Tensor]:
@@ -212,7 +214,8 @@ def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelera
         tried = config.model_copy(update={"optimise": optimise})
         fit = estimate(tried, world, sharded)
         peak = max(size for name, size in fit.peaks.items() if name.startswith("training"))
-        return tried, SLACK * (peak + fit.parts[EPOCH])
+        to_come = fit.parts["network"] if sharded and world > 1 else 0  # it is shared out later
+        return tried, SLACK * (peak + fit.parts[EPOCH] + to_come)
 
     found, needed = training(AUTO_ROWS)
     rows = AUTO_ROWS if needed <= free else max(int(AUTO_ROWS * free / needed), 1)

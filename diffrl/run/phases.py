@@ -76,7 +76,8 @@ class Phases:
     def chunk(self) -> int:
         """How many latents are decoded at a time."""
         _, height, width = self.backbone.latent_shape
-        return min(decoded_at_once(height, width, self.backbone.scale), self.config.rollout.batch_size)
+        most = self.config.engine.decode or decoded_at_once(height, width, self.backbone.scale)
+        return min(most, self.config.rollout.batch_size)
 
     def _inputs(self, rows: int) -> tuple[Tensor, Tensor, Conditioning]:
         """Latents, levels and texts, which stay until the micro-batch has gone backward."""
@@ -99,7 +100,9 @@ class Phases:
 
     def _scores(self, latents: Tensor, objective: Any) -> Tensor:
         """(b, K) of decoded latents, by an objective that back-propagates its rewards."""
-        policy: Any = SimpleNamespace(backbone=self.backbone, vae=self.backbone.vae, device=latents.device)
+        policy: Any = SimpleNamespace(
+            backbone=self.backbone, vae=self.backbone.vae, device=latents.device, decoded=self.config.engine.decode
+        )
 
         def decode(part: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
             return Policy.decode(policy, part, chunk, grad)

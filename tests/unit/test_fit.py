@@ -169,7 +169,7 @@ def test_the_fastest_setting_that_fits_is_advised(config_file, monkeypatch, free
 
     def counted(config, *_: object, **__: object) -> fit.Fit:
         rows, recompute = config.optimise.micro_batch or 24, config.optimise.gradient_checkpointing
-        peaks = {"sampling": 1, "training": (30 if recompute else 100) * rows}
+        peaks = {"encoding": 1, "decoding": 1, "sampling": 1, "training": (30 if recompute else 100) * rows}
         work = {"training": 4.0 if recompute else 3.0}
         return fit.Fit({"network": 50}, peaks, rows, 0, work, {"sampling": 1, "training": 1})
 
