@@ -43,7 +43,23 @@ RELEASED: dict[str, dict[str, Any]] = {
     "sd35/rwr_ocr": {"rwr.timestep_sampling": "logit_normal_3", "optimise.ema_every": 8, "optimise.ema_warmup": True},
     "sd35/sft_ocr": {"sft.timestep_sampling": "logit_normal_3"},
     "sd35/hicogen_noise_ocr": {"optimise.ema_every": 8, "grpo.skip_zero": True},
-    "flux/branch_hpsv2": {"tree.skip": 0, "tree.keep": "all", "grpo.clip": 1e-3, "grpo.advantage_std": "sample"},
+    "flux/branch_hpsv2": {
+        "rollout.shift": 3.0,
+        "rollout.resolution": 720,
+        "tree.skip": 0,
+        "tree.keep": "all",
+        "grpo.clip": 1e-3,
+        "grpo.advantage_std": "sample",
+    },
+    "flux/g2rpo_hpsv2": {"rollout.shift": 3.0, "rollout.resolution": 720, "grpo.advantage_std": "sample"},
+    "flux/mixgrpo_flash": {
+        "rollout.shift": 3.0,
+        "rollout.resolution": 720,
+        "rollout.window_range": [0, 23],
+        "rollout.window_move": [20, 1],
+        "optimise.batch_size": 48,
+        "grpo.advantage_std": "sample",
+    },
     "flux/gdro_ocr": {"lora.rank": 32, "optimise.learning_rate": 3e-4, "gdro.b": 12.0, "gdro.best": 0.5},
     "sd35/awm_geneval": {
         "awm.weighting": "ghuber",
@@ -62,8 +78,9 @@ RELEASED: dict[str, dict[str, Any]] = {
         "crd.old.slope": 0.005,
         "crd.sampling.start": 75,
         "crd.anchor_guidance": 4.5,
+        "crd.timestep_fraction": 0.8,
     },
-    "sd35/crd_geneval": {"crd.beta": 0.1, "crd.sampling.slope": 0.0075},
+    "sd35/crd_geneval": {"crd.timestep_fraction": 0.8, "crd.beta": 0.1, "crd.sampling.slope": 0.0075},
     "sd35/d2align_clip": {
         "d2align.omega": 1.5,
         "d2align.steps": 3000,
@@ -71,6 +88,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "d2align.embed": "reconstructed",
     },
     "flux/d2align_hpsv2": {
+        "rollout.shift": 3.0,
         "d2align.omega": 1.5,
         "d2align.embed": "reconstructed",
         "optimise.learning_rate": 5e-6,
