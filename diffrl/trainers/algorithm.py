@@ -29,7 +29,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 - `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
   backward pass, targets over groups.
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
-  its place that acts on few rows; another regulariser is another subclass. `beside`: a second one, on every row.
+  its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
 
 **A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
@@ -173,7 +173,7 @@ class Objective(ABC):
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out
     guidance_scale = 1.0  # classifier-free, of the trained rows
-    beside: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
+    proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
     def __init__(
@@ -308,8 +308,8 @@ class Penalty:
 
 
 def penalties(objective: Objective, policy: Policy, rows: Rows) -> Tensor | None:
-    """(b,) sum of the penalty and the one beside it; None if there is neither."""
-    held = [one(policy, rows) for one in (objective.penalty, objective.beside) if one is not None]
+    """(b,) sum of the penalty and the proximal one; None if there is neither."""
+    held = [one(policy, rows) for one in (objective.penalty, objective.proximal) if one is not None]
     terms = [values for values in held if values is not None]
     return sum(terms[1:], start=terms[0]) if terms else None
 

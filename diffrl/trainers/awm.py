@@ -76,11 +76,11 @@ class AWM(Objective):
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.weighting, self.clip, self.adv_clip = weighting, clip, adv_clip
         if beta_average:
-            self.beside = Penalty(self, beta_average, name="awm/average_kl")
-            self.beside.reference = "average"
+            self.proximal = Penalty(self, beta_average, name="awm/average_kl")
+            self.proximal.reference = "average"
 
     def forwards(self, split: bool, steps: int) -> float:
-        return 1 - 1 / steps + (self.beside is not None)  # old, but for the epoch's first step; the average
+        return 1 - 1 / steps + (self.proximal is not None)  # old, but for the epoch's first step; the average
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): W; leaves W_old in the rows as the log-likelihood that it stands for."""

@@ -8,13 +8,11 @@ rho      exp(-moved)    exp(e_old - e_theta); A > 0 with rho > 1 + c, or A < 0 w
 
     L = -log sigma(-S),      dL/de_i = b / G sigma(S) A_i
 
-As in the code the step is divided by b, which so says only how soon the sigmoid saturates: with S measured before the
-step the loss is the mean over rows of sigma(S) A_i e_i. Two images with A of +1 and -1 are DPO with the same b.
+As in the code the step is divided by b: with S measured before it, the loss is the mean of sigma(S) A_i e_i over rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -32,9 +30,8 @@ from diffrl.trainers.rows import Rows, TimestepSampling
 
 def group_slopes(d: Tensor, advantages: Tensor, b: float) -> tuple[Tensor, Tensor]:
     """sigma(S) A (P, G, T, K), and S (P, T, K), of d (P, G, T) and advantages (P, G, K)."""
-    a = advantages[:, :, None]
-    preference = b * (a * d[..., None]).mean(1)
-    return preference.sigmoid()[:, None] * a, preference
+    preference = b * (advantages[:, :, None] * d[..., None]).mean(1)
+    return preference.sigmoid()[:, None] * advantages[:, :, None], preference
 
 
 def stopped(moved: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -73,6 +70,9 @@ class DGPO(Objective):
     def forwards(self, split: bool, steps: int) -> float:
         return 2 + (self.clip is not None and self.reference != "old")  # theta and the reference, measured; old
 
+    def beside(self, split: bool) -> bool:
+        return False
+
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))
 
@@ -87,7 +87,7 @@ class DGPO(Objective):
         known, gate = (advantages[:, :, None] != 0) & mine[:, None, None, None], preference.sigmoid()
         for name, values in (("loss", -logsigmoid(-preference)), ("gate", gate), ("gate_spread", (gate - 0.5).abs())):
             self.means.add(f"dgpo/{name}", values, known.any(1).expand_as(values))
-        stops = stopped(measured[1], advantages, math.inf if self.clip is None else self.clip)
+        stops = stopped(measured[1], advantages, self.clip or float("inf"))
         self.means.add("dgpo/stopped", stops.float(), known.expand_as(stops))
         return slopes * ~stops
 
