@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffrl.trainers.algorithm import Decay
-from diffrl.trainers.grpo import grpo_loss
+from diffrl.trainers.steps import grpo_loss
 from diffrl.trainers.nft import contrastive_losses, nft_loss
 from diffrl.trainers.rows import row_sigmas
 
