@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from diffrl import prompt_sets
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.prompt_sets import hub
+from diffrl.prompt_sets import SETS, hub, set_name
+from diffrl.prompt_sets import SPLITS as SET_SPLITS
+from diffrl.prompt_sets import rows as rows_of_set
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 
@@ -56,8 +57,8 @@ def load_prompts(source: Source) -> list[Prompt]:
     """
     if not isinstance(source, str):
         return _mixed(source)
-    if shipped := prompt_sets.set_name(source):
-        return [Prompt(text, metadata) for text, metadata in prompt_sets.rows(*shipped)]
+    if known := set_name(source):
+        return [Prompt(text, metadata) for text, metadata in rows_of_set(*known)]
     names = playground_set(source)
     if names is None:
         file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
@@ -130,7 +131,7 @@ def check_source(source: str) -> int | None:
     if source.startswith(hub.PREFIX):
         hub.parse(source)
         return None
-    if prompt_sets.set_name(source) or playground_set(source):
+    if set_name(source) or playground_set(source):
         return None
     return len(_read(*_version(find_file(source)))[0])
 
@@ -158,7 +159,7 @@ def find_file(source: str) -> Path:
     if path.is_file() and path.suffix in (".txt", ".jsonl"):
         return path
     if path.exists() or not path.suffix:
-        sets = [f"{name}/{split}" for name in prompt_sets.SETS for split in prompt_sets.SPLITS]
+        sets = [f"{name}/{split}" for name in SETS for split in SET_SPLITS]
         raise UserError(f'prompts "{source}": expected {FORMS}{"" if path.exists() else nearest(source, sets)}')
     folder = path.parent
     if not folder.is_dir():

@@ -16,8 +16,8 @@ from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
 from diffrl.resources import find_merge
 
-TRACKERS = ("trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive", "tensorboard")  # accelerate's
-
+# accelerate's; the first two have an extra of their own
+TRACKERS = ("wandb", "tensorboard", "trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")
 
 # Folders of the operating system: with all that is below them, and by themselves.
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys")
@@ -44,14 +44,12 @@ def check(config: Config, world: int | None = None) -> None:
             _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
         check_student(name, config)
     check_geometry(config, world_size() if world is None else world)
-    for name in ("wandb", "tensorboard"):
-        if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:
-            raise Problem(f"tracking.{name}", f'{name} is not installed: pip install "diffrl[{name}]"')
     for name in config.tracking.trackers:
         if name not in TRACKERS:
             raise Problem("tracking.trackers", f'unknown tracker "{name}"{nearest(name, TRACKERS)}')
         if importlib.util.find_spec(name) is None:
-            raise Problem("tracking.trackers", f"{name} is not installed: pip install {name}")
+            package = f'"diffrl[{name}]"' if name in TRACKERS[:2] else name
+            raise Problem("tracking.trackers", f"{name} is not installed: pip install {package}")
 
 
 def check_no_credentials_at(key: str, reward: Reward) -> None:

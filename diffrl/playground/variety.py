@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl.playground.grammar import kind_of, parse
+import numpy as np
+
+from diffrl.playground.grammar import kind_of, parse, understood
 from diffrl.playground.reading import observe
 from diffrl.playground.scenes import free
 from diffrl.playground.sight import to_pixels
@@ -116,3 +118,34 @@ def differing(values: Sequence[str]) -> float:
     n = len(values)
     same = sum(count * (count - 1) for count in Counter(values).values())
     return 1.0 - same / (n * (n - 1))
+
+
+class GroupVariety:
+    """The variety of an evaluation's prompts as `diffrl.rewards.protocol.GroupFigures`: "variety" (1: as varied as the
+    world, 0: collapse) and "unreadable", the share of free facts that could not be read.
+
+    The sums: of the shares, how many those are, readings that failed, readings.
+    """
+
+    size = 4
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """To prompts of the world."""
+        return understood(prompt) is not None
+
+    def read(
+        self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, str | None]]:
+        return shown(images, prompts)
+
+    def sums(self, prompt: str, readings: Sequence[Mapping[str, str | None]]) -> tuple[float, ...]:
+        part = tally(prompt, {name: [one[name] for one in readings] for name in readings[0]})
+        # A prompt's share in float32, as it has always been: figures of earlier runs stay comparable to the bit.
+        return float(np.float32(sum(part.shares.values()))), len(part.shares), part.failed, part.tried
+
+    def figures(self, sums: Sequence[float]) -> dict[str, float | None]:
+        total, facts, failed, tried = sums
+        return {"variety": total / facts if facts else None, "unreadable": failed / tried if tried else None}
+
+
+FIGURES = GroupVariety()

@@ -24,11 +24,6 @@ def clip(column: Tensor, low: float = -math.inf, high: float = math.inf) -> Tens
     return column.clamp(low, high)
 
 
-def threshold(column: Tensor, at: float) -> Tensor:
-    """1 where the score is at least `at`, else 0."""
-    return (column >= at).to(column).where(~column.isnan(), column)
-
-
 def win_rate(column: Tensor, groups: Tensor) -> Tensor:
     """Share of the other images of its group that an image beats, ties count half (Pref-GRPO, arXiv 2508.20751).
 
@@ -145,5 +140,4 @@ class Composition:
 
 _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "clip": clip,
-    "threshold": threshold,
 }

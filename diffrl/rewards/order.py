@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # The order in which a reward's steps are applied; modulate reads another reward, too.
-STEPS = ("clip", "tame", "threshold", "bound", "win_rate", "modulate")
+STEPS = ("clip", "tame", "bound", "win_rate", "modulate")
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
 
     Raises `RewardError` if the reward cannot say.
     """
-    declared = getattr(reward, "applies", None)
+    declared = ability(reward, "applies")
     try:
         return True if declared is None else bool(declared(prompt, dict(metadata)))
     except RewardError:  # of a served reward: it has said what there is to say
@@ -88,7 +88,7 @@ class Scorer:
     @property
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
-        return [name for name, reward in self.rewards.items() if getattr(reward, "groupwise", False)]
+        return [name for name, reward in self.rewards.items() if ability(reward, "groupwise")]
 
     def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
         """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
@@ -147,10 +147,10 @@ class Scorer:
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
         for k, (name, reward) in enumerate(self.rewards.items()):
-            if name not in names or getattr(reward, "groupwise", False):
+            if name not in names or ability(reward, "groupwise"):
                 continue
             rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
-            size = getattr(reward, "batch_size", None) or max(len(rows), 1)
+            size = ability(reward, "batch_size") or max(len(rows), 1)
             for start in range(0, len(rows), size):
                 batch = rows[start : start + size]
                 # Indexing copies; whole batches, the usual case, are handed over as they are.
@@ -234,7 +234,7 @@ def _memory() -> int:
 
 def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     """The images where the reward wants them."""
-    device = getattr(reward, "device", None)
+    device = ability(reward, "device")
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:

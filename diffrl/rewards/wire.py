@@ -12,7 +12,7 @@ import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from diffrl.pictures import to_rgb
-from diffrl.rewards.protocol import Card
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
 PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other
@@ -165,21 +164,3 @@ def read_words(words: dict[str, Any], count: int) -> tuple[list[str], list[dict[
             422, f"{count} images, {len(prompts)} prompts and {len(metadata)} metadata; expected as many each"
         )
     return prompts, metadata
-
-
-def card_to_json(card: Card | None) -> dict[str, Any] | None:
-    """A card as JSON: bounds that are not finite are null."""
-    if card is None:
-        return None
-    values = asdict(card)
-    values["range"] = [bound if abs(bound) != float("inf") else None for bound in card.range]
-    return values
-
-
-def card_from_json(values: Mapping[str, Any] | None) -> Card | None:
-    """The inverse of `card_to_json`."""
-    if values is None:
-        return None
-    low, high = values["range"]
-    bounds = (float("-inf") if low is None else low, float("inf") if high is None else high)
-    return Card(**{**values, "range": bounds})

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.rewards import local
-from diffrl.rewards.protocol import Card, Metadata, Reward
+from diffrl.rewards.protocol import ABILITIES, Metadata, Reward, ability
 from diffrl.rewards.registry import load_class
-from diffrl.rewards.scoring import applies, checked
+from diffrl.rewards.scoring import checked
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
@@ -29,18 +29,15 @@ _END = 2**20
 
 
 class Wrapper:
-    """Everything of `reward` but the call: name, groups, where it applies, batches, device, card."""
+    """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.name = reward, reward.name
-        self.groupwise: bool = getattr(reward, "groupwise", False)
-        self.remote: bool = getattr(reward, "remote", False)
-        self.batch_size: int | None = getattr(reward, "batch_size", None)
-        self.device: Any = getattr(reward, "device", None)
-        self.card: Card | None = getattr(reward, "card", None)
 
-    def applies(self, prompt: str, metadata: Metadata) -> bool:
-        return applies(self.reward, prompt, metadata)
+    def __getattr__(self, name: str) -> Any:
+        if name in ABILITIES and ABILITIES[name].kept:
+            return ability(self.reward, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
 
 class Offloaded(Wrapper):

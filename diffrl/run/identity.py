@@ -1,5 +1,5 @@
 """What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
-and of an objective from outside."""
+and of an objective or an advantage rule from outside."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from diffrl.config import Config
 from diffrl.config.door import load
+from diffrl.config.estimates import RULES
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
 from diffrl.rewards.protocol import Reward
+from diffrl.rewards.registry import split_name
 from diffrl.rewards.wrappers import identity_of, stamp
 from diffrl.version import __version__
 
@@ -27,9 +29,12 @@ def contents(config: Config) -> Identity:
     identity: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
-    if config.outside is not None:
-        code = inspect.getsourcefile(load(config.objective))
-        identity["objective (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
+    outside = {} if config.outside is None else {"objective": load(config.objective)}
+    if config.advantages is not None and config.advantages.rule not in RULES:
+        outside["advantages"] = config.advantages.code()
+    for name, thing in outside.items():
+        code = inspect.getsourcefile(thing)
+        identity[f"{name} (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
     return identity
 
 
@@ -55,13 +60,20 @@ def started_with(config: Config) -> Identity:
 
 
 def _plugin_files(config: Config) -> Identity:
-    """The code of plugins that are files: the same path may lead to another file on another machine."""
-    files: Identity = {}
+    """The code of plugins that are files, wrapped ones (d2:file.py:Class, or d2 with `reward: file.py:Class`) too: the
+    same path may lead to another file on another machine."""
+    named: dict[str, list[Any]] = {"family": [config.family]}
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():
-            file = Path((entry.plugin or name).rpartition(":")[0])
+            named[f"{table}.{name}"] = [entry.plugin or name, *entry.arguments.values()]
+    files: Identity = {}
+    for key, values in named.items():
+        for text in (value for value in values if isinstance(value, str)):
+            while (inner := split_name(text)[1]) is not None:
+                text = inner
+            file = Path(text.rpartition(":")[0])
             if file.suffix == ".py" and file.is_file():
-                files[f"{table}.{name} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
+                files[f"{key} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
     return files
 
 

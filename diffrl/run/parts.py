@@ -11,11 +11,10 @@ from typing import Any, cast
 
 import torch
 
-from diffrl.advantages import Estimator
+from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.estimates import Advantages
 from diffrl.config.reward import read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
@@ -27,11 +26,12 @@ from diffrl.records.guard import Guard
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
-from diffrl.rewards.protocol import Reward
+from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
+from diffrl.samplers import schedule
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
@@ -55,14 +55,10 @@ def build_objective(
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:
-        objective.rule.estimate = estimator(config.advantages)
+        objective.rule.estimate = Checked(config.advantages.build(), config.advantages.rule)
     if config.gardo is None:
         return objective
     return cast(Objective, Gardo(objective, lower=lower, **config.gardo.arguments(config)))
-
-
-def estimator(section: Advantages) -> Estimator:
-    return Estimator(**section.model_dump())
 
 
 def build_credit(config: Config) -> Credit | None:
@@ -105,7 +101,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
     read = {name: watched[name] for name in [*auxiliary_names(config), *_read_by_steps(config)]}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
-    elsewhere = [name for name, reward in {**optimised, **read}.items() if getattr(reward, "remote", False)]
+    elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
     scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
     return scorer, Scorer({**optimised, **watched}, **limits)
 
@@ -134,13 +130,12 @@ def evaluation_spec(config: Config) -> SamplerSpec:
     Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
     """
     rollout = config.rollout
-    guidance = rollout.guidance_scale
-    if rollout.sampler == "renoise":
-        steps = max(config.evaluate.steps or rollout.steps, 2)
-        return SamplerSpec(sampler="renoise", steps=steps, guidance_scale=guidance, noise_level=rollout.noise_level)
-    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
     steps = config.evaluate.steps or rollout.steps
-    return SamplerSpec(sampler=name, steps=steps, guidance_scale=guidance, noise_level=0.0)
+    same: dict[str, Any] = {"guidance_scale": rollout.guidance_scale, "shift": rollout.shift}
+    if rollout.sampler == "renoise":
+        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise_level, **same)
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    return SamplerSpec(sampler=name, steps=steps, noise_level=0.0, **same)
 
 
 def loop_settings(config: Config) -> LoopSettings:
@@ -190,10 +185,15 @@ def set_deterministic(asked: bool) -> None:
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
+    policy.decoded = config.engine.decode
+    if config.engine.encoders == "apart":
+        if policy.sharded:
+            raise UserError("engine.encoders: apart moves a whole network, and FSDP2 leaves a share of it; use beside")
+        policy.texts.room = policy.apart
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
             clock = partial(_clock, policy.device)
-            policy.attention_times = choose_attention(network, partial(trial, policy), clock)
+            policy.attention_times = choose_attention(network, partial(trial, policy), clock, policy.sharded)
     elif config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
@@ -217,7 +217,8 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if config.rollout.cache.kind != "off":
         if policy.sharded:
             raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
-        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), config.rollout.steps)
+        levels = schedule(policy, config.rollout).tolist()
+        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:

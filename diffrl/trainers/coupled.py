@@ -73,8 +73,8 @@ class Coupling:
     """The loss `sum_i c_i phi_i` of a group's rows, its slopes c being measured before the step.
 
     Args:
-        slopes: from what was measured (count, P, G, T), the advantages (P, G, K) and the indices of the groups that the
-            step trains to c (P, G, T, K).
+        slopes: from what was measured (count, P, G, T), the advantages (P, G, K) and `mine` to c (P, G, T, K). `mine`
+            (P,) bool: groups that the step trains and that begin on this process, for metrics: each group counts once.
         count: how many values of each row are measured.
     """
 
@@ -89,13 +89,14 @@ class Coupling:
         rollout = step.rollout
         prompts, first = len(rollout.prompts), rollout.first
         table = measured(objective, policy, step, values, self.count)
-        advantages = everywhere(step, step.advantages, policy.device)
-        touched = rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device, non_blocking=True)
-        by_group = (
-            table.view(self.count, prompts, -1, table.shape[2]),
-            advantages.view(prompts, -1, advantages.shape[1]),
-        )
-        self._table = self.slopes(*by_group, touched).flatten(0, 1)[first : first + len(rollout.member)]
+        trained = step.advantages.new_zeros(len(rollout.member), 1)
+        trained[torch.cat(list(step.parts))[:, 0]] = 1.0
+        known = everywhere(step, torch.cat([step.advantages, trained], 1), policy.device).unflatten(0, (prompts, -1))
+        begins = torch.arange(prompts) * known.shape[1] - first
+        here = ((begins >= 0) & (begins < len(rollout.member))).to(policy.device, non_blocking=True)
+        mine = here & (known[:, :, -1] > 0).any(1)
+        slopes = self.slopes(table.unflatten(1, known.shape[:2]), known[:, :, :-1], mine)
+        self._table = slopes.flatten(0, 1)[first : first + len(rollout.member)]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """(K,) summed over the rows, phi (b, 1)."""

@@ -28,7 +28,6 @@ class Gated(Penalty):
         super().__init__(base, base.penalty.beta)
         self.base_penalty, self.reference, self.means = base.penalty, base.penalty.reference, base.means
         self.gated, self.normalise = gated and self.beta != 0, normalise
-        self.steps = 0
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device
         self.seen = self.forwards = 0  # trained rows, and reference forwards of them, since the last `saved`
         self._weight: float | Tensor = self.beta
@@ -88,8 +87,8 @@ class Gated(Penalty):
         self.means.add("gardo/kl_gated", kl)
         self.kl = self.kl + torch.stack([kl.sum(), kl.new_full((), len(kl))])
 
-    def after_step(self, step: int) -> None:
-        self.steps, self._anchors = step, None
+    def after_step(self) -> None:
+        self._anchors = None
 
     def saved(self) -> Tensor:
         """[rows without a reference forward, rows] since the last call."""

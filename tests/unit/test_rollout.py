@@ -187,7 +187,7 @@ def test_the_step_loop_never_waits_for_the_device() -> None:
         job = module._job(policy, spec, 1, 2, "default", keep=spec.stochastic_steps > 0)  # type: ignore[arg-type]
         x, noise = torch.empty(2, *SHAPE, device="meta"), torch.empty(2, spec.stochastic_steps, *SHAPE, device="meta")
         with torch.no_grad():
-            drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise, [0, 0])  # type: ignore[arg-type]
+            drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise)  # type: ignore[arg-type]
         assert drawn.latents.shape == x.shape and (drawn.states is None) == (spec.stochastic_steps == 0)
 
 
@@ -258,6 +258,16 @@ def test_window_moves_from_epoch_to_epoch() -> None:
         float(draw(spec=spec, epoch=e, prompts=PROMPTS[:1], keep_trajectory=True).trajectory.t[0, 0]) for e in range(40)
     }
     assert starts == set(Known().timesteps(6)[:-1].tolist())
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance", "cps", "renoise"])
+def test_every_sampler_draws_on_the_shifted_schedule(name: str) -> None:
+    found = draw(spec=SamplerSpec(name, 4, noise_level=0.7, shift=3.0), keep_trajectory=True)
+    close(found.schedule, torch.tensor([1, 9 / 10, 3 / 4, 1 / 2, 0]))  # 3 t / (1 + 2 t) of 1, 3/4, 1/2, 1/4, 0
+    assert set(found.trajectory.t[0].tolist()) <= set(found.schedule.tolist())
+    even = draw(spec=SamplerSpec("dpm2", 4, shift=1.0))
+    close(even.schedule, torch.tensor([1, 0.75, 0.5, 0.25, 0]))
+    assert not torch.equal(even.latents, draw(spec=SamplerSpec("dpm2", 4, shift=3.0)).latents)
 
 
 def test_same_noise_is_shared_by_a_group_only() -> None:
