@@ -47,6 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
     "awm": {"objective": "awm", "awm": {"beta": 0.1}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
     "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "dppo": {  # the second pass is off policy: old means by a snapshot, and some rows masked
+        "objective": "grpo",
+        "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
+        "rollout": STEPS,
+        "optimise": {"inner_epochs": 2},
+    },
     "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
     "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},
     "tree-skip": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "skip": 2}},

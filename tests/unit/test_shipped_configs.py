@@ -30,6 +30,8 @@ RELEASED: dict[str, dict[str, Any]] = {
         "grpo.skip_zero": True,
         "grpo.guidance_gradient": "published",
     },
+    "sd35/grpo_guard_ocr": {"grpo.clip": 2e-6, "grpo.beta": 0.0, "grpo.timesteps": 9, "optimise.learning_rate": 1e-4},
+    "sd35/dppo_pickscore": {"grpo.delta": 1e-7, "rollout.noise_level": 0.8, "rollout.window": 3},
     "sd35/tempflow_pickscore": {
         "grpo.kl": "exact",
         "grpo.beta": 0.001,
