@@ -69,6 +69,8 @@ class Run:
         self.main = self.accelerator.is_main_process
         check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
+        if sharding is not None and config.engine.base != "full":
+            raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
         self.folder = folder or RunFolder(Path(config.run_dir), self.main)
@@ -82,6 +84,7 @@ class Run:
             resolution=config.rollout.resolution,
             seed=config.seed,
             family=config.family,
+            base=config.engine.base,
         )
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()

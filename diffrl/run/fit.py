@@ -36,6 +36,7 @@ from diffrl.policy.fused import Fused
 from diffrl.policy.lora import find_layers
 from diffrl.policy.merged import KEPT
 from diffrl.policy.pipelines import settings_of
+from diffrl.policy.quantised import quantise
 from diffrl.resources import shipped
 from diffrl.run.held import Alive, held
 from diffrl.run.layout import Layout, pretend
@@ -176,14 +177,16 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
     """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
     host = 0
     for name, section in config.evaluate.also.items():
-        rollout = config.rollout.model_copy(update={"guidance_scale": section.guidance_scale})
-        update = {"model": section.base(config.model), "rollout": rollout}
+        guidance = config.rollout.guidance_scale if section.same else section.guidance_scale
+        rollout = config.rollout.model_copy(update={"guidance_scale": guidance})
+        engine = config.engine.model_copy(update={"base": section.base})
+        update = {"model": section.source(config.model), "rollout": rollout, "engine": engine}
         own = config.model_copy(update=update)
         backbone = hollow_backbone(own)
         _, fused = _with_lora(backbone, own)
         weights = _bytes(backbone.network) + _bytes(backbone.vae)
         fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
-        rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
+        rows = config.rollout.batch_size * (2 if backbone.classifier_free and guidance != 1 else 1)
         with _counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
             phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone, config))
@@ -330,7 +333,9 @@ def _with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
     for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
         layer.lora_A.float()
         layer.lora_B.float()
-    return _bytes(backbone.network) - before, Fused(backbone.network, layers, ["default"])
+    lora = _bytes(backbone.network) - before
+    quantise(backbone.network, config.engine.base)
+    return lora, Fused(backbone.network, layers, ["default"])
 
 
 def _bytes(module: nn.Module) -> int:
