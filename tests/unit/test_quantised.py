@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.config import load_config
+from diffrl.conformance.bases import dequantise
 from diffrl.conformance.check import scramble
 from diffrl.conformance.tinies import make
 from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
@@ -47,15 +48,6 @@ def gradients(policy: Policy) -> tuple[Tensor, list[Tensor]]:
 
 def layers(policy: Policy) -> dict[str, Quantised]:
     return {name: part for name, part in policy.network.named_modules() if isinstance(part, Quantised)}
-
-
-def dequantise(policy: Policy) -> None:
-    """Plain layers with the weights that the quantised ones compute with."""
-    for name, layer in layers(policy).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
-        plain.weight, plain.bias = nn.Parameter(layer.weight, requires_grad=False), layer.bias
-        parent, _, own = name.rpartition(".")
-        setattr(policy.network.get_submodule(parent), own, plain)
 
 
 @pytest.mark.parametrize("base", BASES)
