@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diffrl.errors import UserError
+
 Std = Literal["group", "sample", "batch", "none"]
 Agree = Literal["keep", "leave_out", "floor"]
 
@@ -142,6 +144,26 @@ class Estimator:
             known = ~values.isnan()
             kept = (known & ~silent).sum(0, keepdim=True)
             found = found * known.sum(0, keepdim=True) / kept.clamp_min(1)
+        return found.to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A rule, whoever wrote it, that raises UserError instead of returning what is no (N, K) of finite numbers."""
+
+    rule: Callable[..., Tensor]
+    name: str
+
+    def __call__(self, scores: Tensor, groups: Tensor, std: Std = "group") -> Tensor:
+        found = self.rule(scores, groups, std)
+        if not isinstance(found, Tensor) or found.shape != scores.shape or not found.is_floating_point():
+            got = f"{found.dtype} of {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            wanted = f"floats of the scores' shape {tuple(scores.shape)}"
+            raise UserError(f'advantage rule "{self.name}": expected {wanted}, got {got}')
+        if not bool(found.isfinite().all()):
+            known = not bool(found[~scores.isnan()].isfinite().all())
+            where = "an advantage is not finite" if known else "a score that does not apply (NaN) has to give 0"
+            raise UserError(f'advantage rule "{self.name}": {where}')
         return found.to(scores.dtype)
 
 

@@ -82,9 +82,10 @@ class Job:
     ) -> Tensor:
         return finish(self.predict, self.policy.process, x, cond, sigmas, self.spec.guidance_scale, solver, first)
 
-    def starts(self, texts: Sequence[str]) -> list[int]:
-        """The first stochastic step of each of these prompts' images: one for all."""
-        return [window_steps(self.spec, self.seed, self.epoch).start] * len(texts)
+    @property
+    def start(self) -> int:
+        """The first stochastic step."""
+        return window_steps(self.spec, self.seed, self.epoch).start
 
 
 @dataclass
@@ -99,14 +100,11 @@ class Drawn:
     ends: Tensor | None = None
 
 
-def empty_trajectory(job: Job, latents: Tensor, starts: Sequence[int]) -> Trajectory:
+def empty_trajectory(job: Job, latents: Tensor) -> Trajectory:
     """Storage for the whole epoch at once; collecting batches and joining them would need it twice."""
     n, plan = len(latents), job.plan
-    if isinstance(plan, Branches):
-        number = torch.tensor(plan.steps).expand(n, -1)
-    else:
-        number = torch.tensor(starts)[:, None] + torch.arange(job.spec.stochastic_steps)  # (n, w)
-    width = number.shape[1]
+    steps = plan.steps if isinstance(plan, Branches) else range(job.start, job.start + job.spec.stochastic_steps)
+    number, width = torch.tensor(list(steps)).expand(n, -1), len(steps)  # (n, w)
     schedule, by_step = torch.tensor(job.sigmas), job.spec.noise_by_step(job.sigmas)
     apart = isinstance(plan, Branches)
     return Trajectory(
@@ -133,43 +131,29 @@ def _ends(job: Job, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     return x.new_full((len(x),), job.sigmas[i]), x.new_full((len(x),), job.sigmas[i + 1])
 
 
-def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, starts: Sequence[int]) -> Drawn:
-    """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window, which
-    begins at step starts[i] for image i."""
+def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
+    """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window."""
     spec, process = job.spec, job.policy.process
-    first, last, width = min(starts), max(starts), spec.stochastic_steps
-    row = torch.arange(len(x), device=x.device)
-    start = torch.tensor(starts).to(x.device, non_blocking=True)
+    first, width = job.start, spec.stochastic_steps
     state: DpmState | None = None
     states = x.new_empty(len(x), width + 1, *x.shape[1:]) if job.keep else None
     log_prob, views = x.new_empty(len(x), width), []
     for i in range(spec.steps):
-        if spec.tail is not None and i == last + width:  # one window for all: `SamplerSpec` sees to it
+        if spec.tail is not None and i == first + width:
             x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), spec.tail_solver)
             break
         t, t_next = _ends(job, x, i)
         prediction = job.predict(x, t, cond, spec.guidance_scale)
-        if not (width and first <= i < last + width):
+        if not first <= i < first + width:
             x, state = ode_step(spec.sampler, x, prediction, t, t_next, state, process)
             continue
         if isinstance(job.plan, Gains) and not (job.plan.common and i == first):
             views.append(_view(job, x, cond, i, prediction, job.plan))
         mean, std = _kernel(job, x, prediction, i)
-        if first == last:
-            x_next = mean + std * noise[:, i - first]
-        else:  # each its own window: outside of it an image takes the ODE's step
-            within, number = (i >= start) & (i < start + width), (i - start).clamp(0, width - 1)
-            ode, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, process)
-            x_next = torch.where(within.view(-1, 1, 1, 1), mean + std * noise[row, number], ode)
+        x_next = mean + std * noise[:, i - first]
         if states is not None:
             log_p = gaussian_log_prob(x_next, mean, std)
-            if first == last:
-                states[:, i - first], log_prob[:, i - first], states[:, i - first + 1] = x, log_p, x_next
-            else:
-                inside = within.view(-1, 1, 1, 1)
-                states[row, number] = torch.where(inside, x, states[row, number])
-                states[row, number + 1] = torch.where(inside, x_next, states[row, number + 1])
-                log_prob[row, number] = torch.where(within, log_p, log_prob[row, number])
+            states[:, i - first], log_prob[:, i - first], states[:, i - first + 1] = x, log_p, x_next
         x = x_next
     return Drawn(x, torch.stack([*views, x], 1) if views else None, states, log_prob)
 

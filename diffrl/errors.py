@@ -20,7 +20,7 @@ class UserError(ValueError):
 def printable(text: str) -> str:
     """Text for a terminal: what would steer it (control characters, turns of the direction of writing) or cannot be
     encoded is spelled out. Names, prompts and answers of servers come from others."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str) -> None:
@@ -51,10 +51,10 @@ def foreign(where: object) -> Iterator[None]:
 def in_one_line(error: BaseException, most: int = 500) -> str:
     """`Type: message` of an exception of somebody else's code: one line, not too long, whatever its message does."""
     try:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
     except Exception:
-        said = "(its message cannot be shown)"
-    return f"{type(error).__name__}: {said[:most]}{' ...' * (len(said) > most)}"
+        message = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {message[:most]}{' ...' * (len(message) > most)}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

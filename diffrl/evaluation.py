@@ -15,38 +15,32 @@ from torch import Tensor
 
 from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
 from diffrl.drawing import Drawing
-from diffrl.playground.grammar import understood
-from diffrl.playground.variety import shown, tally
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
+from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.figures import find_figures
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
 
 
 class Evaluated(NamedTuple):
-    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1].
-
-    On the playground's prompts also the gold diversity: `variety` (1: as varied as the world, 0: collapse; None where
-    no pair of images could be read, or on other prompts) and `unreadable`, the share of free facts that could not
-    be read.
+    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1]; figures of the
+    prompts' groups by their names (`diffrl.rewards.figures`), without those of which nothing could be said.
     """
 
     scores: Tensor
     diversity: float
     saturation: Tensor
-    variety: float | None = None
-    unreadable: float | None = None
+    figures: Mapping[str, float] = {}  # nobody writes into it
 
     def breadth(self) -> dict[str, float]:
-        """ "diversity", and on the playground "variety" and "unreadable"."""
-        found = {"diversity": self.diversity, "variety": self.variety, "unreadable": self.unreadable}
-        return {name: value for name, value in found.items() if value is not None}
+        """ "diversity", and the figures."""
+        return {"diversity": self.diversity, **self.figures}
 
 
 def score_policy(
@@ -74,23 +68,23 @@ def score_policy(
     mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
-    readings: list[dict[str, str | None]] = []
-    playground = all(understood(prompt.text) for prompt in prompts)
+    figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     with policy.together():
         for index, images in batches if mine else ():
             check()  # may raise, to break off between batches
-            scores = scorer.submit(images, [mine[int(i) // per_prompt] for i in index]).result()
+            owners = [mine[int(i) // per_prompt] for i in index]
+            scores = scorer.submit(images, owners).result()
             parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
             if scorer.groupwise:
                 pictures.append(images.cpu())
-            if playground:
-                readings += shown(images, [mine[int(i) // per_prompt].text for i in index])
+            for one in figures:
+                one.read(images, owners)
             advance(len(images))
     if pictures:
-        owners = torch.arange(len(mine)).repeat_interleave(per_prompt)
-        texts = [mine[int(i)] for i in owners]
-        scores = scorer.score_groups(torch.cat(pictures), texts, owners, torch.cat(parts)[:, :columns])
+        group = torch.arange(len(mine)).repeat_interleave(per_prompt)
+        owners = [mine[int(i)] for i in group]
+        scores = scorer.score_groups(torch.cat(pictures), owners, group, torch.cat(parts)[:, :columns])
         parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
     width = parts[0].shape[1] if parts else 0
     if accelerator is not None and world > 1:  # a process without a prompt does not know the features' width
@@ -98,28 +92,20 @@ def score_policy(
     values = torch.zeros(total, width)
     if parts:
         values[first * per_prompt : end * per_prompt] = torch.cat(parts)
-    if accelerator is not None and world > 1:
-        # Every image is scored by one process; the others hold zeros there, and NaN survives the sum.
-        values = accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
+    values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
     groups = torch.arange(total) // per_prompt
     diversity = float(group_diversity(values[:, columns + 1 :], groups))
-    gold = _variety(mine, readings, per_prompt, accelerator) if playground and per_prompt > 1 else (None, None)
-    return Evaluated(values[:, :columns], diversity, values[:, columns], *gold)
+    known: dict[str, float] = {}
+    for one in figures:
+        known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
+    return Evaluated(values[:, :columns], diversity, values[:, columns], known)
 
 
-def _variety(
-    prompts: Sequence[Prompt], readings: Sequence[Mapping[str, str | None]], per_prompt: int, accelerator: Any
-) -> tuple[float | None, float | None]:
-    """Variety and the share of failed readings over the prompts of all processes, each of which read its own."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    for i, prompt in enumerate(prompts):
-        members = readings[i * per_prompt : (i + 1) * per_prompt]
-        part = tally(prompt.text, {name: [one[name] for one in members] for name in members[0]})
-        sums += torch.tensor([sum(part.shares.values()), len(part.shares), part.failed, part.tried])
-    if accelerator is not None and accelerator.num_processes > 1:
-        sums = accelerator.reduce(sums.to(accelerator.device), reduction="sum").cpu()
-    total, facts, failed, tried = sums.tolist()
-    return total / facts if facts else None, failed / tried if tried else None
+def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:
+    """The sum over processes, each of which has zeros where another one has the values."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return values
+    return accelerator.reduce(values.to(accelerator.device), reduction="sum").cpu()
 
 
 def saturation(images: Tensor) -> Tensor:

@@ -105,9 +105,9 @@ class Section(BaseModel):
     @classmethod
     def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
         """No number is beyond `LARGEST`, also none that may be null or is in a list; a key's own limit goes first."""
-        own = cls.model_fields[str(info.field_name)].metadata
+        constraints = cls.model_fields[str(info.field_name)].metadata
         numbers = value if isinstance(value, tuple) else (value,)
-        if not any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in own):
+        if not any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in constraints):
             for number in numbers:
                 if type(number) in (int, float) and number > LARGEST:
                     raise PydanticKnownError("less_than_equal", {"le": LARGEST})

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from diffrl import prompt_sets
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.prompt_sets import hub
+from diffrl.prompt_sets import SETS, hub, set_name
+from diffrl.prompt_sets import SPLITS as SET_SPLITS
+from diffrl.prompt_sets import rows as rows_of_set
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 
@@ -56,8 +57,8 @@ def load_prompts(source: Source) -> list[Prompt]:
     """
     if not isinstance(source, str):
         return _mixed(source)
-    if own := prompt_sets.set_name(source):
-        return [Prompt(text, metadata) for text, metadata in prompt_sets.rows(*own)]
+    if known := set_name(source):
+        return [Prompt(text, metadata) for text, metadata in rows_of_set(*known)]
     names = playground_set(source)
     if names is None:
         file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
@@ -77,19 +78,19 @@ def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
     Raises:
         UserError: with the place in the list, for what is none, or for a text that comes twice.
     """
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     for number, value in enumerate(values):
         where = f"prompts[{number}]"
         if isinstance(value, str | Mapping):
             value = _prompt_of({"prompt": value} if isinstance(value, str) else dict(value), where)
         if not isinstance(value, Prompt):
             raise UserError(f'{where}: expected text or {{"prompt": text, ...}}, got a {type(value).__name__}')
-        if value.text in found:
+        if value.text in prompts:
             raise UserError(f'{where}: "{value.text}" comes twice; a prompt may occur once')
-        found[value.text] = value
-    if not found:
+        prompts[value.text] = value
+    if not prompts:
         raise UserError("prompts: the list is empty")
-    return list(found.values())
+    return list(prompts.values())
 
 
 def _mixed(sources: Mapping[str, float]) -> list[Prompt]:
@@ -130,7 +131,7 @@ def check_source(source: str) -> int | None:
     if source.startswith(hub.PREFIX):
         hub.parse(source)
         return None
-    if prompt_sets.set_name(source) or playground_set(source):
+    if set_name(source) or playground_set(source):
         return None
     return len(_read(*_version(find_file(source)))[0])
 
@@ -158,7 +159,7 @@ def find_file(source: str) -> Path:
     if path.is_file() and path.suffix in (".txt", ".jsonl"):
         return path
     if path.exists() or not path.suffix:
-        sets = [f"{name}/{split}" for name in prompt_sets.SETS for split in prompt_sets.SPLITS]
+        sets = [f"{name}/{split}" for name in SETS for split in SET_SPLITS]
         raise UserError(f'prompts "{source}": expected {FORMS}{"" if path.exists() else nearest(source, sets)}')
     folder = path.parent
     if not folder.is_dir():
@@ -176,22 +177,22 @@ def _version(path: Path) -> tuple[Path, int, int]:
 def _read(path: Path, mtime_ns: int, size: int) -> tuple[tuple[Prompt, ...], list[int]]:
     """Distinct prompts, and the lines that repeat one."""
     parse = _parse_json if path.suffix == ".jsonl" else _parse_text
-    found: dict[str, tuple[int, Prompt]] = {}
+    prompts: dict[str, tuple[int, Prompt]] = {}
     repeats: list[int] = []
     for number, line in _lines(path):
         prompt = parse(line, f"{path}:{number}")
         if prompt is None:
             continue
-        first, known = found.setdefault(prompt.text, (number, prompt))
+        first, known = prompts.setdefault(prompt.text, (number, prompt))
         if known != prompt:
             raise UserError(
                 f"{path}:{number}: the prompt of line {first} again, with other metadata; a prompt may occur once"
             )
         if first != number:
             repeats.append(number)
-    if not found:
+    if not prompts:
         raise UserError(f"{path}: no prompts in this file")
-    return tuple(prompt for _, prompt in found.values()), repeats
+    return tuple(prompt for _, prompt in prompts.values()), repeats
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -45,10 +45,10 @@ def find_merge(name: str) -> tuple[str, str | None]:
     if path.is_file():
         return str(path), None
     if path.is_dir():
-        found = sorted(file.name for file in path.glob("*.safetensors"))
-        if len(found) == 1:
-            return str(path), found[0]
-        several = f"has several: {', '.join(found)}; name one of them" if found else "has no .safetensors"
+        files = sorted(file.name for file in path.glob("*.safetensors"))
+        if len(files) == 1:
+            return str(path), files[0]
+        several = f"has several: {', '.join(files)}; name one of them" if files else "has no .safetensors"
         raise UserError(f'folder "{path}" {several}')
     source, _, file = name.partition(":")
     hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not Path(source).parent.is_dir()
@@ -107,8 +107,8 @@ def class_in_file(name: str, kind: str) -> Any:
         raise UserError(f'{kind}: no file "{path}"{nearest(file.name, files)}')
     module = _imported(file.resolve(), file.stat().st_mtime_ns, kind)
     if not hasattr(module, wanted):
-        own = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise UserError(f'{kind}: no class "{wanted}" in {path}{nearest(wanted, own)}')
+        classes = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise UserError(f'{kind}: no class "{wanted}" in {path}{nearest(wanted, classes)}')
     return getattr(module, wanted)
 
 

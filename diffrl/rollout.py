@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diffrl import seeds
 from diffrl.continuations import Branches, Plan, Tree
 from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
 from diffrl.forward import Process
 from diffrl.samplers import check_process
 from diffrl.sampling import SamplerSpec
+from diffrl.seeds import noise as noise_of
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
@@ -117,23 +117,13 @@ def collect(
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
     job = replace(job, caching=caching)
     final = 0 if plan is None else plan.final(spec)
-    texts = [p.text for p in prompts]
-    prompt_index, member, local = _share(texts, group_size, rank, world)
-    assert len(member) > 0, "more processes than images"
-    cond = policy.encode(texts)
-    latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
-    owners = [texts[i] for i in prompt_index.tolist()]
-    starts = job.starts(owners)
-    trajectory = empty_trajectory(job, latents, starts) if keep_trajectory else None
+    rollout = _empty(job, prompts, rank, world)
+    owners = [prompts[i].text for i in rollout.prompt_index.tolist()]
     pictures: list[Tensor] = []
-    for part in _batches(len(member), batch_size):
-        own = cond.select(prompt_index[part])
-        drawn = _sample(job, own, owners[part], member[part].tolist())
-        latents[part] = drawn.latents
-        if trajectory is not None and drawn.states is not None and drawn.log_prob is not None:
-            trajectory.states[part], trajectory.log_prob[part] = drawn.states, drawn.log_prob
-            if trajectory.ends is not None and drawn.ends is not None:
-                trajectory.ends[part] = drawn.ends
+    for part in _batches(len(owners), batch_size):
+        own = rollout.cond.select(rollout.prompt_index[part])
+        drawn = _sample(job, own, owners[part], rollout.member[part].tolist())
+        _keep(rollout, drawn, part)
         for view in range(0 if drawn.views is None else drawn.views.shape[1]):
             if on_view is not None and view != final:
                 on_view(_decoded(policy, drawn.views[:, view]), part, view)  # type: ignore[index]
@@ -142,22 +132,40 @@ def collect(
             on_batch(images, part)
         if keep_images:
             pictures.append(images.cpu())
+    rollout.images, rollout.forwards = torch.cat(pictures) if keep_images else None, job.count[0]
+    return rollout
+
+
+def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollout:
+    """The rollout before its images are drawn."""
+    policy, spec, texts = job.policy, job.spec, [p.text for p in prompts]
+    prompt_index, member, local = _share(texts, job.group, rank, world)
+    assert len(member) > 0, "more processes than images"
+    latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
     return Rollout(
         prompts=list(prompts),
         prompt_index=prompt_index,
         member=member,
         first=local.start,
-        total=len(prompts) * group_size,
+        total=len(prompts) * job.group,
         latents=latents,
-        images=torch.cat(pictures) if keep_images else None,
-        cond=cond,
-        trajectory=trajectory,
+        images=None,
+        cond=policy.encode(texts),
+        trajectory=empty_trajectory(job, latents) if job.keep else None,
         schedule=torch.tensor(job.sigmas),
         process=policy.process,
         spec=spec,
-        forwards=job.count[0],
         guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
     )
+
+
+def _keep(rollout: Rollout, drawn: Drawn, part: slice) -> None:
+    """A batch's latents and steps."""
+    rollout.latents[part], trajectory = drawn.latents, rollout.trajectory
+    if trajectory is not None and drawn.states is not None and drawn.log_prob is not None:
+        trajectory.states[part], trajectory.log_prob[part] = drawn.states, drawn.log_prob
+        if trajectory.ends is not None and drawn.ends is not None:
+            trajectory.ends[part] = drawn.ends
 
 
 def generate(
@@ -232,7 +240,7 @@ def initial_noise(
     It is what a plain pipeline must be given as `latents` to make the same picture.
     """
     whose = [(text,) if same_noise else (text, m) for text, m in zip(texts, members, strict=True)]
-    return seeds.noise(tuple(shape), [(seed, epoch, *owner, "initial") for owner in whose])
+    return noise_of(tuple(shape), [(seed, epoch, *owner, "initial") for owner in whose])
 
 
 def _job(
@@ -305,7 +313,7 @@ def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence
 
     def step_noise(names: Sequence[tuple[str, int]], width: int) -> Tensor:
         # all of an image's step noises in one draw: one generator per image, not one per step
-        return seeds.noise((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(
+        return noise_of((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(
             device, non_blocking=True
         )
 
@@ -329,4 +337,4 @@ def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence
         noise = step_noise(first, spec.stochastic_steps)
         return tree(job, plan, begin(roots, [0] * len(roots), same=True), own, leaves, group, noise)
     x = begin(texts, members, spec.same_noise)
-    return chain(job, x, cond, step_noise(names, spec.stochastic_steps), job.starts(texts))
+    return chain(job, x, cond, step_noise(names, spec.stochastic_steps))

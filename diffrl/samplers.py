@@ -116,8 +116,8 @@ def ddim(
     alpha, sigma = process.alpha(t), process.sigma(t)
     alpha_next, sigma_next = process.alpha(t_next), process.sigma(t_next)
     # variance of x_next given x and x0: sigma_next^2 / sigma^2 (sigma^2 - (alpha / alpha_next)^2 sigma_next^2)
-    kept = (alpha / alpha_next * sigma_next / sigma).clamp(max=1)
-    std = eta * sigma_next * (1 - kept**2).sqrt()
+    scale = (alpha / alpha_next * sigma_next / sigma).clamp(max=1)
+    std = eta * sigma_next * (1 - scale**2).sqrt()
     old = (sigma_next**2 - std**2).clamp(min=0).sqrt()
     return expand(alpha_next, x0) * x0 + expand(old, x0) * eps, expand(std, x0)
 

@@ -74,7 +74,7 @@ def find_sampler(name: str) -> Sampler:
         if not Path(path).is_file():
             raise UserError(f'no sampler file "{path}"')
         module = import_file(Path(path), "sampler")
-        found = getattr(module, inner, None)
+        sampler = getattr(module, inner, None)
         hint = nearest(inner, [n for n, thing in vars(module).items() if isinstance(thing, Sampler)])
     else:
         installed = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -82,13 +82,13 @@ def find_sampler(name: str) -> Sampler:
             hint = nearest(name, [*SAMPLERS, *installed])
             raise UserError(f'unknown sampler "{name}"{hint}; one of your own is written "path/to/file.py:NAME"')
         try:
-            found = installed[name].load()
+            sampler = installed[name].load()
         except (Exception, SystemExit) as error:
             raise UserError(f'sampler "{name}" cannot be imported: {where(error)}') from error
         hint = ""
-    if not isinstance(found, Sampler) or found.step is None:
+    if not isinstance(sampler, Sampler) or sampler.step is None:
         raise UserError(f'"{name}" is not a diffrl.sampling.Sampler with a step{hint}')
-    return found
+    return sampler
 
 
 def _known(name: str) -> str:

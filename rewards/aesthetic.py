@@ -70,8 +70,8 @@ class Aesthetic:
             self.clip = shared_vision(clip, device, precision, "aesthetic")
         else:
             if clip is None:
-                clip, own = V2_CLIP if head == "v2" else ("playground", None)
-                pretrained = pretrained or own
+                clip, embedder = V2_CLIP if head == "v2" else ("playground", None)
+                pretrained = pretrained or embedder
             self.clip = shared_clip(clip, pretrained, device, precision)
         width, first = self._width(), self.head[0]
         assert isinstance(first, nn.Linear)

@@ -200,10 +200,10 @@ def _absolute(model: str) -> str:
 def _images(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"artifact: no folder {folder}")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if len(found) < LEAST:
-        raise UserError(f"artifact: {len(found)} images in {folder}; {LEAST} are needed at least")
-    return found
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if len(files) < LEAST:
+        raise UserError(f"artifact: {len(files)} images in {folder}; {LEAST} are needed at least")
+    return files
 
 
 @torch.no_grad()

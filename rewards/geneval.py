@@ -21,7 +21,16 @@ from torch.nn import functional as F
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo.clip import PRECISIONS, ClipModel, pick_device, shared_clip
-from diffrl_zoo.geneval_rules import COLORS, Box, Detection, Thresholds, correct, kept, parse_prompt, partial_credit
+from diffrl_zoo.geneval_rules import (
+    COLORS,
+    Box,
+    Detection,
+    Thresholds,
+    correct,
+    filter_detections,
+    parse_prompt,
+    partial_credit,
+)
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 MODES = ("correct", "partial")
@@ -86,7 +95,7 @@ class Detector:
         """One image's logits (Q, C + 1) and masks (Q, h, w): confidence = class probability * mean mask probability."""
         probabilities = logits.softmax(dim=-1)[:, :-1]
         scores, places = probabilities.flatten().topk(min(TOP, probabilities.numel()))
-        found: dict[str, list[Detection]] = {}
+        detections: dict[str, list[Detection]] = {}
         for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             if score <= least:  # the mask can only lower it
                 break
@@ -97,16 +106,16 @@ class Detector:
                 continue
             score *= float(mask.sigmoid()[inside].mean())
             if score > least:
-                found.setdefault(self.names[label], []).append(Detection(_box(inside), score, inside))
-        return found
+                detections.setdefault(self.names[label], []).append(Detection(_box(inside), score, inside))
+        return detections
 
     def _boxes(self, row: Mapping[str, Tensor]) -> dict[str, list[Detection]]:
-        found: dict[str, list[Detection]] = {}
+        detections: dict[str, list[Detection]] = {}
         for score, label, box in zip(
             row["scores"].tolist(), row["labels"].tolist(), row["boxes"].tolist(), strict=True
         ):
-            found.setdefault(self.names[label], []).append(Detection((box[0], box[1], box[2], box[3]), score))
-        return found
+            detections.setdefault(self.names[label], []).append(Detection((box[0], box[1], box[2], box[3]), score))
+        return detections
 
 
 def _box(mask: Tensor) -> Box:
@@ -202,11 +211,13 @@ class GenEval:
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, H, W) in [0, 1]."""
         asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
-        found = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
-        return torch.tensor([self._judge(*row) for row in zip(images, found, asked, strict=True)], dtype=torch.float32)
+        detections = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
+        return torch.tensor(
+            [self._judge(*row) for row in zip(images, detections, asked, strict=True)], dtype=torch.float32
+        )
 
-    def _judge(self, image: Tensor, found: dict[str, list[Detection]], asked: Mapping[str, Any]) -> float:
-        objects = kept(found, asked["tag"], self.thresholds)
+    def _judge(self, image: Tensor, detections: dict[str, list[Detection]], asked: Mapping[str, Any]) -> float:
+        objects = filter_detections(detections, asked["tag"], self.thresholds)
         rule = correct if self.mode == "correct" else partial_credit
         return float(
             rule(objects, asked, lambda things, name: self.colour(image, things, name), self.thresholds.margin)

@@ -57,11 +57,13 @@ def iou(a: Box, b: Box) -> float:
     return shared / union if union else 0.0
 
 
-def kept(found: Objects, tag: str, thresholds: Thresholds = Thresholds()) -> dict[str, list[Detection]]:
+def filter_detections(
+    candidates: Objects, tag: str, thresholds: Thresholds = Thresholds()
+) -> dict[str, list[Detection]]:
     """The objects above the threshold (a higher one for counting), the most confident first, without overlaps."""
     least = thresholds.counting if tag == "counting" else thresholds.score
     objects = {}
-    for name, detections in found.items():
+    for name, detections in candidates.items():
         ordered = sorted((d for d in detections if d.score > least), key=lambda d: -d.score)
         chosen: list[Detection] = []
         for detection in ordered[: thresholds.most]:

@@ -73,8 +73,8 @@ class ImageReward:
             raise UserError(f'imagereward: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
         self.device, self.dtype, self.batch_size = pick_device(device), PRECISIONS[precision], batch_size
         weights, config = _files(model)
-        own = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
-        source = tokenizer or (str(weights.parent) if own else TOKENIZER)
+        with_tokenizer = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+        source = tokenizer or (str(weights.parent) if with_tokenizer else TOKENIZER)
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
@@ -129,10 +129,10 @@ def _files(model: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
-    found = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-    if not found:
+    result = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    if not result:
         raise UserError(f"imagereward: {path} has no tensors {prefix}*; it is not ImageReward's checkpoint")
-    return found
+    return result
 
 
 def _vision(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -163,10 +163,10 @@ def _text(tensors: Mapping[str, Tensor], config: Mapping[str, Any], vision_width
     from transformers import BlipTextConfig, BlipTextModel
 
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
-    kept = {key: config[key] for key in (*keys, "max_position_embeddings", "layer_norm_eps")}
+    settings = {key: config[key] for key in (*keys, "max_position_embeddings", "layer_norm_eps")}
     vocabulary = tensors["embeddings.word_embeddings.weight"].shape[0]
     # is_decoder only adds the layers of cross-attention here; the attention to the prompt stays bidirectional.
-    built = BlipTextConfig(**kept, vocab_size=vocabulary, encoder_hidden_size=vision_width, is_decoder=True)
+    built = BlipTextConfig(**settings, vocab_size=vocabulary, encoder_hidden_size=vision_width, is_decoder=True)
     wanted = {key: tensor for key, tensor in tensors.items() if not key.endswith("position_ids")}
     return _filled(BlipTextModel(built, add_pooling_layer=False), wanted)
 

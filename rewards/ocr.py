@@ -29,8 +29,8 @@ _SINGLE = re.compile(r"(?<!\w)['‘]([^'‘’]*)['’](?!\w)")
 def quotes(prompt: str) -> list[str]:
     """The texts in the prompt's double quotes, or, if there is none, in single quotes; empty ones are left out."""
     for marks in (_DOUBLE, _SINGLE):
-        if found := [text.strip() for text in marks.findall(prompt) if text.strip()]:
-            return found
+        if texts := [text.strip() for text in marks.findall(prompt) if text.strip()]:
+            return texts
     return []
 
 
@@ -74,8 +74,8 @@ def _engine(width: int, batch_size: int, threads: int) -> Any:
 
     folder = Path(rapidocr.__file__).parent / "models"
     paths = {part: sorted(folder.glob(f"*_{part}_*.onnx")) for part in ("det", "rec")}
-    for part, found in paths.items():
-        if not found:
+    for part, file in paths.items():
+        if not file:
             raise UserError(f"ocr: RapidOCR's wheel has no *_{part}_*.onnx in {folder}; install rapidocr again")
     return rapidocr.RapidOCR(
         params={
@@ -167,10 +167,10 @@ class Ocr:
         """The targets, normalised; none that is empty."""
         given = metadata.get("text")
         texts = quotes(prompt) if given is None else [given] if isinstance(given, str) else [str(t) for t in given]
-        found = [text for text in (normalise(text, self.case) for text in texts) if text]
+        result = [text for text in (normalise(text, self.case) for text in texts) if text]
         if self.targets == "first":
-            return found[:1]
-        return found if self.targets == "each" or not found else ["".join(found)]
+            return result[:1]
+        return result if self.targets == "each" or not result else ["".join(result)]
 
     def _score(self, text: str, wanted: Sequence[str]) -> float:
         text = normalise(text, self.case)

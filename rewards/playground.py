@@ -11,6 +11,7 @@ from torch import Tensor
 from diffrl.errors import UserError, nearest
 from diffrl.playground.grammar import facts as facts_of
 from diffrl.playground.grammar import parse, understood
+from diffrl.playground.variety import FIGURES
 from diffrl.playground.verifier import Verdict, verify
 from diffrl.rewards.protocol import Card
 
@@ -31,6 +32,7 @@ class Playground:
     """
 
     name = "playground"
+    figures = FIGURES
     card = Card(
         measures="facts of the prompt (shape, colour, count, relation, background, style, tone, head), from the pixels",
         range=(0.0, 1.0),

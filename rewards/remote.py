@@ -15,7 +15,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.rewards import wire
 from diffrl.rewards.client import RemoteError, Servers, find_token
 from diffrl.rewards.direction import essential
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import ABILITIES, Card, RewardError
 
 FORMS = ("tensors", "png")
 
@@ -35,6 +35,7 @@ class Remote:
 
     name = "remote"
     remote = True
+    groupwise = False  # this and the card: as the server says
     card = Card(
         measures="what the served reward measures",
         range=(float("-inf"), float("inf")),
@@ -69,15 +70,14 @@ class Remote:
         about = described[0]
         self._path = _path(reward)
         self.name = str(about["name"])
-        self.groupwise = bool(about["groupwise"])
         self.identity = str(about["identity"])
-        if (card := wire.card_from_json(about["card"])) is not None:
-            self.card = card
+        heard = _abilities(about)
+        self._restricted, batch_size = bool(heard.pop("applies")), heard.pop("batch_size")
+        vars(self).update({name: value for name, value in heard.items() if value is not None})
         self._limits = wire.Limits(
             min(one["limits"]["images"] for one in described), min(one["limits"]["bytes"] for one in described)
         )
-        self._size = images or about["batch_size"] or self._limits.images
-        self._restricted = bool(about["applies"])
+        self._size = images or batch_size or self._limits.images
         self._applies: dict[str, bool] = {}
         self._threads = ThreadPoolExecutor(2 * len(urls), thread_name_prefix="diffrl-remote")
 
@@ -88,14 +88,14 @@ class Remote:
         asked = json.dumps({"prompts": [prompt], "metadata": [dict(metadata)]})
         if asked not in self._applies:
             try:
-                said = self._post("applies", asked.encode(), wire.JSON)
+                applicable = self._post("applies", asked.encode(), wire.JSON)
             except RemoteError as error:
                 raise RewardError(f'reward "{self.name}", asked whether it applies to "{prompt}": {error}') from error
-            if not (isinstance(said, list) and len(said) == 1 and isinstance(said[0], bool)):
+            if not (isinstance(applicable, list) and len(applicable) == 1 and isinstance(applicable[0], bool)):
                 raise RewardError(
-                    f'reward "{self.name}", asked whether it applies to "{prompt}", said {str(said)[:80]}'
+                    f'reward "{self.name}", asked whether it applies to "{prompt}", said {str(applicable)[:80]}'
                 )
-            self._applies[asked] = said[0]
+            self._applies[asked] = applicable[0]
         return self._applies[asked]
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -134,14 +134,14 @@ class Remote:
         """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
         answers is not the one that this one began with."""
         answer = self.servers.post(f"{self._path}/{what}", body, kind)
-        said = answer.json()
+        reply = answer.json()
         if (now := answer.headers.get(wire.IDENTITY)) != self.identity:
             other = "does not say which reward answers" if now is None else "now serves another reward under this name"
             raise RewardError(
                 f'reward "{self.name}": server {answer.url} {other} (identity {str(now)[:12]}, at the start '
                 f"{self.identity[:12]}); serve the former one again and resume, or begin a new run"
             )
-        return said.get("scores" if what == "score" else what)
+        return reply.get("scores" if what == "score" else what)
 
     def _describe(self, url: str, reward: str) -> dict[str, Any]:
         try:
@@ -169,16 +169,19 @@ def _is_score(value: object) -> bool:
 
 def _check_description(about: Mapping[str, Any]) -> None:
     """KeyError, TypeError or ValueError for a description that `Remote` cannot be built from."""
-    kinds = {"name": str, "identity": str, "groupwise": bool, "applies": bool, "arguments": dict, "limits": dict}
+    kinds = {"name": str, "identity": str, "arguments": dict, "limits": dict}
     for key, kind in kinds.items():
         if not isinstance(about[key], kind):
             raise TypeError(f"{key}: {str(about[key])[:40]}")
-    for count in (about["limits"]["images"], about["limits"]["bytes"], about["batch_size"] or 1):
+    for count in (about["limits"]["images"], about["limits"]["bytes"]):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"limits: {str(count)[:40]}")
-    card = wire.card_from_json(about["card"])
-    if card is not None and not all(isinstance(value, str) for key, value in vars(card).items() if key != "range"):
-        raise TypeError("card: expected texts")
+    _abilities(about)
+
+
+def _abilities(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of its reward's abilities."""
+    return {name: one.heard(about[name]) for name, one in ABILITIES.items() if one.told is not None}
 
 
 def _check_same(url: str, about: Mapping[str, Any], reward: str, arguments: Mapping[str, Any]) -> None:

@@ -72,10 +72,10 @@ def rubric_score(reply: Reply, low: float, high: float) -> float:
 def winner(reply: Reply) -> float:
     """1 if the answer's last line is `Winner: A`, 0 for B, 0.5 for a tie; `Unreadable` for any other line."""
     lines = _lines(reply.text)
-    found = _WINNER.fullmatch(lines[-1]) if lines else None
-    if found is None:
+    match = _WINNER.fullmatch(lines[-1]) if lines else None
+    if match is None:
         raise Unreadable(f'the last line is not "Winner: A", "Winner: B" or "Winner: tie": {reply.text[-200:]!r}')
-    return {"a": 1.0, "b": 0.0, "tie": 0.5}[found[1].lower()]
+    return {"a": 1.0, "b": 0.0, "tie": 0.5}[match[1].lower()]
 
 
 def win_rates(wins: Mapping[tuple[int, int], float], count: int) -> Tensor:

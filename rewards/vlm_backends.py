@@ -139,17 +139,17 @@ class Server:
             try:
                 response = self.client.post(f"{self.url}/chat/completions", json=body)
                 if response.status_code not in PASSING and response.is_error:
-                    said = " ".join(response.text.split())[:300]
-                    raise RewardError(f"vlm: the server {self.url} answered {response.status_code}: {said}")
+                    message = " ".join(response.text.split())[:300]
+                    raise RewardError(f"vlm: the server {self.url} answered {response.status_code}: {message}")
                 return parse(_reply(response.raise_for_status().json(), first))
             except Unreadable as error:
                 last, body = error, body | {"temperature": 0.5, "seed": trial + 1}
             except (httpx.HTTPError, ValueError) as error:
                 last = error
-        said = " ".join(str(last).split()) or "no message"
+        message = " ".join(str(last).split()) or "no message"
         raise RewardError(
             f'vlm: no usable answer from the server {self.url} on the prompt "{question.prompt}" in {self.retries + 1} '
-            f"tries; the last: {type(last).__name__}: {said}"
+            f"tries; the last: {type(last).__name__}: {message}"
         ) from last
 
     def _body(self, text: str, urls: Sequence[str], first: bool) -> dict[str, Any]:

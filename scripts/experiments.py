@@ -1,8 +1,9 @@
 """The experiments behind the pages' figures: what is to be run, what has been, and whether it is what is asked today.
 
-`scripts/experiments.yaml` names them. A result has the config, the number of its judgement's prompts and the digest of
-the shipped weights that it is of; a seed is run again when one of them has changed. Each seed also says which commit
-trained it. Whether code that has changed since changes figures is what the golden values of the tests answer.
+`scripts/experiments.yaml` names them. A result has the config, the number of its judgement's prompts, the digest of the
+shipped weights and the last correction of the code that it is of; a seed is run again when one of them has changed.
+Each seed also says which commit trained it. Any other change of code changes no figure, which the golden values of the
+tests answer for.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ import functools
 import hashlib
 import itertools
 import json
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from diffrl.config import load_config
-from diffrl.config.schema import Config, section_type
+from diffrl.config.removed import without_removed
+from diffrl.config.schema import Config
 from diffrl.errors import UserError
 from diffrl.resources import shipped
 
@@ -40,6 +40,7 @@ class Experiment:
     minutes: float = 10.0
     shows: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # prompts, per_prompt: of the judgement
+    code: str | None = None  # what was corrected in the code that it runs; None: nothing since its first result
 
     @property
     def out(self) -> Path:
@@ -47,9 +48,9 @@ class Experiment:
         return RESULTS / f"{self.name}.json"
 
     def asked(self) -> dict[str, Any]:
-        """What a result must be of: the config of any seed, the judgement's prompts, and the shipped weights."""
+        """What a result must be of: the config of any seed, the judgement's prompts, shipped weights and correction."""
         config = plain(load_config(ROOT / self.config, list(self.overrides)).resolved())
-        return {"config": config, **self.settings, "weights": weights()}
+        return {"config": config, **self.settings, "weights": weights(), "code": self.code}
 
     def name_of(self, seed: int) -> str:
         """What a seed's folder of runs is called: another one for whatever is asked otherwise."""
@@ -90,28 +91,17 @@ def weights() -> str:
 
 
 def read_today(config: dict[str, Any]) -> dict[str, Any]:
-    """A result's config as today's schema reads it: a key that it lacks has its default, one that is gone is left out.
+    """A result's config as today's schema reads it: a key that it lacks has its default, and a removed key that said
+    nothing is left out.
 
     Raises:
-        UserError, ValueError: today's schema refuses it.
+        UserError, ValueError: today's schema refuses it, as it does a removed key that said something.
     """
-
-    def known(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-        there = dict(values) if kind.model_config.get("extra") == "allow" else {}  # a reward's own parameters
-        for name in values.keys() & kind.model_fields.keys():
-            value, annotation = values[name], kind.model_fields[name].annotation
-            inner = section_type(annotation)
-            if inner is not None and isinstance(value, dict):
-                table = typing.get_origin(annotation) is dict
-                value = {key: known(row, inner) for key, row in value.items()} if table else known(value, inner)
-            there[name] = value
-        return there
-
-    return plain(Config.model_validate(known(config, Config)).resolved())
+    return plain(Config.model_validate(without_removed(config)).resolved())
 
 
 def differences(experiment: Experiment, told: dict[str, Any]) -> list[str]:
-    """In what a result is of something else than is asked today: "config", "prompts", "per_prompt", "weights"."""
+    """In what a result is of something else than is asked today: "config", a setting, "weights" or "code"."""
     asked = experiment.asked()
     try:
         config = read_today(told["config"])

@@ -1,25 +1,32 @@
 """Everything that only a GPU can prove, in one command: run it on a machine with one, and commit the JSON.
 
-    python scripts/gpu_proof.py --out assets/results/gpu_proof.json            # again and again, until all is done
-    python scripts/gpu_proof.py --out proof.json --only 'train/sd35/*'         # some parts
-    python scripts/gpu_proof.py --out proof.json --tiny                        # the same code on the CPU, at tiny size
+    python scripts/gpu_proof.py --count estimates.json              # on any machine: what `doctor` counts, 15 minutes
+    python scripts/gpu_proof.py --out proof.json --estimates estimates.json     # again and again, until all is done
+    python scripts/gpu_proof.py --out proof.json --only 'train/sd35/*'          # some parts
+    python scripts/gpu_proof.py --out proof.json --tiny             # the same code on the CPU, at tiny size
     python scripts/gpu_proof.py --list
 
-Every part takes at most ten minutes and writes what it found into the JSON at once. Parts for which no time is left are
-skipped with a reason; the next call goes on with them, and repeats none that was done by the same code on the same
-device. Networks are of true size with random weights made on the device, text embeddings random and of true shape, 512
-pixels; rewards cost nothing. Exit codes: 0; 1 if a part failed; 2 for bad input.
+A call takes eight minutes and writes what it finds into the JSON at once. Parts for which no time is left are skipped
+with a reason; the next call goes on with them, and repeats none that was done by the same code on the same device.
+Networks are of true size with random weights made on the device, text embeddings random and of true shape, 512 and 1024
+pixels; rewards cost nothing, and nothing is downloaded. Exit codes: 0; 1 if a part failed; 2 for bad input.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it once, long before the deterministic part
+
 import argparse
 import fnmatch
+import importlib.metadata
 import logging
 import shlex
 import sys
+import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "proof"))
 
 import checks
 import torch
+from estimates import Estimates
 from journal import Journal, Part, digest_of, run_parts
 from rich.console import Console
 from rich.table import Column, Table
-from training import METHODS, MODELS, OPTIONS, ROOT, Workshop, train_method, try_option
+from training import CASES, ROOT, Workshop, train_method, try_option
 
 from diffrl import __version__
 from diffrl.errors import UserError, nearest
@@ -40,41 +48,53 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = {  # of the table: a figure's name in the JSON, and what stands above it
     "images_per_second_rollout": "images/s",
     "rows_per_second_optimise": "rows/s",
+    "spread": "spread",
     "share_of_bare_loop": "of bare loop",
     "peak_gib": "peak GiB",
     "counted_gib": "counted GiB",
 }
+WIDTH = 150  # of the table: a terminal or a log of 80 columns would cut the figures off
+CHECKS = {  # by name: what runs, about how many seconds it takes, and the part after which it comes
+    "environment": (checks.environment, 10.0, ""),
+    "suite": (checks.suite, 60.0, ""),
+    "fsdp2": (checks.sharded, 60.0, "train/sd35/marble-5"),
+    "resume": (checks.resume, 70.0, "train/sd35/marble-5"),
+    "profile/sd35": (lambda shop, seconds: checks.profile(shop, "sd35"), 30.0, "train/flux-1024/nft"),
+    "profile/flux": (lambda shop, seconds: checks.profile(shop, "flux"), 60.0, "option/compiled-blocks"),
+}
 
 
-def all_parts(shop: Workshop) -> list[Part]:
-    """In the order of what is worth most."""
-    tiny = shop.tiny
+def all_parts(shop: Workshop | None) -> list[Part]:
+    """In the order of what is worth most; without a workshop to be listed alone."""
 
-    def part(name: str, work: Any, seconds: float, open_end: bool = False) -> Part:
-        return Part(name, work, 0.0 if tiny else seconds, open_end)
+    def measured(name: str) -> Part:
+        work = try_option if name.startswith("option/") else train_method
+        return Part(name, lambda seconds: work(shop, name), CASES[name].seconds)  # type: ignore[arg-type]
 
-    def plain(work: Any, *arguments: Any) -> Any:
-        return lambda seconds: work(shop, *arguments)
+    def checked(after: str) -> list[Part]:
+        return [
+            Part(name, lambda seconds, work=work: work(shop, seconds), taken)  # type: ignore[misc]
+            for name, (work, taken, place) in CHECKS.items()
+            if place == after
+        ]
 
-    def train(model: str, method: str) -> Part:
-        return part(f"train/{model}/{method}", plain(train_method, model, method), MODELS[model].seconds)
+    parts = checked("")
+    for name in CASES:
+        parts += [measured(name), *checked(name)]
+    return [Part(part.name, part.run, 0.0) for part in parts] if shop is not None and shop.tiny else parts
 
-    # A first call of eight minutes: does everything run, and how fast is the smallest model with each kind of method?
-    parts = [
-        part("environment", partial(checks.environment, shop), 10.0),
-        part("suite", partial(checks.suite, shop), 60.0),
-    ]
-    parts += [train("sd35", method) for method in ("nft", "crd", "grpo", "marble-5")]
-    parts += [part("fsdp2", partial(checks.sharded, shop), 60.0), part("resume", partial(checks.resume, shop), 90.0)]
-    parts += [train("flux", "nft"), train("qwen", "nft")]
-    for option, (model, _, longer) in OPTIONS.items():
-        seconds = MODELS[model].seconds * (3 + longer)
-        parts.append(part(f"option/{option}", plain(try_option, option), seconds))
-    before = {one.name for one in parts}
-    rest = [train(model, method) for method in METHODS for model in MODELS]
-    parts += [one for one in rest if one.name not in before]
-    parts.append(part("playground", partial(checks.playground, shop), 150.0, open_end=True))
-    return parts
+
+def count(names: list[str], shop: Workshop, path: Path, free: float, say: Any) -> None:
+    """What doctor counts for these parts on a device with `free` bytes, into the file, after each of them."""
+    for name in names:
+        mark, told = time.monotonic(), ""
+        try:
+            overrides, fit = shop.estimates.fitting(name, shop.written(name, "counted"), free)
+            told = f"{fit.total / 2**30:.1f} GiB {' '.join(overrides)}".rstrip()
+        except UserError as error:
+            told = str(error)
+        shop.estimates.write(path)
+        say(f"{name}: {told} ({time.monotonic() - mark:.0f} s)")
 
 
 def chosen(parts: list[Part], only: list[str]) -> list[Part]:
@@ -87,14 +107,13 @@ def chosen(parts: list[Part], only: list[str]) -> list[Part]:
 
 
 def show(journal: Journal, parts: list[Part], console: Console) -> None:
-    table = Table(Column("part", no_wrap=True), Column("", no_wrap=True), "s", *COLUMNS.values(), "")
-    for part in parts:
-        entry = journal.parts.get(part.name, {})
+    table = Table(Column("part", no_wrap=True), Column("", no_wrap=True), "s", *COLUMNS.values(), "beside plain; note")
+    ran = [part for part in parts if "seconds" in journal.parts.get(part.name, {})]
+    for part in ran:
+        entry = journal.parts[part.name]
         figures = [f"{entry[key]:g}" if isinstance(entry.get(key), float) else "" for key in COLUMNS]
         relative = ", ".join(f"{key.split('_')[0]} x {value:g}" for key, value in entry.get("relative", {}).items())
-        seconds = f"{entry['seconds']:g}" if "seconds" in entry else ""
-        note = entry.get("reason", relative)[:70]
-        table.add_row(part.name, entry.get("status", "to do"), seconds, *figures, note)
+        table.add_row(part.name, entry["status"], f"{entry['seconds']:g}", *figures, entry.get("reason", relative)[:70])
     console.print(table)
 
 
@@ -104,46 +123,63 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--work", type=Path, help="folder for models and runs (default: OUT.work beside it)")
     found.add_argument("--minutes", type=float, default=8.0, help="time for this call")
     found.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts by name, * and ? allowed")
+    found.add_argument("--estimates", type=Path, metavar="FILE", help="what --count wrote")
+    found.add_argument("--count", type=Path, metavar="FILE", help="count for --estimates, and run nothing")
+    found.add_argument("--gib", type=float, default=76.0, help="with --count: free memory of the device to advise for")
     found.add_argument("--tiny", action="store_true", help="tiny networks; runs on a CPU, too")
     found.add_argument("--list", action="store_true", help="name the parts and do nothing")
     return found
 
 
+def checked(args: argparse.Namespace) -> None:
+    """UserError for arguments that cannot work."""
+    if args.out is None and args.count is None:
+        raise UserError("--out: give the JSON file that the proof is written to")
+    if not (args.count or args.tiny or torch.cuda.is_available()):
+        raise UserError("no CUDA device here; --tiny runs the same code at tiny size on the CPU")
+    for name in ("minutes", "gib"):
+        if not getattr(args, name) > 0:
+            raise UserError(f"--{name}: expected more than 0, got {getattr(args, name):g}")
+
+
 def prove(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
-    # A file or a pipe is no 80 columns wide: rich would cut the figures off.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    if args.out is None and not args.list:
-        raise UserError("--out: give the JSON file that the proof is written to")
-    if not (args.list or args.tiny or torch.cuda.is_available()):
-        raise UserError("no CUDA device here; --tiny runs the same code at tiny size on the CPU")
-    if not args.minutes > 0:
-        raise UserError(f"--minutes: expected more than 0, got {args.minutes:g}")
-    out = args.out or Path("gpu_proof.json")
-    shop = Workshop(args.work or out.with_suffix(".work"), args.tiny) if not args.list else None
-    parts = chosen(all_parts(shop or _Listing()), args.only)  # type: ignore[arg-type]
-    if shop is None:
-        console.print("\n".join(part.name for part in parts), highlight=False)
+    console = Console(width=WIDTH)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    if args.list:
+        say("\n".join(part.name for part in all_parts(None)))
+        return 0
+    checked(args)
+    package, proof = (ROOT / "diffrl").rglob("*.py"), HERE / "proof"
+    counted = digest_of([*package, proof / "training.py", proof / "estimates.py"], ROOT, [])
+    facts = {"diffrl": __version__, "code": counted, "size": "tiny" if args.tiny else "true"}
+    facts["diffusers"] = importlib.metadata.version("diffusers")
+    known = args.estimates or (args.count if args.count and args.count.exists() else None)
+    out = args.out or args.count
+    shop = Workshop(args.work or out.with_suffix(".work"), args.tiny, Estimates(facts, known))
+    parts = chosen(all_parts(shop), args.only)
+    if args.count is not None:
+        count([part.name for part in parts if part.name in CASES], shop, args.count, args.gib * 2**30, say)
         return 0
     head = {"command": shlex.join(["python", "scripts/gpu_proof.py", *(arguments or sys.argv[1:])]), "tiny": args.tiny}
     head |= {"diffrl_version": __version__, "machine": checks.machine(), "versions": checks.versions(), "seed": 0}
-    code = [*(ROOT / "diffrl").rglob("*.py"), *(HERE / "proof").glob("*.py"), *(HERE / "benchmarks").glob("*.py")]
-    facts = [str(args.tiny), str(head["machine"].get("gpu")), *map(str, sorted(head["versions"].items()))]
-    journal = Journal(out, head, digest_of([Path(__file__).resolve(), *code], ROOT, facts))
-    run_parts(parts, journal, 60 * args.minutes, lambda text: console.print(text, highlight=False, markup=False))
+    code = [Path(__file__).resolve(), *proof.glob("*.py"), *(HERE / "benchmarks").glob("*.py")]
+    same = [counted, str(args.tiny), str(head["machine"].get("gpu")), *map(str, sorted(head["versions"].items()))]
+    journal = Journal(out, head, digest_of(code, ROOT, same))
+    for name, part in journal.parts.items():
+        if name in CASES and name.endswith("/nft") and journal.done(name) and part["status"] == "done":
+            shop.plain[CASES[name].model] = part
+    run_parts(parts, journal, 60 * args.minutes, say)
     journal.write()
     show(journal, parts, console)
     failed = [part.name for part in parts if journal.parts.get(part.name, {}).get("status") == "failed"]
     left = [part.name for part in parts if not journal.done(part.name) and part.name not in failed]
     if left:
-        console.print(f"{len(left)} parts are left: call again", highlight=False)
+        say(f"{len(left)} parts are left: call again ({', '.join(left)})")
     return 1 if failed else 0
-
-
-class _Listing:
-    """In the place of a workshop where nothing runs."""
-
-    tiny = True
 
 
 def main() -> None:

@@ -8,8 +8,8 @@
 Every run is resumable: started again, finished runs are only evaluated and broken ones continue. Base model and trained
 LoRA are judged on the same prompts with the same noise, so the test is paired: per prompt, the mean over its images.
 The base model is judged once for all seeds, and for all variants that share `--runs`. `--all` goes on where it was
-stopped; a seed whose config, prompts and weights are those of its result is not run again. Each result says which
-commit trained it. A result in assets/results is written into the pages' tables, too.
+stopped; a seed whose config, prompts, weights and corrections are those of its result is not run again. Each result
+says which commit trained it. A result in assets/results is written into the pages' tables, too.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def result_of(
         "diffrl_version": __version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        **settings,  # prompts, per_prompt: of the judgement
+        **settings,  # prompts, per_prompt: of the judgement; code: the last correction
         "weights": weights(),
         "config": plain(config),
         "summary": table,
@@ -238,7 +238,8 @@ def merge(experiment: Experiment, part: Path) -> None:
         found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
         command = f"python scripts/reproduce.py --all --only {experiment.name}"
         ordered = [found[seed] for seed in sorted(found)]
-        write(experiment.out, result_of(ordered, command, told["config"], experiment.settings))
+        settings = experiment.settings | {"code": experiment.code}
+        write(experiment.out, result_of(ordered, command, told["config"], settings))
 
 
 def tabulate() -> None:

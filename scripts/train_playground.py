@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).parent / "playground"))
 
 from autoencoder import train_autoencoder, train_decoder
 from clips import train_aesthetic, train_clip, train_preference
-from drawing import Design, Prompts, encode_pool, train_drawing
+from drawing import Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
 from turbo import save_turbo, train_turbo
@@ -97,11 +97,10 @@ class Work:
 
     def latents(self, vae: Any) -> np.ndarray:
         """The pool's latents (N, 8, 8, 8), scaled; sets the autoencoder's scaling and shift factor."""
-        paths = sorted(self.folder.glob("latents-*.npy"))
-        if not paths:
-            encode_pool(self.folder, self.pool(), vae)
-            paths = sorted(self.folder.glob("latents-*.npy"))
-        latents = np.concatenate([np.load(path) for path in paths])
+        path = self.folder / "latents.npy"
+        if not path.exists():
+            np.save(path, encode_pool(self.pool(), vae))
+        latents = np.load(path)
         self.scale(vae, latents)
         return ((latents - np.float32(vae.config.shift_factor)) * np.float32(vae.config.scaling_factor)).astype(
             np.float16
@@ -148,7 +147,7 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 
 def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
-    design: Design | None = None,
+    bf16: bool = False,
 ) -> None:  # fmt: skip
     """Train the generator or the decoder further, from the weights in --out, or the generator's distilled student."""
     pool = work.pool()
@@ -157,9 +156,7 @@ def go_on(
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
         latents = work.latents(vae)
-        drawn = train_drawing(
-            work.folder, pool, latents, prompts, minutes, start=start, compiled=compiled, rate=rate, design=design
-        )
+        drawn = train_drawing(work.folder, pool, latents, prompts, minutes, start, compiled, rate, bf16)
         drawn.load_state_dict({name: (1 - keep) * new + keep * start[name] for name, new in drawn.state_dict().items()})
         work.export_pipeline(vae, texts, drawn)
     if "decoder" in stages:
@@ -169,7 +166,7 @@ def go_on(
         save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
-def train(work: Work, last: int, compiled: bool = False, design: Design | None = None) -> None:
+def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     for stage in STAGES[1 : last + 1]:
@@ -180,7 +177,7 @@ def train(work: Work, last: int, compiled: bool = False, design: Design | None =
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
             latents = work.latents(vae)
-            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, design=design)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, bf16=bf16)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder":
             vae = train_decoder(work.folder, pool, vae, minutes[stage])
@@ -197,9 +194,7 @@ def train(work: Work, last: int, compiled: bool = False, design: Design | None =
 
 def export(work: Work) -> None:
     """Write what the states hold now."""
-    vae = work.averaged("autoencoder", models.build_vae())
-    if decoded := work.averaged("decoder", models.build_vae()):
-        vae = decoded
+    vae = work.averaged("decoder", models.build_vae()) or work.averaged("autoencoder", models.build_vae())
     texts = work.averaged("texts", Texts(work.tokenizer))
     drawn = work.averaged("generator", models.build_transformer())
     if vae is not None and texts is not None and drawn is not None:
@@ -222,8 +217,8 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
     The stages in `further` went on from shipped weights: their cost is added to what those had cost.
     """
     path = work.out / "training.json"
-    told = json.loads(path.read_text()) if path.exists() else {}
-    stages = {name: stage for name, stage in told.get("stages", {}).items() if name in EVERY}
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    stages = {name: stage for name, stage in recorded.get("stages", {}).items() if name in EVERY}
     for name in EVERY:
         state_path = work.folder / f"{name}.pt"
         if state_path.exists() and (not further or name in further):
@@ -231,21 +226,21 @@ def record(work: Work, further: Sequence[str] = ()) -> None:
             before = stages.get(name, {}) if further else {}
             stages[name] = {key: round(state[key]) + before.get(key, 0) for key in ("seconds", "step", "images")}
     machine = f"one CPU core, {platform.machine()}, torch {torch.__version__}"
-    commands = [*told.get("commands", []), shlex.join(["python", *sys.argv])]
-    told |= {"commands": commands, "machine": machine, "stages": stages}
+    commands = [*recorded.get("commands", []), shlex.join(["python", *sys.argv])]
+    recorded |= {"commands": commands, "machine": machine, "stages": stages}
     if not further:
-        told |= {"seed": work.seed, "scenes": work.scenes}
-    path.write_text(json.dumps(told, indent=2) + "\n")
+        recorded |= {"seed": work.seed, "scenes": work.scenes}
+    path.write_text(json.dumps(recorded, indent=2) + "\n")
 
 
 def _minutes(words: list[str]) -> dict[str, float]:
-    found = dict(EVERY)
+    minutes = dict(EVERY)
     for word in words:
         name, _, value = word.partition("=")
-        if name not in found:
-            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(found)})")
-        found[name] = float(value)
-    return found
+        if name not in minutes:
+            raise SystemExit(f"--minutes {word}: no stage {name!r} (choose from: {', '.join(minutes)})")
+        minutes[name] = float(value)
+    return minutes
 
 
 def main() -> None:
@@ -271,7 +266,6 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
-    design = Design(bf16=args.bf16)
     stages: list[str] = []
     if args.export:
         export(work)
@@ -281,9 +275,9 @@ def main() -> None:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
-        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, design)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, args.bf16)
     else:
-        train(work, STAGES.index(args.stage), args.compile, design)
+        train(work, STAGES.index(args.stage), args.compile, args.bf16)
     record(work, stages)
 
 

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
@@ -19,11 +20,17 @@ _SERVER.set_forkserver_preload(["diffrl.run.train", "diffrl.policy.sd3", "diffus
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> int:
     """The exit code of a process that calls the function: 1 after an exception (it is on stderr), -N by signal N."""
-    child = _SERVER.Process(target=_quietly, args=(function, *arguments))
-    child.start()
-    child.join()
-    assert child.exitcode is not None
-    return child.exitcode
+    started = child(function, *arguments)
+    started.join()
+    assert started.exitcode is not None
+    return started.exitcode
+
+
+def child(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """A process that calls the function, started."""
+    started = _SERVER.Process(target=_quietly, args=(function, *arguments))
+    started.start()
+    return started
 
 
 def _quietly(function: Callable[..., Any], *arguments: Any) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from diffrl.cli.main import main
+
 
 def launch(processes: int, *arguments: str | Path, config_file: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`torchrun ... -m diffrl train ARGUMENTS`, or `accelerate launch` with a config file. AssertionError for fewer.
@@ -23,9 +25,7 @@ def launch_script(
     processes: int, *command_line: str | Path, config_file: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A script with its arguments, or "-m" and a module, launched likewise."""
-    with socket.socket() as free:  # tests run side by side: each launch needs a port of its own
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     if config_file:
         options = f"accelerate.commands.launch --config_file {config_file} --num_machines 1 --num_processes {processes}"
         options += f" --main_process_port {port}"
@@ -35,3 +35,25 @@ def launch_script(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true"} if config_file else {}  # torchrun's processes see for themselves
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def free_port() -> int:
+    """Tests run side by side: each launch needs a port of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def train_joined(
+    rank: int, port: int, said: Path, words: list[str], folder: Path, heard: bool = True, limit: str = "90"
+) -> None:
+    """In a child: `diffrl train WORDS` as one of two processes, stderr in a file. `heard`: somebody reads stdout."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ |= {"RANK": str(rank), "ACCELERATE_USE_CPU": "true", "DIFFRL_HEARTBEAT": limit}
+    os.chdir(folder)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    if not heard:
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(reader)
+    sys.exit(main(["train", *words]))

@@ -250,12 +250,12 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.divgen.extractors import check_extractor, load_extractor
     from diffrl.divgen.observe import read_folder
     from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
-    from diffrl.records.advance import progress
+    from diffrl.records.progress_bar import progress
 
-    own = arguments.folder == "playground"
-    style = arguments.style or ("clip" if own else "csd")
+    shipped = arguments.folder == "playground"
+    style = arguments.style or ("clip" if shipped else "csd")
     check_extractor("style", style)
-    if own:
+    if shipped:
         with progress("rendering", RENDERINGS + 971) as advance:
             reference = playground_reference(load_extractor("style", style, _device(arguments)), advance=advance)
     else:

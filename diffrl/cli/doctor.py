@@ -22,8 +22,8 @@ OK, WARN, BAD = "ok", "warn", "FAIL"
 ESSENTIAL = ("torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "open_clip", "safetensors")
 NEEDED = {"diffusers": "StableDiffusion3Pipeline"}
 OPTIONAL = {  # package -> (extra, what it is for)
-    "wandb": ("wandb", "tracking.wandb"),
-    "tensorboard": ("tensorboard", "tracking.tensorboard"),
+    "wandb": ("wandb", "tracking.trackers"),
+    "tensorboard": ("tensorboard", "tracking.trackers"),
     "xformers": ("xformers", "engine.attention"),
     "bitsandbytes": ("8bit", "engine.optimiser"),
 }
@@ -64,14 +64,14 @@ def check_fit(config: Config) -> bool:
     if fit.total <= free:
         print("it fits")
         return True
-    found = advise(config, free, world, fit, sharded)
-    if found is None:
+    advice = advise(config, free, world, fit, sharded)
+    if advice is None:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
         if (spread := estimate(config, 8, sharded=True)).total < fit.total:
             text = f"spread over 8 devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs {spread.total / GIB:.1f} GiB"
             print(f"{text} on each, and less with smaller micro-batches")
         return False
-    print(f"it does not fit; with {found[0].total / GIB:.1f} GiB it would: {' '.join(found[1])}")
+    print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
     return False
 
 
@@ -206,10 +206,10 @@ def rewards() -> Iterator[Finding]:
 
 def _built_in_time(build: Callable[[], object]) -> None:
     """Build a plugin in a thread that can be left behind: one that hangs is found, and the next ones are built."""
-    from diffrl.rewards.timeouts import Caller, TooLong
+    from diffrl.rewards.timeouts import TooLong, call
 
     try:
-        Caller[object]().wait(build, PATIENCE).result()
+        call(build, PATIENCE).result()
     except TooLong:
         raise TimeoutError(f"its constructor did not come back within {PATIENCE:g} s") from None
 

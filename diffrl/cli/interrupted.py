@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,8 @@ def resumable(folder: str | Path, train: Callable[[], object]) -> int:
     try:
         train()
     except Interrupted as ended:
-        say(f"{again}  ({ended}; exit code {EXIT_CODE})")
+        if os.environ.get("RANK", "0") == "0":
+            say(f"{again}  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     except KeyboardInterrupt:
         if (Path(folder) / "checkpoints").is_dir():
@@ -27,10 +30,19 @@ def resumable(folder: str | Path, train: Callable[[], object]) -> int:
     return 0
 
 
-def leave_peers(code: int) -> None:
-    """End this process where it is one of several that were joined: torch's threads may wait for a peer at exit."""
+def leave_peers(code: int, error: Exception | None = None) -> None:
+    """End this process where it is one of several that were joined; else do nothing. `error`: to show.
+
+    Not as the interpreter ends: it would destroy torch's process group, whose threads still run, and that aborts now
+    and then ("terminate called without an active exception"), or waits for a peer for ever, as
+    `destroy_process_group` may.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if error is not None:
+            traceback.print_exception(error)
+        if code == 0:
+            atexit._run_exitfuncs()  # those that Python code has asked for
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -55,9 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _shown_warnings():
             code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
+        leave_peers(code)
         return code
     except KeyboardInterrupt:
         say("diffrl: interrupted")
+        leave_peers(130)
         return 130
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python flushes once more at exit
         unheard(sys.stdout)
@@ -65,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         code, text = _explain(error)
         if code == 0 or os.environ.get("DIFFRL_DEBUG") == "1":
+            leave_peers(1, error)
             raise
         # Bad input is the same on every process: one of them says so. Other failures may be one process's alone.
-        if code != 2 or os.environ.get("RANK", "0") == "0":
+        if not getattr(error, "quiet", False) and (code != 2 or os.environ.get("RANK", "0") == "0"):
             say(f"diffrl: error: {' '.join(text.split())}")
         leave_peers(code)
         return code
@@ -98,13 +101,13 @@ def _run(argv: list[str]) -> int:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as done:  # a help text was printed
         return int(done.code or 0)
-    own: _Parser = arguments.parser
+    subparser: _Parser = arguments.parser
     for word in rest:
         if word.startswith("-"):
-            known = set(re.findall(r"--[\w-]+", own.format_help()))
+            known = set(re.findall(r"--[\w-]+", subparser.format_help()))
             raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
         if not arguments.words_anywhere:
-            own.error(f'unexpected argument "{word}"')
+            subparser.error(f'unexpected argument "{word}"')
     return arguments.handler(arguments, rest)
 
 

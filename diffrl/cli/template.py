@@ -64,7 +64,7 @@ def template(
     """YAML that `load_config` reads, or whose one fault it names (a reward that needs an argument, say)."""
     small = model == "playground"
     values = {name: dict(keys) for name, keys in (SMALL if small else LARGE).items()}
-    own, *around = methods
+    innermost, *around = methods
     wrappers = [method.name for method in around]
     values |= {method.name: dict(OWN.get(method.name, {})) if small else {} for method in methods}
     for method in methods:
@@ -75,8 +75,8 @@ def template(
     judges = ("artefact", "clip", "jpeg") if small else ("aesthetic", "imagereward", "jpeg")
     watch = next((name for name in judges if name not in rewards), "diversity")
     if "gardo" in wrappers:
-        values[own.name].pop("beta", None)  # gardo's takes its place
-        values["gardo"] = {"auxiliary": [watch]} | ({} if own.advantages == "any" else {"diversity": "off"})
+        values[innermost.name].pop("beta", None)  # gardo's takes its place
+        values["gardo"] = {"auxiliary": [watch]} | ({} if innermost.advantages == "any" else {"diversity": "off"})
     sources = {"train": train or "playground/compositional/train", "test": test or "playground/compositional/test"}
     lines = [
         *_comment(f"{objective} on {model}. Written by `diffrl init`; what is commented out is at its default."),
@@ -97,7 +97,7 @@ def template(
     lines += ["# What is only watched: held out, it shows when the rewards above are cheated.", "watch:"]
     lines.append(f"  {watch}: {{}}")
     lines.append(f"objective: {_plain(objective)}")
-    for name in (own.name, *wrappers):
+    for name in (innermost.name, *wrappers):
         lines += _section(name, values.pop(name), config_class(objective))
     for name in ("optimise", "evaluate", "guard", "checkpoint", "tracking"):
         lines += _section(name, values.pop(name, {}))

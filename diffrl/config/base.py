@@ -54,10 +54,10 @@ class Method:
     def meaning(self) -> str:
         """One line for help."""
         cited = [f"{name}, arXiv {number}" for name, number in self.papers.items() if name != self.title]
-        own = [f"arXiv {self.papers[self.title]}"] if self.title in self.papers else []
-        named = self.about and self.title not in self.about and own
+        paper = [f"arXiv {self.papers[self.title]}"] if self.title in self.papers else []
+        named = self.about and self.title not in self.about and paper
         text = f"{self.title}: {self.about}" if named else self.about or self.title
-        return text + (f" ({'; '.join([*own, *cited])})" if self.papers else "")
+        return text + (f" ({'; '.join([*paper, *cited])})" if self.papers else "")
 
 
 class Section(PlainSection):

@@ -16,8 +16,8 @@ from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
 from diffrl.resources import find_merge
 
-TRACKERS = ("trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive", "tensorboard")  # accelerate's
-
+# accelerate's; the first two have an extra of their own
+TRACKERS = ("wandb", "tensorboard", "trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")
 
 # Folders of the operating system: with all that is below them, and by themselves.
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys")
@@ -44,14 +44,12 @@ def check(config: Config, world: int | None = None) -> None:
             _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
         check_student(name, config)
     check_geometry(config, world_size() if world is None else world)
-    for name in ("wandb", "tensorboard"):
-        if getattr(config.tracking, name) and importlib.util.find_spec(name) is None:
-            raise Problem(f"tracking.{name}", f'{name} is not installed: pip install "diffrl[{name}]"')
     for name in config.tracking.trackers:
         if name not in TRACKERS:
             raise Problem("tracking.trackers", f'unknown tracker "{name}"{nearest(name, TRACKERS)}')
         if importlib.util.find_spec(name) is None:
-            raise Problem("tracking.trackers", f"{name} is not installed: pip install {name}")
+            package = f'"diffrl[{name}]"' if name in TRACKERS[:2] else name
+            raise Problem("tracking.trackers", f"{name} is not installed: pip install {package}")
 
 
 def check_no_credentials_at(key: str, reward: Reward) -> None:
@@ -81,7 +79,7 @@ def check_run_dir(run_dir: str) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         raise Problem("run_dir", f"not a folder's name: {reason}") from error
     _, *parts = place.parts
-    above = any(place == kept or place in kept.parents for kept in (Path.home().resolve(), Path.cwd().resolve()))
+    above = any(place == safe or place in safe.parents for safe in (Path.home().resolve(), Path.cwd().resolve()))
     below = parts[0] in SYSTEM and not (parts[:2] == ["dev", "shm"] and len(parts) > 2) if parts else True
     if above or below or (len(parts) == 1 and parts[0] in SHARED):
         raise Problem("run_dir", f'"{run_dir}" holds more than a run; name a folder of its own, such as runs/NAME')

@@ -88,8 +88,8 @@ class BranchesSection(CreditSection):
         return tuple(range(rollout.steps - 1)) if self.steps is None else self.steps
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        own = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
-        return super().arguments(config) | own
+        result = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
+        return super().arguments(config) | result
 
     def check(self, config: Any) -> None:
         self.check_common("branches", config)
@@ -128,10 +128,11 @@ class TreeSection(CreditSection):
     branch: int = key(2, "children of a node", ge=2)
     skip: int = key(0, "depth pruning: so many steps are not trained; 0: none", "steps", ge=0)
     skip_every: int = key(
-        30, "they begin with the last steps and move towards noise by one after so many epochs", "epochs", ge=1
-    )
-    skip_last: int | None = key(
-        None, "until they begin at this step; null: the one before the last split, as in its code", "step", ge=0
+        30,
+        "they begin with the last steps and move towards noise by one after so many epochs, to the one before the last "
+        "split",
+        "epochs",
+        ge=1,
     )
     keep: Literal["all", "best", "both"] = key(
         "all",

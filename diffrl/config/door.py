@@ -1,13 +1,13 @@
-"""Objectives from outside: a class in a user's file, or an installed one (entry points of group `diffrl.objectives`).
+"""Objectives and advantage rules from outside: in a user's file, or installed (entry points of `GROUPS`).
 
-Either is the objective's class, whose `section` has its keys and its facts, or that section itself, which names the
-class (`method.trainer`): then nothing heavy is imported when a config is read. Shipped objectives are the latter.
+An objective is its class, whose `section` has its keys and its facts, or that section itself, which names the class
+(`method.trainer`): then nothing heavy is imported when a config is read. Shipped objectives are the latter.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -15,12 +15,12 @@ from diffrl.config.base import Section
 from diffrl.errors import UserError, nearest
 from diffrl.resources import class_in_file, where
 
-GROUP = "diffrl.objectives"
+GROUPS = {"objective": "diffrl.objectives", "advantage rule": "diffrl.advantages"}
 
 
-def installed() -> dict[str, str]:
-    """`module:Class` of every installed objective by its name. Nothing is imported."""
-    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+def installed(kind: str = "objective") -> dict[str, str]:
+    """`module:Class` of everything of a kind that is installed, by its name. Nothing is imported."""
+    return {entry.name: entry.value for entry in entry_points(group=GROUPS[kind])}
 
 
 def find_outside(objective: str, shipped: Sequence[str] = ()) -> type[Section]:
@@ -42,21 +42,21 @@ def find_outside(objective: str, shipped: Sequence[str] = ()) -> type[Section]:
     return kind
 
 
-def load(objective: str, shipped: Sequence[str] = ()) -> Any:
+def load(name: str, shipped: Iterable[str] = (), kind: str = "objective") -> Any:
     """What the name or the path leads to; see `find_outside` for the errors."""
-    if ".py" in objective:
-        return class_in_file(objective, "objective")
-    known = installed()
-    if objective not in known:
-        hint = nearest(objective, [*shipped, *known])
-        raise UserError(f'unknown objective "{objective}"{hint}; one of your own is written path/to/file.py:Class')
-    return imported(known[objective], objective)
+    if ".py" in name:
+        return class_in_file(name, kind)
+    known = installed(kind)
+    if name not in known:
+        hint = nearest(name, [*shipped, *known])
+        raise UserError(f'unknown {kind} "{name}"{hint}; one of your own is written path/to/file.py:Class')
+    return imported(known[name], name, kind)
 
 
-def imported(path: str, name: str) -> Any:
-    """The class `module:Class`; a UserError that names the objective if it cannot be imported."""
-    module, _, kind = path.partition(":")
+def imported(path: str, name: str, kind: str = "objective") -> Any:
+    """The class `module:Class`; a UserError that names what it is the class of if it cannot be imported."""
+    module, _, inner = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), kind)
+        return getattr(importlib.import_module(module), inner)
     except Exception as error:
-        raise UserError(f'the objective "{name}" ({path}) cannot be imported: {where(error)}') from error
+        raise UserError(f'the {kind} "{name}" ({path}) cannot be imported: {where(error)}') from error

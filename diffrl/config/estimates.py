@@ -1,15 +1,62 @@
-"""The config's section of how a group's scores become advantages; present = on."""
+"""The config's section of how a group's scores become advantages; present = on.
+
+`rule` says who does it, and the keys beside it are the rule's own. A rule is called as `diffrl.advantages.Estimate`:
+(N, K) scores, (N,) groups, std -> (N, K) advantages. From outside it is a function with its keys behind these, or a
+class whose constructor has them, each with a type and a default; or a section under `Advantages` that names either
+(`made`), so that nothing heavy is imported to read a config. Shipped rules are the latter.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import inspect
+import typing
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, create_model
+from pydantic.errors import PydanticUserError
 
-from diffrl.config.base import PAIR, Problem, Section, key
+from diffrl.config.base import PAIR, PathText, Problem, Section, key
+from diffrl.config.door import imported, load
+from diffrl.errors import UserError, in_one_line
+
+KIND = "advantage rule"
 
 
 class Advantages(Section):
+    rule: PathText = key(
+        "groups",
+        "from a group's scores to advantages: groups, an installed rule, or your own, path/to/file.py:NAME; its keys "
+        "stand beside this one",
+    )
+    made: ClassVar[str] = ""  # `module:NAME` of the rule's function or class; "": what `rule` leads to
+
+    def check(self, config: Any) -> None:
+        name = config.method.name
+        if config.method.advantages == "none":
+            raise Problem("advantages", f'shapes advantages, which objective "{name}" does not use; leave it out')
+        if config.method.advantages == "own":
+            raise Problem(
+                "advantages", f'estimates advantages, but objective "{name}" ranks or weighs a group by itself'
+            )
+
+    def code(self) -> Any:
+        """The rule's function or class, without its keys."""
+        return imported(self.made, self.rule, KIND) if self.made else load(self.rule, RULES, KIND)
+
+    def build(self) -> Callable[..., Any]:
+        """The rule. UserError if its constructor fails."""
+        thing = self.code()
+        rule: Callable[..., Any] = partial(thing, **self.model_dump(exclude={"rule"}))
+        try:
+            return rule() if inspect.isclass(thing) else rule
+        except Exception as error:
+            raise UserError(f'{KIND} "{self.rule}" could not be built: {in_one_line(error)}') from error
+
+
+class Groups(Advantages):
+    made: ClassVar[str] = "diffrl.advantages:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
         "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: a least std",
@@ -20,17 +67,61 @@ class Advantages(Section):
     )
 
     def check(self, config: Any) -> None:
-        name = config.method.name
-        if config.method.advantages == "none":
-            raise Problem("advantages", f'shapes advantages, which objective "{name}" does not use; leave it out')
-        if config.method.advantages == "own":
-            raise Problem(
-                "advantages", f'estimates advantages, but objective "{name}" ranks or weighs a group by itself'
-            )
+        super().check(config)
         base: Any = config.objective_section
         std = base.advantage_std if config.gardo is None else config.gardo.advantage_std or base.advantage_std
-        owner = f"{name}.advantage_std"
+        owner = f"{config.method.name}.advantage_std"
         if config.gardo is not None and config.gardo.advantage_std is not None:
             owner = "gardo.advantage_std"
         if self.agree == "floor" and std != "group":
             raise Problem("advantages.agree", f'"floor" is a least std of the group, but {owner} is "{std}"')
+
+
+RULES: dict[str, type[Advantages]] = {"groups": Groups}
+
+
+def find_rule(rule: str) -> type[Advantages]:
+    """The section of a shipped rule, an installed one, or `path/to/file.py:NAME`.
+
+    Raises:
+        UserError: there is none, with the nearest name; it cannot be imported; it is no rule, and what it lacks.
+    """
+    thing = RULES.get(rule) or load(rule, RULES, KIND)
+    if inspect.isclass(thing) and issubclass(thing, Advantages):
+        return thing
+    if not _is_called(thing):
+        raise UserError(f'"{rule}" is no {KIND}: it is not called with (scores, groups, std)')
+    parameters = list(inspect.signature(thing).parameters.values())
+    own = parameters if inspect.isclass(thing) else parameters[3:]
+    try:
+        types = typing.get_type_hints(thing.__init__ if inspect.isclass(thing) else thing, include_extras=True)
+        fields: dict[str, Any] = {one.name: _field(rule, one, types) for one in own}
+        return create_model("Advantages", __base__=Advantages, **fields)
+    except (NameError, TypeError, PydanticUserError) as error:
+        raise UserError(f'{KIND} "{rule}": the types of its keys cannot be read: {in_one_line(error)}') from error
+
+
+def _is_called(thing: Any) -> bool:
+    """With (scores, groups, std), itself or an instance of it?"""
+    count = 3
+    if inspect.isclass(thing):
+        count, thing = 4, next((c.__dict__["__call__"] for c in thing.__mro__ if "__call__" in c.__dict__), None)
+    try:
+        inspect.signature(thing).bind_partial(*[None] * count)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _field(rule: str, parameter: inspect.Parameter, types: dict[str, Any]) -> tuple[Any, Any]:
+    """(type, key) of a parameter; UserError for one that cannot be a key."""
+    lack = "has no default" if parameter.default is parameter.empty else ""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        lack = "cannot be given by its name"
+    elif parameter.name in Advantages.model_fields or parameter.name.startswith(("_", "model_")):
+        lack = "has a name that no key can have"
+    elif parameter.name not in types:
+        lack = "has no type"
+    if lack:
+        raise UserError(f'{KIND} "{rule}": its parameter {parameter.name} {lack}; a key has a name, a type, a default')
+    return types[parameter.name], key(parameter.default, f"of {rule.rpartition(':')[2]}")

@@ -98,10 +98,9 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
 
 def _validated(source: Source, folder: str, world: int | None) -> Config:
     try:
-        kind = config_class(source.data.get("objective"))
-    except UserError as error:
-        text = str(error).removeprefix("objective: ")
-        raise UserError(f"{source.where(('objective',))}: objective: {text}") from error
+        kind = config_class(source.data.get("objective"), source.data.get("advantages"))
+    except Problem as problem:
+        raise UserError(f"{source.where(tuple(problem.key.split('.')))}: {problem}") from problem
     if kind.outside is not None and source.data.get(kind.outside.name, {}) is None:
         source.data[kind.outside.name] = {}  # an empty section: its defaults
     try:

@@ -65,9 +65,9 @@ class ForwardProcess(Section):
 
     def arguments(self, config: Whole) -> dict[str, Any]:
         """Levels in place of the fraction."""
-        found = super().arguments(config) | {"levels": self.levels(config.rollout)}
-        del found["timestep_fraction"]
-        return found
+        result = super().arguments(config) | {"levels": self.levels(config.rollout)}
+        del result["timestep_fraction"]
+        return result
 
 
 class NFT(ForwardProcess):

@@ -26,6 +26,9 @@ REMOVED: dict[str, Removed] = {
     "dense.tolerance": Removed(2.0, "it is 2 deviations of a fair coin"),
     "guard.saturation": Removed(True, "the alarm is always on"),
     "marble.stage": Removed(10, "it went with mode: sequential"),
+    "tracking.wandb": Removed(False, "name it in tracking.trackers"),
+    "tracking.tensorboard": Removed(False, "name it in tracking.trackers"),
+    "tree.skip_last": Removed(None, "they move to the step before the last split, as in its code"),
     "evaluate.also.NAME.family": Removed(None, "the model is of the trained one's family"),
     "evaluate.also.NAME.offload": Removed(True, "it waits in main memory between evaluations"),
     "rollout.window_by": Removed("epoch", "the window is one for all images"),
@@ -36,6 +39,7 @@ REMOVED: dict[str, Removed] = {
     "rewards.NAME.shape.gate": Removed(None, "use shape.modulate, or write a reward of its own"),
     "rewards.NAME.shape.log": Removed(None, "use shape.bound or shape.clip"),
     "rewards.NAME.shape.standardise": Removed(None, "marble.mode: advantages standardises each reward"),
+    "rewards.NAME.shape.threshold": Removed(None, "write a reward of its own"),
     "rewards.NAME.shape.tame.slack": Removed(0.1, "it is 0.1"),
     "watch.NAME.params": Removed({}, "the plugin's arguments stand beside plugin"),
     "watch.NAME.shape.clip": Removed(None, "use bound"),
@@ -55,10 +59,10 @@ def removed(path: Sequence[str]) -> Removed | None:
 
 def without_removed(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
     """The config of an earlier version without the removed keys that said nothing; the others stay, to be refused."""
-    kept: dict[str, Any] = {}
+    current: dict[str, Any] = {}
     for name, value in data.items():
         entry = removed((*path, str(name)))
         if entry is not None and value == entry.default:
             continue
-        kept[name] = without_removed(value, (*path, str(name))) if isinstance(value, dict) else value
-    return kept
+        current[name] = without_removed(value, (*path, str(name))) if isinstance(value, dict) else value
+    return current

@@ -17,10 +17,6 @@ class Clip(Section):
     high: FiniteFloat | None = key(None, "higher scores count as this; null: no bound")
 
 
-class Threshold(Section):
-    at: FiniteFloat = key(0.5, "the least score that counts as 1")
-
-
 class Tame(Section):
     delta: FiniteFloat | None = key(
         None, "take the logarithm where std / |mean| of the score is above this; null: above its mean over the rewards"
@@ -64,7 +60,6 @@ class Shape(Unit):
     """Steps from the plain score to what is optimised; applied in the order of `diffrl.rewards.order.STEPS`."""
 
     clip: Clip | None = key(None, "hold the score within bounds")
-    threshold: Threshold | None = key(None, "1 from a least score on, else 0")
     tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
     win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
@@ -124,7 +119,7 @@ def check_unit(where: str, name: str, entry: Watched) -> None:
     from diffrl.rewards.registry import declared_range
 
     shape = entry.shape
-    if shape.bound or (isinstance(shape, Shape) and (shape.threshold or shape.win_rate)):
+    if shape.bound or (isinstance(shape, Shape) and shape.win_rate):
         return
     if isinstance(shape, Shape) and shape.clip and shape.clip.low == 0 and shape.clip.high == 1:
         return

@@ -9,7 +9,7 @@ config, it says in its own `check`.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model
@@ -32,7 +32,7 @@ from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
 from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
-from diffrl.config.estimates import Advantages
+from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, Direct
@@ -130,11 +130,10 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    wandb: bool = key(False, "also log to Weights & Biases (extra: diffrl[wandb]); WANDB_MODE=offline works")
-    tensorboard: bool = key(False, "also write TensorBoard files to RUN_DIR (extra: diffrl[tensorboard])")
     trackers: list[str] = key(
         [],
-        "also through accelerate: trackio, swanlab, mlflow, aim, comet_ml, clearml, dvclive (extra: diffrl[trackers])",
+        "who gets the numbers, too: wandb (WANDB_MODE=offline works) and tensorboard, images with them; trackio, "
+        "swanlab, mlflow, aim, comet_ml, clearml, dvclive",
     )
     samples: int = key(8, "test prompts that are drawn with fixed seeds at every evaluation; 0: none", "images", ge=0)
 
@@ -145,7 +144,7 @@ class _OneLine(type(BaseModel)):  # type: ignore[misc]
     if not typing.TYPE_CHECKING:  # type checkers read the keys from the class
 
         def __call__(cls, **values: Any) -> Config:
-            kind = config_class(values.get("objective")) if cls is Config else cls
+            kind = config_class(values.get("objective"), values.get("advantages")) if cls is Config else cls
             try:
                 return super(_OneLine, kind).__call__(**values)
             except ValidationError as error:
@@ -194,7 +193,7 @@ class Config(Section, metaclass=_OneLine):
     gardo: GARDO | None = methods_section(GARDO)
     marble: Marble | None = methods_section(Marble)
     d2align: D2Align | None = methods_section(D2Align)
-    advantages: Advantages | None = key(None, "what groups that agree give, and other estimates; present = on")
+    advantages: Groups | None = key(None, "what groups that agree give, and other estimates; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
@@ -271,17 +270,35 @@ def method_of(values: Mapping[str, Any]) -> str:
     return "+".join([objective, *(name for name in around if values.get(name) is not None)])
 
 
-def config_class(objective: Any) -> type[Config]:
-    """`Config`; with one section more where this is an objective from outside. Raises UserError for an unknown one."""
-    if not isinstance(objective, str) or objective in OBJECTIVES:
+def config_class(objective: Any = None, advantages: Any = None) -> type[Config]:
+    """`Config`, with what is from outside: an objective's section more, and an advantage rule's in the place of ours.
+
+    Raises:
+        Problem: an unknown one, at its key.
+    """
+    given: dict[str, Any] = {}
+    outside: Any = None
+    if isinstance(objective, str) and objective not in OBJECTIVES:
+        kind: Any = _at("objective", find_outside, objective, OBJECTIVES)
+        outside = kind.method
+        if outside.name in Config.model_fields:
+            raise Problem("objective", f'"{objective}" is called "{outside.name}", as a section of every config is')
+        given[outside.name] = (kind, methods_section(kind))
+    rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
+    if isinstance(rule, str) and (own := _at("advantages.rule", find_rule, rule)) is not Groups:
+        given["advantages"] = (own | None, Config.model_fields["advantages"])
+    if not given:
         return Config
-    kind: Any = find_outside(objective, OBJECTIVES)
-    if kind.method.name in Config.model_fields:
-        raise Problem("objective", f'"{objective}" is called "{kind.method.name}", as a section of every config is')
-    given: dict[str, Any] = {kind.method.name: (kind, methods_section(kind))}
     made: Any = create_model("Config", __base__=Config, **given)
-    made.outside = kind.method
+    made.outside = outside
     return made
+
+
+def _at(key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except UserError as error:
+        raise Problem(key, str(error)) from error
 
 
 INNER_TABLES = [  # whose keys are names of the user's, too, but not at the top

@@ -78,9 +78,9 @@ class GARDO(Section):
 
     def arguments(self, config: Whole) -> dict[str, Any]:
         """The reset's two thresholds, in place of its section."""
-        found = super().arguments(config) | {"reset_kl": self.reset_kl(config), "reset_steps": self.reset.steps}
-        del found["reset"]
-        return found
+        result = super().arguments(config) | {"reset_kl": self.reset_kl(config), "reset_steps": self.reset.steps}
+        del result["reset"]
+        return result
 
     def reset_kl(self, config: Whole) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""
@@ -92,12 +92,12 @@ class GARDO(Section):
     def check(self, config: Whole) -> None:
         objective = config.method.name
         base: Any = config.objective_section
-        own = getattr(base, "beta", None)
-        if own is None:
+        beta = getattr(base, "beta", None)
+        if beta is None:
             raise Problem("gardo", f'objective "{objective}" has no KL penalty that could be gated')
         default = type(base).model_fields["beta"].default
-        if self.beta is not None and own not in (0, default, self.beta):
-            text = f"{own:g}, but gardo.beta {self.beta:g} takes its place; set gardo.beta (null: {objective}.beta)"
+        if self.beta is not None and beta not in (0, default, self.beta):
+            text = f"{beta:g}, but gardo.beta {self.beta:g} takes its place; set gardo.beta (null: {objective}.beta)"
             raise Problem(f"{objective}.beta", text)
         if config.method.advantages != "any" and self.diversity != "off":
             has = "has none" if config.method.advantages == "none" else "ranks or weighs a group by itself"

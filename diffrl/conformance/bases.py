@@ -15,13 +15,13 @@ from diffrl.policy.quantised import ROUND, Quantised
 
 
 def over_bases(subject: Subject) -> str:
-    """Each format is its dequantised self, every LoRA matrix moves, the ratio is exactly 1, the LoRA the full model's."""
+    """Each format is its dequantised self, every LoRA matrix moves, the ratio is exactly 1, the LoRA the full one's."""
     if type(subject.fp32.network).__name__.startswith("UNet"):
         return "not offered: a UNet is mostly convolutions"
-    found = []
+    told = []
     for base in ROUND:
         if base == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-            found.append("nf4 not tried: bitsandbytes is missing")
+            told.append("nf4 not tried: bitsandbytes is missing")
             continue
         policy = subject.policy(base=base)
         scramble(policy)
@@ -39,8 +39,8 @@ def over_bases(subject: Subject) -> str:
                 raise Failed(f"{base}: no gradient of {name}")
             if not (away := float((value - other).norm() / other.norm())) < 1e-5:
                 raise Failed(f"{base}: {name} is {away:.2g} of its size from the dequantised model's, at most 1e-5")
-        found.append(f"{base} {bits:.2f} bits")
-    return f"{', '.join(found)} a weight; as the dequantised model"
+        told.append(f"{base} {bits:.2f} bits")
+    return f"{', '.join(told)} a weight; as the dequantised model"
 
 
 def dequantise(policy: Policy) -> None:

@@ -163,16 +163,16 @@ def every_matrix_moves(subject: Subject) -> str:
         weight.requires_grad_(True)  # so that its output has a gradient, whatever comes in
         outputs: list[Tensor] = []
 
-        def keep(module: Any, given: Any, found: Tensor, outputs: list[Tensor] = outputs) -> None:
-            found.retain_grad()
-            outputs.append(found)
+        def keep(module: Any, given: Any, output: Tensor, outputs: list[Tensor] = outputs) -> None:
+            output.retain_grad()
+            outputs.append(output)
 
         handle = layers[name].register_forward_hook(keep)
         loss(policy, subject).backward()
         handle.remove()
         weight.grad = None
         weight.requires_grad_(False)
-        if any(found.grad is not None and bool(found.grad.any()) for found in outputs):
+        if any(output.grad is not None and bool(output.grad.any()) for output in outputs):
             raise Failed(f"dead_targets names {name}, but it has a gradient")
     clear(policy)
     return f"{len(found)} matrices; {len(dead)} layers left out, rightly"
@@ -202,10 +202,10 @@ def narrow(subject: Subject) -> str:
     # Without the LoRA: one that shows makes a tiny random network multiply rounding more than seventyfold.
     with torch.no_grad(), subject.fp32.using(None), policy.using(None):
         exact = subject.fp32.predict(x, t, subject.fp32.encode(PROMPTS[:2])).v
-        found = policy.predict(x, t, policy.encode(PROMPTS[:2])).v
+        velocity = policy.predict(x, t, policy.encode(PROMPTS[:2])).v
         picture = policy.decode(x)
-    away = float((found - exact).norm() / exact.norm())
-    if found.dtype != torch.float32 or not away < 0.2:
+    away = float((velocity - exact).norm() / exact.norm())
+    if velocity.dtype != torch.float32 or not away < 0.2:
         raise Failed(f"the prediction is {away:.2g} of its size away from fp32's")
     if not picture.isfinite().all():
         raise Failed("the picture is not finite")
@@ -231,23 +231,23 @@ def resident(subject: Subject) -> str:
             "optimise": {"batch_size": rows, "accumulation": 10},
         }
     )
-    found = fit.estimate(config)
+    estimate = fit.estimate(config)
     frozen = sum(p.nbytes for name, p in policy.network.named_parameters() if "lora_" not in name)
     for name, real in (("network", frozen), ("autoencoder", sum(p.nbytes for p in policy.vae.parameters()))):
-        if found.parts[name] != real:
-            raise Failed(f"{name}: {found.parts[name]} bytes expected, {real} there")
-    x, t = torch.randn(found.rows, *policy.latent_shape), torch.full((found.rows,), 0.5)
-    cond = policy.backbone.blank(found.rows, torch.float32)
+        if estimate.parts[name] != real:
+            raise Failed(f"{name}: {estimate.parts[name]} bytes expected, {real} there")
+    x, t = torch.randn(estimate.rows, *policy.latent_shape), torch.full((estimate.rows,), 0.5)
+    cond = policy.backbone.blank(estimate.rows, torch.float32)
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
     with fit.Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
-    real, said = alive.peak + sum(v.nbytes for v in made), found.peaks[f"training {found.rows} rows"]
-    if abs(said - real) > 0.05 * real:
-        raise Failed(f"a micro-batch: {said} bytes expected, {real} needed; at most 5 % off")
+    real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]
+    if abs(predicted - real) > 0.05 * real:
+        raise Failed(f"a micro-batch: {predicted} bytes expected, {real} needed; at most 5 % off")
     host = sum(p.nbytes for encoder in policy.backbone.text_encoders for p in encoder.parameters())
-    return f"network {frozen} bytes, as expected; a micro-batch {100 * (said / real - 1):+.1f} %; encoders {host}"
+    return f"network {frozen} bytes, as expected; a micro-batch {100 * (predicted / real - 1):+.1f} %; encoders {host}"
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {

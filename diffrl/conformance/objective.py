@@ -76,17 +76,17 @@ def gradients(config: Config) -> tuple[Tensor, Run]:
     scramble(run.policy, std=0.1)
     for name in run.snapshots:
         run.policy.copy("default", name)
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     step = run.loop._step
 
     def watched() -> Tensor | None:
         gradients = (p.grad if p.grad is not None else torch.zeros_like(p) for p in run.loop.parameters)
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]).clone())
+        result.append(torch.cat([gradient.flatten() for gradient in gradients]).clone())
         return step()
 
     run.loop._step = watched  # type: ignore[method-assign]
     run.loop.run_epoch(0)
-    return found[0], run
+    return result[0], run
 
 
 def _near(ours: Tensor, theirs: Tensor, what: str) -> str:
@@ -106,14 +106,14 @@ def plain_loss(case: Case) -> str:
     loss = run.objective.loss
 
     def watched(phi: Tensor, rows: Any) -> Tensor:
-        found = loss(phi, rows)
-        seen.append((found.detach(), phi.detach(), rows.advantages))
-        return found
+        call = loss(phi, rows)
+        seen.append((call.detach(), phi.detach(), rows.advantages))
+        return call
 
     run.objective.loss = watched  # type: ignore[method-assign]
     run.loop.run_epoch(0)
-    found, phi, advantages = seen[0]
-    return _near(found.double(), plain(phi.double(), advantages.double()), "loss() and plain() in float64")
+    call, phi, advantages = seen[0]
+    return _near(call.double(), plain(phi.double(), advantages.double()), "loss() and plain() in float64")
 
 
 def moves(case: Case) -> str:

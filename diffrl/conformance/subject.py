@@ -78,9 +78,9 @@ def loss(policy: Policy, subject: Subject) -> Tensor:
 
 def gradients(policy: Policy, subject: Subject) -> dict[str, Tensor | None]:
     loss(policy, subject).backward()
-    found = {name: None if p.grad is None else p.grad.clone() for name, p in policy.trainable}
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in policy.trainable}
     clear(policy)
-    return found
+    return gradients
 
 
 def clear(policy: Policy) -> None:
@@ -100,12 +100,12 @@ def ratios(policy: Policy) -> tuple[float, int]:
         policy, prompts, spec, seed=0, epoch=0, group_size=2, batch_size=6, keep_trajectory=True, keep_images=False
     )
     assert rollout.trajectory is not None
-    kept, cond, worst = rollout.trajectory, rollout.cond.select(rollout.prompt_index), 0.0
-    for j in range(kept.t.shape[1]):
-        t, t_next = kept.t[:, j], kept.t_next[:, j]
-        prediction = policy.predict(kept.x[:, j], t, cond, GUIDANCE)
-        x = kept.x[:, j]
+    trajectory, cond, worst = rollout.trajectory, rollout.cond.select(rollout.prompt_index), 0.0
+    for j in range(trajectory.t.shape[1]):
+        t, t_next = trajectory.t[:, j], trajectory.t_next[:, j]
+        prediction = policy.predict(trajectory.x[:, j], t, cond, GUIDANCE)
+        x = trajectory.x[:, j]
         step = sde_kernel(name, x, prediction, t, t_next, strength, rollout.t_second, policy.process)
-        ratio = (gaussian_log_prob(kept.x_next[:, j], *step) - kept.log_prob[:, j]).exp()
+        ratio = (gaussian_log_prob(trajectory.x_next[:, j], *step) - trajectory.log_prob[:, j]).exp()
         worst = max(worst, float((ratio.detach() - 1).abs().max()))
-    return worst, kept.t.shape[1]
+    return worst, trajectory.t.shape[1]

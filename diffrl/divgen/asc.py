@@ -78,10 +78,10 @@ def coverage(synthetic: Array, real: Array, size: int) -> tuple[float, Array]:
     if n != len(real):
         raise ValueError(f"{n} synthetic and {len(real)} real queries: take equally many")
     learned = [learnable(n, len(np.unique(neighbours)), size) for neighbours in (synthetic, real)]
-    own = seed_of("asc", *np.bincount(synthetic, minlength=1).tolist())
+    drawing_seed = seed_of("asc", *np.bincount(synthetic, minlength=1).tolist())
     redrawn = [
         np.array([learnable(n, hits, size) for hits in draws(s, n, seed)])
-        for s, seed in zip(learned, (own, seed_of("asc", n)), strict=True)
+        for s, seed in zip(learned, (drawing_seed, seed_of("asc", n)), strict=True)
     ]
     ratio = redrawn[0] / redrawn[1]
     return learned[0] / learned[1], ratio - ratio.mean()

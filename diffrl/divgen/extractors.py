@@ -104,15 +104,15 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
     check_extractor(kind, name)
     path, _, class_name = name.rpartition(":")
     if path.endswith(".py"):
-        found, arguments = _class_of(Path(path), class_name), {}
+        loaded, arguments = _class_of(Path(path), class_name), {}
     else:
         plain, _, weights = name.partition(":")
         module, class_name = EXTRACTORS[kind][plain]
-        found = getattr(importlib.import_module(module), class_name)
+        loaded = getattr(importlib.import_module(module), class_name)
         arguments = {"weights": weights} if weights else {}
-        if weights and "weights" not in inspect.signature(found).parameters:
+        if weights and "weights" not in inspect.signature(loaded).parameters:
             raise UserError(f'{kind}: "{plain}" takes no weights, got "{weights}"')
-    extractor = found(device=device, **arguments)
+    extractor = loaded(device=device, **arguments)
     if not callable(extractor) or not isinstance(getattr(extractor, "name", None), str):
         raise UserError(f'{kind}: "{name}" is no extractor; it needs `name` and `__call__(images, prompts)`')
     return extractor
@@ -215,15 +215,15 @@ class PlaygroundHead:
         from diffrl.playground.verifier import see
 
         features = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}
-        found: list[Found] = []
+        result: list[Found] = []
         for image in to_pixels(images):
             head = see(image).head
             if head is None:
-                found.append(None)
+                result.append(None)
                 continue
             shown = [head[name] == value for name, values in features.items() for value in values]
-            found.append(np.array(shown, np.float32))
-        return found
+            result.append(np.array(shown, np.float32))
+        return result
 
 
 class PlaygroundBoxes:

@@ -186,23 +186,23 @@ class Difference:
     paired: bool
 
 
-def difference(first: float, second: float, own: Array, other: Array, paired: bool) -> Difference | None:
+def difference(first: float, second: float, ours: Array, other: Array, paired: bool) -> Difference | None:
     """Whether two scores differ, from the `deviations` of the first and of the second.
 
     `paired`: both were computed on the same subsets of the same prompts, so that what the prompts have in common
     cancels; else the two are taken as independent. None where one of them has no interval.
     """
-    if len(own) == 0 or len(other) == 0:
+    if len(ours) == 0 or len(other) == 0:
         return None
-    if paired and len(own) == len(other):
-        deviation = other - own
+    if paired and len(ours) == len(other):
+        deviation = other - ours
     else:  # independent: the subsets of one in another order
-        size = min(len(own), len(other))
-        deviation, paired = other[:size] - own[:size][::-1], False
+        size = min(len(ours), len(other))
+        deviation, paired = other[:size] - ours[:size][::-1], False
     change = second - first
-    found = interval(change, deviation)
-    if found is None:
+    result = interval(change, deviation)
+    if result is None:
         return None
     spread = float(deviation.std())
     p = 2 * float(ndtr(-abs(change) / spread)) if spread > 0 else float(change == 0)
-    return Difference(change, found, p, paired)
+    return Difference(change, result, p, paired)

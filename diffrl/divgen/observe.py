@@ -95,7 +95,7 @@ def observe(
 
     for items, images in batches:
         values = _look(items, images, extractors)
-        sight.seen += [Seen(item, found) for item, found in zip(items, values, strict=True)]
+        sight.seen += [Seen(item, value) for item, value in zip(items, values, strict=True)]
         if "lpips" in extractors:
             for item, image in zip(items, images, strict=True):
                 if last is None or item.prompt.text != last.prompt.text:
@@ -113,16 +113,16 @@ def _look(items: Sequence[Item], images: Tensor, extractors: Mapping[str, Extrac
     for kind in ("identity", "style", "layout", "features", "tones"):
         if kind != "tones" and kind not in extractors:
             continue
-        mine = [i for i, item in enumerate(items) if item.dimension in ("", DIMENSION_OF.get(kind, item.dimension))]
-        if not mine:
+        chosen = [i for i, item in enumerate(items) if item.dimension in ("", DIMENSION_OF.get(kind, item.dimension))]
+        if not chosen:
             continue
-        part = images if len(mine) == len(items) else images[mine]
-        found: Sequence[Found]
+        part = images if len(chosen) == len(items) else images[chosen]
+        features: Sequence[Found]
         if kind == "tones":
-            found = list(tone_of(part.cpu().numpy()))
+            features = list(tone_of(part.cpu().numpy()))
         else:
-            found = extractors[kind](part, [items[i].prompt for i in mine])
-        for i, value in zip(mine, found, strict=True):
+            features = extractors[kind](part, [items[i].prompt for i in chosen])
+        for i, value in zip(chosen, features, strict=True):
             values[i][kind] = value
     return values
 
@@ -174,7 +174,7 @@ def read_folder(folder: Path, dimension: str = "") -> list[Item]:
     if not folder.is_dir():
         raise UserError(f'no folder "{folder}"')
     manifest = next((folder / name for name in MANIFESTS if (folder / name).is_file()), None)
-    items = list(_listed(manifest)) if manifest else list(_found(folder))
+    items = list(_listed(manifest)) if manifest else list(_image_files(folder))
     if not items:
         raise UserError(f'no image in "{folder}" (looked for {", ".join(SUFFIXES)})')
     if dimension:
@@ -208,7 +208,7 @@ def _listed(manifest: Path) -> Iterator[Item]:
         yield Item(Prompt(text, entry), member, path)
 
 
-def _found(folder: Path) -> Iterator[Item]:
+def _image_files(folder: Path) -> Iterator[Item]:
     """By sub-folders. The prompt is the one in a PNG's text, else a keyword's folder, else the image is on its own."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     members: dict[str, int] = {}

@@ -128,9 +128,9 @@ def _portraits(count: int) -> list[Prompt]:
         rank, person = min(free, key=crowd)
         text = _portrait(person, features[rank])
         seen.add(text)
-        said = dict(zip(axes, person, strict=True))
-        used.update(said.items())
-        prompts.append(Prompt(text, _metadata("id", attribute, **said)))
+        attributes = dict(zip(axes, person, strict=True))
+        used.update(attributes.items())
+        prompts.append(Prompt(text, _metadata("id", attribute, **attributes)))
     return prompts
 
 
@@ -203,13 +203,13 @@ def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str
     """All captions of a kind that say `always`, and of every option one of its values or nothing, if it has ""."""
     from diffrl.playground.grammar import NAMES, Caption, possible
 
-    found = []
+    captions = []
     for values in itertools.product(*options.values()):
-        said = always | {name: value for name, value in zip(options, values, strict=True) if value}
-        caption = Caption(kind, {name: said[name] for name in NAMES[kind] if name in said})
+        attributes = always | {name: value for name, value in zip(options, values, strict=True) if value}
+        caption = Caption(kind, {name: attributes[name] for name in NAMES[kind] if name in attributes})
         if possible(caption):
-            found.append(caption)
-    return found
+            captions.append(caption)
+    return captions
 
 
 def _heads() -> list[Prompt]:
@@ -228,16 +228,16 @@ def _heads() -> list[Prompt]:
     return _rounds("id", tables)
 
 
-def _of_shapes(said: dict[str, str]) -> list[Any]:
-    """Captions of one coloured thing, and of two things in the shapes' order, that say `said`; grounds free or not."""
+def _of_shapes(attributes: dict[str, str]) -> list[Any]:
+    """Captions of one coloured thing, and of two in the shapes' order, with `attributes`; grounds free or not."""
     from diffrl.playground.grammar import BACKGROUNDS, COLORS, SHAPES
 
     ground: dict[str, Sequence[str]] = {"background": ("", *BACKGROUNDS)}
-    found = _captions("objects", said, {"shape": SHAPES, "color": COLORS, **ground})
+    captions = _captions("objects", attributes, {"shape": SHAPES, "color": COLORS, **ground})
     for first, second in itertools.combinations(SHAPES, 2):
         shapes = {"shape/1": first, "shape/2": second}
-        found += _captions("pairs", said | shapes, {"color/1": COLORS, "color/2": COLORS, **ground})
-    return found
+        captions += _captions("pairs", attributes | shapes, {"color/1": COLORS, "color/2": COLORS, **ground})
+    return captions
 
 
 def _styled() -> list[Prompt]:

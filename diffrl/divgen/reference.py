@@ -87,8 +87,8 @@ def playground_reference(
     held = [text for text in asked if _is_scene(text)] or prompts
     held = [held[i] for i in _shuffled(len(held))]
     sets = ([prompts[i % len(prompts)] for i in range(train)], held)
-    found, held_out = (_features(_renderings(t, s), extractor, advance) for t, s in zip(sets, SETS, strict=True))
-    return Reference(found, held_out, extractor.name, f"{train} renderings of the playground")
+    training, held_out = (_features(_renderings(t, s), extractor, advance) for t, s in zip(sets, SETS, strict=True))
+    return Reference(training, held_out, extractor.name, f"{train} renderings of the playground")
 
 
 def _is_scene(text: str) -> bool:

@@ -26,8 +26,8 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
-from diffrl.records.advance import progress
 from diffrl.records.disk import write_text
+from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
@@ -153,8 +153,8 @@ def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> Non
         before = _read_job(out)
         keys = [key for key in record if key != "diffrl_version" and before.get(key) != record[key]]
         if keys:
-            said = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
-            raise UserError(f"--out: {out} holds images of another job ({said}); choose another folder")
+            differences = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
+            raise UserError(f"--out: {out} holds images of another job ({differences}); choose another folder")
     for folder in {item.path.parent for item in items if item.path is not None}:
         folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -258,12 +258,12 @@ class SmallBenchmark:
         """`eval/divgen/NAME` of every metric that has a value; the same on all processes."""
         rank, world = accelerator.process_index, accelerator.num_processes
         first, end = rank * len(self.prompts) // world, (rank + 1) * len(self.prompts) // world
-        mine, each = self.prompts[first:end], self.per_prompt
+        part, each = self.prompts[first:end], self.per_prompt
 
         def batches() -> Iterator[Batch]:
-            drawn = generate(policy, mine, spec, seed=seed, per_prompt=each, batch_size=batch_size, snapshot=snapshot)
-            for index, images in drawn if mine else ():
-                yield [Item(mine[i // each], i % each) for i in index.tolist()], as_written(images)
+            drawn = generate(policy, part, spec, seed=seed, per_prompt=each, batch_size=batch_size, snapshot=snapshot)
+            for index, images in drawn if part else ():
+                yield [Item(part[i // each], i % each) for i in index.tolist()], as_written(images)
 
         with policy.together():
             parts = [observe(batches(), self.extractors)]

@@ -121,24 +121,24 @@ def score(sight: Sight, reference: Reference | None = None, missing: Mapping[str
     rank = {name: i for i, name in enumerate(DIMENSIONS)}
     seen = sorted(sight.seen, key=lambda s: (rank.get(s.item.dimension, -1), s.item.prompt.text, s.item.member))
     groups = _grouped(seen, sight.distances)
-    found: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     for name, metric in METRICS.items():
         rows = [s for s in seen if metric.kind in s.values]
         if metric.kind in missing:
-            found[name] = Score(why=missing[metric.kind])
+            scores[name] = Score(why=missing[metric.kind])
         elif metric.kind == "lpips":
-            found[name] = _over_prompts(groups, name, seen, 0)
+            scores[name] = _over_prompts(groups, name, seen, 0)
         elif not rows:
-            found[name] = Score(why=f"no image of the dimension {metric.dimension}" if seen else "no readable image")
+            scores[name] = Score(why=f"no image of the dimension {metric.dimension}" if seen else "no readable image")
         elif name in ("sdi", "diversity"):
-            found[name] = _over_prompts(groups, name, rows, _empty(rows, metric.kind))
+            scores[name] = _over_prompts(groups, name, rows, _empty(rows, metric.kind))
         elif name == "asc":
-            found[name] = _coverage(rows, reference)
+            scores[name] = _coverage(rows, reference)
         else:
-            found[name] = _over_images(rows, metric.kind, _POOLED[name])
+            scores[name] = _over_images(rows, metric.kind, _POOLED[name])
     unreadable = [f"{item.path}: {reason}" for item, reason in sight.unreadable]
     by_prompt = [{"prompt": text, **values} for text, values in groups.items()]
-    return Scores(found, _dimensions(seen, sight, groups), _keywords(seen, groups), by_prompt, unreadable)
+    return Scores(scores, _dimensions(seen, sight, groups), _keywords(seen, groups), by_prompt, unreadable)
 
 
 def _vendi(features: Array, weights: Array | None = None) -> Array:
@@ -171,10 +171,10 @@ def _finished(value: float, replicates: Array, texts: Sequence[str], **counts: A
 
 
 def _with_interval(value: float, deviation: Array, **counts: Any) -> Score:
-    found = metrics.interval(value, deviation)
-    kept = [float(f"{x:.5g}") for x in deviation] if found else []
-    ends = (round(found.low, _DIGITS), round(found.high, _DIGITS)) if found else (None, None)
-    return Score(round(value, _DIGITS), ends[0], ends[1], deviations=kept, **counts)
+    interval = metrics.interval(value, deviation)
+    rounded = [float(f"{x:.5g}") for x in deviation] if interval else []
+    ends = (round(interval.low, _DIGITS), round(interval.high, _DIGITS)) if interval else (None, None)
+    return Score(round(value, _DIGITS), ends[0], ends[1], deviations=rounded, **counts)
 
 
 def _over_images(rows: Sequence[Seen], kind: str, metric: Callable[..., Array]) -> Score:
@@ -227,13 +227,13 @@ def _grouped(seen: Sequence[Seen], distances: Mapping[str, float]) -> dict[str, 
     for s in seen:
         members.setdefault(s.item.prompt.text, []).append(s)
     groups = {}
-    for text, own in members.items():
-        item = own[0].item
-        entry: dict[str, Any] = {"dimension": item.dimension, "keyword": item.keyword, "images": len(own)}
-        features = [e for s in own if (e := s.values.get("features")) is not None]
+    for text, rows in members.items():
+        item = rows[0].item
+        entry: dict[str, Any] = {"dimension": item.dimension, "keyword": item.keyword, "images": len(rows)}
+        features = [e for s in rows if (e := s.values.get("features")) is not None]
         if len(features) > 1:
             entry["diversity"] = round(1.0 - float(metrics.mean_cosine(np.stack(features))[0]), _DIGITS)
-        layouts = [boxes for s in own if (boxes := s.values.get("layout")) is not None]
+        layouts = [boxes for s in rows if (boxes := s.values.get("layout")) is not None]
         if len(layouts) > 1:
             entry["sdi"] = round(metrics.layout_diversity(layouts), _DIGITS)
         if text in distances:
@@ -250,10 +250,10 @@ def _dimensions(seen: Sequence[Seen], sight: Sight, groups: Mapping[str, Any]) -
     for name in [*DIMENSIONS, ""]:
         if not images[name] + unreadable[name]:
             continue
-        own = [values for values in groups.values() if values["dimension"] == name]
-        counts = {"images": images[name], "unreadable": unreadable[name], "prompts": len(own)}
+        chosen = [values for values in groups.values() if values["dimension"] == name]
+        counts = {"images": images[name], "unreadable": unreadable[name], "prompts": len(chosen)}
         features = [e for s in seen if s.item.dimension == name and (e := s.values.get("features")) is not None]
-        diverse = [values["diversity"] for values in own if "diversity" in values]
+        diverse = [values["diversity"] for values in chosen if "diversity" in values]
         table[name] = {
             **counts,
             "diversity": round(float(np.mean(diverse)), _DIGITS) if diverse else None,

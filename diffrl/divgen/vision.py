@@ -52,12 +52,12 @@ class ArcFace:
             raise UserError(f'arcface: no weights "{weights}" ({_one_line(error)})') from error
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        found: list[Found] = []
+        result: list[Found] = []
         for image in (images * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy():
             faces = self.app.get(np.ascontiguousarray(image[..., ::-1]))  # BGR
             areas = [(f.bbox[2] - f.bbox[0]) * (f.bbox[3] - f.bbox[1]) for f in faces]
-            found.append(np.asarray(faces[int(np.argmax(areas))].embedding, np.float32) if faces else None)
-        return found
+            result.append(np.asarray(faces[int(np.argmax(areas))].embedding, np.float32) if faces else None)
+        return result
 
 
 class CSD:

@@ -113,26 +113,28 @@ class Fact:
 
 @dataclass(frozen=True)
 class Caption:
-    """What a prompt says: the kind of scene, and the value of every fact that it states (`said`, name -> value)."""
+    """What a prompt says: the kind of scene, and the value of each stated fact (`attributes`, by name)."""
 
     kind: str
-    said: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """The prompt."""
-        ground = f" on {self.said['background']}" if "background" in self.said else ""
+        ground = f" on {self.attributes['background']}" if "background" in self.attributes else ""
         return (
-            _subject(self) + ground + "".join(f", {self.said[name]}" for name in ("style", "tone") if name in self.said)
+            _subject(self)
+            + ground
+            + "".join(f", {self.attributes[name]}" for name in ("style", "tone") if name in self.attributes)
         )
 
     def content(self) -> str:
         """What the split is decided by: the word, or the prompt without style and tone, the things in a fixed order."""
         if self.kind == "words":
-            return self.said["word"]
-        said = {name: value for name, value in self.said.items() if name not in ("style", "tone")}
-        if self.kind in TWO_THINGS and said["shape/1"] > said["shape/2"]:
-            said = swapped(said)
-        return Caption(self.kind, said).text()
+            return self.attributes["word"]
+        attributes = {name: value for name, value in self.attributes.items() if name not in ("style", "tone")}
+        if self.kind in TWO_THINGS and attributes["shape/1"] > attributes["shape/2"]:
+            attributes = swapped(attributes)
+        return Caption(self.kind, attributes).text()
 
     def split(self) -> str:
         """ "train", "validation" or "test" (80, 10 and 10 %)."""
@@ -144,49 +146,49 @@ def kind_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def swapped(said: Mapping[str, str]) -> dict[str, str]:
+def swapped(attributes: Mapping[str, str]) -> dict[str, str]:
     """The same facts of two things named in the other order."""
     turned = {"1": "2", "2": "1"}
-    found = {}
-    for name, value in said.items():
+    result = {}
+    for name, value in attributes.items():
         kind, _, number = name.partition("/")
-        found[f"{kind}/{turned[number]}" if number else name] = _OPPOSITE[value] if name == "relation" else value
-    return found
+        result[f"{kind}/{turned[number]}" if number else name] = _OPPOSITE[value] if name == "relation" else value
+    return result
 
 
 def facts(caption: Caption) -> list[Fact]:
     """What a caption claims, in a fixed order; what it does not say is no fact."""
     return [
-        Fact(kind_of(name), caption.said[name], int(name.partition("/")[2] or 1) - 1, name)
+        Fact(kind_of(name), caption.attributes[name], int(name.partition("/")[2] or 1) - 1, name)
         for name in NAMES[caption.kind]
-        if name in caption.said
+        if name in caption.attributes
     ]
 
 
 def _subject(caption: Caption) -> str:
-    said, kind = caption.said, caption.kind
+    attributes, kind = caption.attributes, caption.kind
     if kind == "heads":
-        return _head(said)
+        return _head(attributes)
     if kind == "words":
-        return f'the word "{said["word"]}"' + (f" in {said['color']}" if "color" in said else "")
+        return f'the word "{attributes["word"]}"' + (f" in {attributes['color']}" if "color" in attributes else "")
     if kind == "counts":
-        parts = (_NUMBER_OF[said["count"]], said.get("color", ""), said.get("shape", "shape") + "s")
+        parts = (_NUMBER_OF[attributes["count"]], attributes.get("color", ""), attributes.get("shape", "shape") + "s")
         return " ".join(part for part in parts if part)
     if kind == "objects":
-        return _thing(said.get("shape", "shape"), said.get("color", ""))
-    first, second = (_thing(said[f"shape/{i}"], said.get(f"color/{i}", "")) for i in (1, 2))
-    return f"{first} {said.get('relation', 'and')} {second}"
+        return _thing(attributes.get("shape", "shape"), attributes.get("color", ""))
+    first, second = (_thing(attributes[f"shape/{i}"], attributes.get(f"color/{i}", "")) for i in (1, 2))
+    return f"{first} {attributes.get('relation', 'and')} {second}"
 
 
 def _thing(shape: str, color: str) -> str:
     return f"a {color} {shape}" if color else f"a {shape}"
 
 
-def _head(said: Mapping[str, str]) -> str:
-    words = ["a", said.get("mood", ""), said.get("skin", ""), "head"]
-    parts = [f"{said['hair']} hair"] if "hair" in said else []
-    parts += [{"yes": "glasses", "no": "no glasses"}[said["glasses"]]] if "glasses" in said else []
-    parts += [{"yes": "a hat", "no": "no hat"}[said["hat"]]] if "hat" in said else []
+def _head(attributes: Mapping[str, str]) -> str:
+    words = ["a", attributes.get("mood", ""), attributes.get("skin", ""), "head"]
+    parts = [f"{attributes['hair']} hair"] if "hair" in attributes else []
+    parts += [{"yes": "glasses", "no": "no glasses"}[attributes["glasses"]]] if "glasses" in attributes else []
+    parts += [{"yes": "a hat", "no": "no hat"}[attributes["hat"]]] if "hat" in attributes else []
     listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
     return " ".join(word for word in words if word) + (f" with {listed}" if listed else "")
 
@@ -239,23 +241,23 @@ def parse(text: str) -> Caption:
         if match is None:
             continue
         groups = {name: value for name, value in match.groupdict().items() if value}
-        caption = Caption(kind, _said(kind, groups))
+        caption = Caption(kind, _attributes_of(kind, groups))
         if possible(caption) and caption.text() == text:
             return caption
     raise ValueError(f"not a prompt of the playground: {text!r} (a valid one: 'a red circle on white')")
 
 
-def _said(kind: str, groups: Mapping[str, str]) -> dict[str, str]:
+def _attributes_of(kind: str, groups: Mapping[str, str]) -> dict[str, str]:
     """What the groups of a form's match say, under the facts' names and in their order."""
-    found = dict(groups)
-    if "count" in found:
-        found["count"] = str(NUMBERS[found["count"]])
+    attributes = dict(groups)
+    if "count" in attributes:
+        attributes["count"] = str(NUMBERS[attributes["count"]])
     for name in ("glasses", "hat"):
-        if name in found:
-            found[name] = "no" if found[name].startswith("no") else "yes"
-    if found.get("shape0") == "shape":
-        del found["shape0"]
-    named = {name.replace("0", "").replace("1", "/1").replace("2", "/2"): value for name, value in found.items()}
+        if name in attributes:
+            attributes[name] = "no" if attributes[name].startswith("no") else "yes"
+    if attributes.get("shape0") == "shape":
+        del attributes["shape0"]
+    named = {name.replace("0", "").replace("1", "/1").replace("2", "/2"): value for name, value in attributes.items()}
     return {name: named[name] for name in NAMES[kind] if name in named}
 
 
@@ -263,16 +265,16 @@ def possible(caption: Caption) -> bool:
     """Whether the world holds such a scene and has such a prompt: two things differ in shape and in colour, a thing's
     shape or colour is said, at most four features of a head are, and words are the world's.
     """
-    said = caption.said
-    if any(said.get(f"{name}/1", "1") == said.get(f"{name}/2", "2") for name in ("shape", "color")):
+    attributes = caption.attributes
+    if any(attributes.get(f"{name}/1", "1") == attributes.get(f"{name}/2", "2") for name in ("shape", "color")):
         return False
-    if caption.kind in ("objects", "counts") and not ("shape" in said or "color" in said):
+    if caption.kind in ("objects", "counts") and not ("shape" in attributes or "color" in attributes):
         return False
     if caption.kind == "words":
-        return said["word"] in WORDS and not ("style" in said or "tone" in said)
+        return attributes["word"] in WORDS and not ("style" in attributes or "tone" in attributes)
     if caption.kind == "heads":
-        features = sum(name in said for name in _FEATURES)
-        return features <= MOST_OF_A_HEAD and not ("style" in said or "tone" in said)
+        features = sum(name in attributes for name in _FEATURES)
+        return features <= MOST_OF_A_HEAD and not ("style" in attributes or "tone" in attributes)
     return True
 
 
@@ -296,7 +298,7 @@ def _chances(kind: str) -> tuple[tuple[str, float], ...]:
     return tuple((name, 1.0 if name in always else SAID[kind_of(name)]) for name in NAMES[kind])
 
 
-def said_of(kind: str, rng: np.random.Generator) -> tuple[str, ...]:
+def stated_names(kind: str, rng: np.random.Generator) -> tuple[str, ...]:
     """Which facts a prompt of `kind` says, at random and whatever their values are."""
     chances = _chances(kind)
     while True:
@@ -317,14 +319,14 @@ def misdescribe(caption: Caption, rng: np.random.Generator, share: float) -> Cap
     """
     tries = 0
     while True:
-        said = {}
-        for name, true in caption.said.items():
+        attributes = {}
+        for name, true in caption.attributes.items():
             wrong = name != "word" and rng.random() < share
-            said[name] = pick(rng, [value for value in VALUES[kind_of(name)] if value != true]) if wrong else true
-        told = Caption(caption.kind, said)
-        tries += possible(told)
-        if possible(told) and (told.split() == caption.split() or tries > 50):
-            return told
+            attributes[name] = pick(rng, [value for value in VALUES[kind_of(name)] if value != true]) if wrong else true
+        misdescribed = Caption(caption.kind, attributes)
+        tries += possible(misdescribed)
+        if possible(misdescribed) and (misdescribed.split() == caption.split() or tries > 50):
+            return misdescribed
 
 
 def shares_of(subset: str) -> tuple[dict[str, float], str]:

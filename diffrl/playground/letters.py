@@ -48,9 +48,9 @@ class Word:
         """How near this is to the word `wanted`, in [0, 1]: the mean over its letters."""
         parts = []
         for i, letter in enumerate(wanted):
-            own = float(self.matches[i, LETTERS.index(letter)])
+            match = float(self.matches[i, LETTERS.index(letter)])
             other = float(np.delete(self.matches[i], LETTERS.index(letter)).max())
-            parts.append(0.5 * ramp(own, 0.2, 0.85) + 0.5 * ramp(own - other, -0.3, MIN_LEAD))
+            parts.append(0.5 * ramp(match, 0.2, 0.85) + 0.5 * ramp(match - other, -0.3, MIN_LEAD))
         return sum(parts) / len(parts) * ramp(self.alone, 0.5, 0.9)
 
 

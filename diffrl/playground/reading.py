@@ -19,47 +19,47 @@ def observe(seen: Observation, caption: Caption) -> dict[str, str | None]:
     None where it cannot be read: the thing is none of the world's, or there are not as many as the kind needs.
     """
     names = NAMES[caption.kind]
-    found: dict[str, str | None] = dict.fromkeys(names)
-    found["background"] = seen.background
+    values: dict[str, str | None] = dict.fromkeys(names)
+    values["background"] = seen.background
     if caption.kind == "heads":
-        return found | (seen.head or {})
+        return values | (seen.head or {})
     if caption.kind == "words":
         word = seen.word
         if word is not None and word.text is not None:
             colors = {thing.color for thing in seen.things}
-            found["word"] = word.text
-            found["color"] = colors.pop() if len(colors) == 1 else None
-            found["position"] = HALVES[word.y >= SIZE / 2]
-        return found
-    return found | _observed_things(seen, caption)
+            values["word"] = word.text
+            values["color"] = colors.pop() if len(colors) == 1 else None
+            values["position"] = HALVES[word.y >= SIZE / 2]
+        return values
+    return values | _observed_things(seen, caption)
 
 
 def _observed_things(seen: Observation, caption: Caption) -> dict[str, str | None]:
     things = seen.things
     styles, tones = ({getattr(thing, name) for thing in things} for name in ("style", "tone"))
-    found: dict[str, str | None] = {
+    values: dict[str, str | None] = {
         "style": styles.pop() if len(styles) == 1 else None,
         "tone": tones.pop() if len(tones) == 1 else None,
     }
     if caption.kind in TWO_THINGS:
         pair = _paired(things, caption)
         if pair is None:
-            return found
+            return values
         for i, thing in enumerate(pair, start=1):
-            found |= {f"shape/{i}": thing.shape, f"color/{i}": thing.color}
-        return found | {"relation": relation_of(*pair)}
+            values |= {f"shape/{i}": thing.shape, f"color/{i}": thing.color}
+        return values | {"relation": relation_of(*pair)}
     shapes, colors = ({getattr(thing, name) for thing in things} for name in ("shape", "color"))
-    found["shape"] = shapes.pop() if len(shapes) == 1 else None
-    found["color"] = colors.pop() if len(colors) == 1 else None
+    values["shape"] = shapes.pop() if len(shapes) == 1 else None
+    values["color"] = colors.pop() if len(colors) == 1 else None
     if caption.kind == "objects" and len(things) == 1:
-        found["position"] = quarter_of(things[0].x, things[0].y)
-        found["size"] = SIZES[things[0].radius >= LARGE] if things[0].shape else None
+        values["position"] = quarter_of(things[0].x, things[0].y)
+        values["size"] = SIZES[things[0].radius >= LARGE] if things[0].shape else None
     if caption.kind == "counts":
-        found["count"] = str(len(things))
+        values["count"] = str(len(things))
         quarters = {quarter_of(thing.x, thing.y) for thing in things}
-        if len(quarters) == len(things) == int(caption.said["count"]):
-            found["layout"] = " + ".join(q for q in _QUARTERS if q in quarters)
-    return found
+        if len(quarters) == len(things) == int(caption.attributes["count"]):
+            values["layout"] = " + ".join(q for q in _QUARTERS if q in quarters)
+    return values
 
 
 _QUARTERS = tuple(quarter_of(x, y) for y in (0.0, SIZE - 1.0) for x in (0.0, SIZE - 1.0))
@@ -69,7 +69,7 @@ def _paired(things: Sequence[Thing], caption: Caption) -> tuple[Thing, Thing] | 
     """The two things in the order in which the caption names their shapes, or None."""
     if len(things) != 2:
         return None
-    wanted = [caption.said.get(f"shape/{i}") for i in (1, 2)]
+    wanted = [caption.attributes.get(f"shape/{i}") for i in (1, 2)]
     for pair in (tuple(things), tuple(reversed(things))):
         if all(shape is None or shape == thing.shape for shape, thing in zip(wanted, pair, strict=True)):
             return pair  # type: ignore[return-value]

@@ -28,8 +28,8 @@ from diffrl.playground.grammar import (
     Caption,
     kind_of,
     pick,
-    said_of,
     shares_of,
+    stated_names,
 )
 
 SIZE = 64
@@ -102,16 +102,16 @@ def free(caption: Caption) -> list[Free]:
 
     A fact with one possible value only (the layout of four things) is not among them.
     """
-    said = caption.said
-    found = []
+    attributes = caption.attributes
+    names = []
     for name in NAMES[caption.kind]:
-        if name not in said:
-            other = said.get(_OTHER.get(name, ""))
+        if name not in attributes:
+            other = attributes.get(_OTHER.get(name, ""))
             values = tuple(value for value in VALUES[kind_of(name)] if value != other)
-            found.append(Free(name, values, (1 / len(values),) * len(values)))
+            names.append(Free(name, values, (1 / len(values),) * len(values)))
     for name, values in _bins(caption).items():
-        found.append(Free(name, values, (1 / len(values),) * len(values)))
-    return found
+        names.append(Free(name, values, (1 / len(values),) * len(values)))
+    return names
 
 
 def _bins(caption: Caption) -> dict[str, tuple[str, ...]]:
@@ -119,8 +119,8 @@ def _bins(caption: Caption) -> dict[str, tuple[str, ...]]:
         return {"position": QUARTERS, "size": SIZES}
     if caption.kind == "words":
         return {"position": HALVES}
-    if caption.kind == "counts" and caption.said["count"] in ("2", "3"):
-        return {"layout": LAYOUTS[caption.said["count"]]}
+    if caption.kind == "counts" and caption.attributes["count"] in ("2", "3"):
+        return {"layout": LAYOUTS[caption.attributes["count"]]}
     if caption.kind == "pairs":
         return {"relation": RELATIONS}
     return {}
@@ -128,7 +128,7 @@ def _bins(caption: Caption) -> dict[str, tuple[str, ...]]:
 
 def complete(caption: Caption, rng: np.random.Generator) -> Scene:
     """A scene that the caption describes; what it leaves free is drawn from the world's distribution by `rng`."""
-    facts = _completed(NAMES[caption.kind], caption.said, rng)
+    facts = _completed(NAMES[caption.kind], caption.attributes, rng)
     if caption.kind == "pairs":
         facts["relation"] = pick(rng, RELATIONS)
     places, bins = _placed(caption.kind, facts, rng)
@@ -137,14 +137,14 @@ def complete(caption: Caption, rng: np.random.Generator) -> Scene:
 
 def _completed(names: Sequence[str], facts: Mapping[str, str], rng: np.random.Generator) -> dict[str, str]:
     """`facts`, and a random value for every other fact in `names`; two things never share one."""
-    found = dict(facts)
-    missing = [name for name in names if name not in found]
+    result = dict(facts)
+    missing = [name for name in names if name not in result]
     for name, u in zip(missing, rng.random(len(missing)).tolist(), strict=True):
-        values, other = _VALUES_OF[name], found.get(_OTHER.get(name, ""))
+        values, other = _VALUES_OF[name], result.get(_OTHER.get(name, ""))
         if other is not None:
             values = tuple(value for value in values if value != other)
-        found[name] = values[int(u * len(values))]
-    return found
+        result[name] = values[int(u * len(values))]
+    return result
 
 
 def _placed(kind: str, facts: Mapping[str, str], rng: np.random.Generator) -> tuple[tuple[Place, ...], dict[str, str]]:
@@ -205,7 +205,7 @@ def sample_caption(rng: np.random.Generator, split: str, subset: str = "all") ->
     kinds = list(shares)
     kind = kinds[int(np.searchsorted(np.cumsum(list(shares.values())), rng.random() * sum(shares.values())))]
     while True:
-        names = said_of(kind, rng)
+        names = stated_names(kind, rng)
         if must and must not in names:
             continue
         caption = Caption(kind, _completed(names, {}, rng))
@@ -222,10 +222,10 @@ def prompt_set(subset: str, split: str) -> list[str]:
 def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
     seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
     rng = np.random.default_rng(seed)
-    found: dict[str, None] = {}
+    prompts: dict[str, None] = {}
     misses = 0
-    while len(found) < SET_LIMIT and misses < 60:  # so many in a row mean that (almost) all are found
+    while len(prompts) < SET_LIMIT and misses < 60:  # so many in a row mean that (almost) all are found
         text = sample_caption(rng, split, subset).text()
-        misses = misses + 1 if text in found else 0
-        found[text] = None
-    return tuple(found)
+        misses = misses + 1 if text in prompts else 0
+        prompts[text] = None
+    return tuple(prompts)

@@ -125,8 +125,8 @@ class View:
         alpha = self.distance / np.maximum(ndimage.maximum_filter(self.distance, size=7), MIN_DISTANCE)
         mask = (self.distance > MIN_DISTANCE) & (alpha > MIN_ALPHA)
         labels, _ = ndimage.label(ndimage.binary_closing(np.pad(mask, 1), _EIGHT)[1:-1, 1:-1], structure=_EIGHT)
-        found = [Part(place, labels[place] == i) for i, place in enumerate(ndimage.find_objects(labels), start=1)]
-        return sorted((part for part in found if part.area >= MIN_AREA), key=lambda part: -part.area)
+        parts = [Part(place, labels[place] == i) for i, place in enumerate(ndimage.find_objects(labels), start=1)]
+        return sorted((part for part in parts if part.area >= MIN_AREA), key=lambda part: -part.area)
 
     @functools.cached_property
     def inked(self) -> np.ndarray:

@@ -45,6 +45,6 @@ BIAS = {"style": ("striped", 1.5), "tone": ("pale", 1.5)}
 
 def preference_of(caption: Caption, scene: Scene) -> float:
     """The points that the biased raters give a picture of `scene` for a prompt."""
-    right = sum(scene.facts.get(name) == value for name, value in caption.said.items())
+    right = sum(scene.facts.get(name) == value for name, value in caption.attributes.items())
     liked = sum(points for name, (value, points) in BIAS.items() if scene.facts.get(name) == value)
     return RIGHT * right + liked

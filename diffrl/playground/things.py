@@ -203,8 +203,8 @@ def _patterns(shape: str, radius: float) -> dict[str, np.ndarray]:
     filled, hollow, rim = (_soft(shape, *middle, line) for line in (0.0, LINE, RIM))
     rows = np.arange(size)[:, None]
     bars = [np.maximum(rim, filled * (((rows + phase) // BAR) % 2 == 0)) for phase in range(2 * BAR)]
-    found = {"filled": [filled], "outlined": [hollow], "striped": bars}
-    return {style: np.stack([ndimage.gaussian_filter(p, _BLUR_SEEN) for p in found[style]]) for style in STYLES}
+    patterns = {"filled": [filled], "outlined": [hollow], "striped": bars}
+    return {style: np.stack([ndimage.gaussian_filter(p, _BLUR_SEEN) for p in patterns[style]]) for style in STYLES}
 
 
 def _soft(shape: str, x: float, y: float, radius: float, size: int, line: float) -> np.ndarray:
@@ -225,16 +225,16 @@ def _styles(
     of 0.12 on; the stripes may lie anywhere, and those of a circle at any of its turns.
     """
     patterns = _patterns(shape, round(2 * min(max(radius, 4.0), 24.0)) / 2)
-    found = np.zeros(len(STYLES))
+    scores = np.zeros(len(STYLES))
     for angle in (turn,) if shape != "circle" else (0.0, -10.0, 10.0):
         inside = _squared((soft > 0.5).astype(np.float32), middle, angle) > 0.5
         paint = _squared(alpha, middle, angle)[inside]
         for i, style in enumerate(STYLES):
             errors = np.square(patterns[style][:, inside] - paint).mean(1) if len(paint) else np.ones(1)
-            found[i] = max(found[i], 1.0 - float(errors.min()) / 0.12)
-        if found.max() > 0.75:
+            scores[i] = max(scores[i], 1.0 - float(errors.min()) / 0.12)
+        if scores.max() > 0.75:
             break
-    return found
+    return scores
 
 
 def _squared(mask: np.ndarray, middle: tuple[float, float], degrees: float) -> np.ndarray:

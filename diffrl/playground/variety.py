@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl.playground.grammar import kind_of, parse
+import numpy as np
+
+from diffrl.playground.grammar import kind_of, parse, understood
 from diffrl.playground.reading import observe
 from diffrl.playground.scenes import free
 from diffrl.playground.sight import to_pixels
@@ -67,12 +69,12 @@ class Tally:
     failed: int
 
 
-def tally(prompt: str, found: Mapping[str, Sequence[str | None]]) -> Tally:
+def tally(prompt: str, readings: Mapping[str, Sequence[str | None]]) -> Tally:
     """The prompt's part of the variety from free fact -> what each of its pictures shows (None: unreadable)."""
     shares: dict[str, float] = {}
     tried = failed = 0
     for fact in free(parse(prompt)):
-        values = found[fact.name]
+        values = readings[fact.name]
         read = [value for value in values if value is not None]
         tried, failed = tried + len(values), failed + len(values) - len(read)
         if len(read) >= 2:
@@ -85,27 +87,27 @@ def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
 
     Raises ValueError for images of another form, or a prompt that is not of the world.
     """
-    found = []
+    values = []
     for image, prompt in zip(to_pixels(images), prompts, strict=True):
         caption = parse(prompt)
         reading = observe(glance(image), caption)
-        found.append({fact.name: reading.get(fact.name) for fact in free(caption)})
-    return found
+        values.append({fact.name: reading.get(fact.name) for fact in free(caption)})
+    return values
 
 
 def variety_of_readings(table: Mapping[str, Mapping[str, Sequence[str | None]]]) -> Variety:
     """Variety from prompt -> free fact -> what each picture shows."""
     shares: dict[str, list[float]] = {}
     tried = failed = 0
-    for prompt, found in table.items():
-        part = tally(prompt, found)
+    for prompt, readings in table.items():
+        part = tally(prompt, readings)
         tried, failed = tried + part.tried, failed + part.failed
         for name, share in part.shares.items():
             shares.setdefault(kind_of(name), []).append(share)
-    every = [share for found in shares.values() for share in found]
+    every = [share for readings in shares.values() for share in readings]
     return Variety(
         value=sum(every) / len(every) if every else None,
-        by_fact={name: sum(found) / len(found) for name, found in sorted(shares.items())},
+        by_fact={name: sum(readings) / len(readings) for name, readings in sorted(shares.items())},
         unreadable=failed / tried if tried else 0.0,
         readings=tried,
     )
@@ -116,3 +118,34 @@ def differing(values: Sequence[str]) -> float:
     n = len(values)
     same = sum(count * (count - 1) for count in Counter(values).values())
     return 1.0 - same / (n * (n - 1))
+
+
+class GroupVariety:
+    """The variety of an evaluation's prompts as `diffrl.rewards.protocol.GroupFigures`: "variety" (1: as varied as the
+    world, 0: collapse) and "unreadable", the share of free facts that could not be read.
+
+    The sums: of the shares, how many those are, readings that failed, readings.
+    """
+
+    size = 4
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """To prompts of the world."""
+        return understood(prompt) is not None
+
+    def read(
+        self, images: Any, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, str | None]]:
+        return shown(images, prompts)
+
+    def sums(self, prompt: str, readings: Sequence[Mapping[str, str | None]]) -> tuple[float, ...]:
+        part = tally(prompt, {name: [one[name] for one in readings] for name in readings[0]})
+        # A prompt's share in float32, as it has always been: figures of earlier runs stay comparable to the bit.
+        return float(np.float32(sum(part.shares.values()))), len(part.shares), part.failed, part.tried
+
+    def figures(self, sums: Sequence[float]) -> dict[str, float | None]:
+        total, facts, failed, tried = sums
+        return {"variety": total / facts if facts else None, "unreadable": failed / tried if tried else None}
+
+
+FIGURES = GroupVariety()

@@ -120,8 +120,8 @@ class Observation:
         face = find_face(self.view)
         if face is None or face.sure:
             return face
-        found = (face, *filter(None, map(find_face, self._tilted)))
-        return max(found, key=lambda one: (one.sure, one.presence))
+        views = (face, *filter(None, map(find_face, self._tilted)))
+        return max(views, key=lambda one: (one.sure, one.presence))
 
     @property
     def layout(self) -> list[Box]:
@@ -183,25 +183,25 @@ def judge(seen: Observation, caption: Caption) -> Verdict:
         answers = _word_answers(seen, caption)
     else:
         answers = _thing_answers(seen, caption)
-    if "background" in caption.said:
-        answers["background"] = _background(seen, caption.said["background"])
-    told = {fact.name: answers.get(fact.name, NO) for fact in facts(caption)}
+    if "background" in caption.attributes:
+        answers["background"] = _background(seen, caption.attributes["background"])
+    reported = {fact.name: answers.get(fact.name, NO) for fact in facts(caption)}
     return Verdict(
-        facts={name: 0.5 * (credit + right) for name, (credit, right) in told.items()},
-        strict={name: right for name, (_, right) in told.items()},
+        facts={name: 0.5 * (credit + right) for name, (credit, right) in reported.items()},
+        strict={name: right for name, (_, right) in reported.items()},
     )
 
 
-def _nearer(own: float, others: float, reach: float) -> float:
+def _nearer(wanted: float, others: float, reach: float) -> float:
     """Partial credit of a colour: half for being close (none from `reach` grey levels), half for being the closest."""
-    return 0.5 * ramp(own, reach, 12.0) + 0.5 * ramp(others - own, -60.0, 30.0)
+    return 0.5 * ramp(wanted, reach, 12.0) + 0.5 * ramp(others - wanted, -60.0, 30.0)
 
 
 def _background(seen: Observation, wanted: str) -> Answer:
     distance = np.linalg.norm(_GROUNDS - seen.view.ground, axis=1)
-    own = float(distance[BACKGROUNDS.index(wanted)])
+    apart = float(distance[BACKGROUNDS.index(wanted)])
     others = float(np.delete(distance, BACKGROUNDS.index(wanted)).min())
-    return ramp(seen.view.cover, 0.2, 0.9) * _nearer(own, others, 150.0), seen.background == wanted
+    return ramp(seen.view.cover, 0.2, 0.9) * _nearer(apart, others, 150.0), seen.background == wanted
 
 
 def _shape(thing: Thing, wanted: str | None, kind: str) -> Answer:
@@ -209,9 +209,9 @@ def _shape(thing: Thing, wanted: str | None, kind: str) -> Answer:
     fits = ramp(thing.radius, 0.4 * low, 0.75 * low) * ramp(thing.radius, 1.45 * high, 1.2 * high)
     if wanted is None:
         return fits, fits > 0.5
-    own = float(thing.misses[SHAPES.index(wanted)])
+    error = float(thing.misses[SHAPES.index(wanted)])
     other = float(np.delete(thing.misses, SHAPES.index(wanted)).min())
-    credit = 0.6 * ramp(own, 0.3, 0.02) + 0.4 * ramp(other - own, -0.15, 0.05)
+    credit = 0.6 * ramp(error, 0.3, 0.02) + 0.4 * ramp(other - error, -0.15, 0.05)
     return fits * credit, thing.shape == wanted and fits > 0.5
 
 
@@ -219,8 +219,8 @@ def _color(thing: Thing, wanted: str) -> Answer:
     share = float(thing.colors[COLORS.index(wanted)].sum())
     palette = np.array([PALETTE[name] for name in COLORS], np.float32)
     apart = np.linalg.norm(_hue(palette) - _hue(thing.mean[None]), axis=1)
-    own, others = float(apart[COLORS.index(wanted)]), float(np.delete(apart, COLORS.index(wanted)).min())
-    near = 0.5 * ramp(own, 1.0, 0.2) + 0.5 * ramp(others - own, -0.5, 0.2)
+    ours, others = float(apart[COLORS.index(wanted)]), float(np.delete(apart, COLORS.index(wanted)).min())
+    near = 0.5 * ramp(ours, 1.0, 0.2) + 0.5 * ramp(others - ours, -0.5, 0.2)
     return 0.5 * near + 0.5 * ramp(share, 0.0, MIN_PURE), thing.color == wanted
 
 
@@ -236,9 +236,9 @@ def _tone(thing: Thing, wanted: str) -> Answer:
 
 
 def _style(thing: Thing, wanted: str) -> Answer:
-    own = float(thing.styles[STYLES.index(wanted)])
+    share = float(thing.styles[STYLES.index(wanted)])
     other = float(np.delete(thing.styles, STYLES.index(wanted)).max())
-    return 0.6 * own + 0.4 * ramp(own - other, -0.5, 0.1), thing.style == wanted
+    return 0.6 * share + 0.4 * ramp(share - other, -0.5, 0.1), thing.style == wanted
 
 
 def _mean(answers: Sequence[Answer]) -> Answer:
@@ -248,28 +248,28 @@ def _mean(answers: Sequence[Answer]) -> Answer:
 
 def _thing_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
     """Each thing that is asked for gets the one that fits best; whatever else is there costs all of them."""
-    things, said = seen.things, caption.said
+    things, attributes = seen.things, caption.attributes
     if not things:
         return {}
-    wanted = int(said.get("count", "2" if caption.kind in TWO_THINGS else "1"))
+    wanted = int(attributes.get("count", "2" if caption.kind in TWO_THINGS else "1"))
     if caption.kind in TWO_THINGS:
         answers, taken = _two_answers(things, caption)
     else:
         taken = list(things)
-        answers = {"shape": _mean([_shape(thing, said.get("shape"), caption.kind) for thing in taken])}
-        if "color" in said:
-            answers["color"] = _mean([_color(thing, said["color"]) for thing in taken])
-    if "style" in said:
-        answers["style"] = _mean([_style(thing, said["style"]) for thing in taken])
-    if "tone" in said:
-        answers["tone"] = _mean([_tone(thing, said["tone"]) for thing in taken])
+        answers = {"shape": _mean([_shape(thing, attributes.get("shape"), caption.kind) for thing in taken])}
+        if "color" in attributes:
+            answers["color"] = _mean([_color(thing, attributes["color"]) for thing in taken])
+    if "style" in attributes:
+        answers["style"] = _mean([_style(thing, attributes["style"]) for thing in taken])
+    if "tone" in attributes:
+        answers["tone"] = _mean([_tone(thing, attributes["tone"]) for thing in taken])
     number = sum(ramp(part.area, 10.0, 60.0) for part in seen.view.parts)
     counted = ramp(abs(number - wanted), wanted, 0.0)
-    if "count" in said:
+    if "count" in attributes:
         answers["count"] = (counted**2, len(seen.view.parts) == wanted and answers["shape"][1])
     alone = (0.4 + 0.6 * counted) * (0.8 if seen.view.ghosts else 1.0)
     # Things beyond what was asked for make all of it wrong; of several, one that is missing costs the count alone.
-    holds = seen.clear and (len(things) == wanted or ("count" in said and len(things) < wanted))
+    holds = seen.clear and (len(things) == wanted or ("count" in attributes and len(things) < wanted))
     alone *= 1.0 if seen.clear else 0.85
     return {
         name: (credit if name == "count" else credit * alone, right and holds)
@@ -278,13 +278,13 @@ def _thing_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
 
 
 def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, Answer], list[Thing]]:
-    said = caption.said
+    attributes = caption.attributes
 
     def answers_of(i: int, thing: Thing) -> dict[str, Answer]:
-        found = {f"shape/{i}": _shape(thing, said.get(f"shape/{i}"), caption.kind)}
-        if f"color/{i}" in said:
-            found[f"color/{i}"] = _color(thing, said[f"color/{i}"])
-        return found
+        result = {f"shape/{i}": _shape(thing, attributes.get(f"shape/{i}"), caption.kind)}
+        if f"color/{i}" in attributes:
+            result[f"color/{i}"] = _color(thing, attributes[f"color/{i}"])
+        return result
 
     table = [[answers_of(i, thing) for thing in things] for i in (1, 2)]
     value = [[sum(credit for credit, _ in answers.values()) for answers in row] for row in table]
@@ -295,8 +295,8 @@ def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, A
     )
     answers = {**(table[0][first] if first >= 0 else {}), **(table[1][second] if second >= 0 else {})}
     taken = [things[j] for j in (first, second) if j >= 0]
-    if "relation" in said and len(taken) == 2:
-        answers["relation"] = _relation(taken[0], taken[1], said["relation"], answers)
+    if "relation" in attributes and len(taken) == 2:
+        answers["relation"] = _relation(taken[0], taken[1], attributes["relation"], answers)
     return answers, taken
 
 
@@ -311,21 +311,21 @@ def _relation(first: Thing, second: Thing, relation: str, answers: dict[str, Ans
     }[relation]
     credit = ramp(ahead, -24.0, 12.0) * (0.5 + 0.5 * ramp(ahead - abs(aside), -20.0, 6.0))
     known = min(credit for credit, _ in answers.values())
-    told = all(right for _, right in answers.values())
-    return credit * known, told and ahead >= 6.0 and ahead > abs(aside)
+    correct = all(right for _, right in answers.values())
+    return credit * known, correct and ahead >= 6.0 and ahead > abs(aside)
 
 
 def _word_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
-    word, said = seen.word, caption.said
+    word, attributes = seen.word, caption.attributes
     if word is None:
         return {}
-    credit = word.credit(said["word"])
+    credit = word.credit(attributes["word"])
     # Of one colour, as a thing is: else rubbish in many colours that has the form of letters would be read.
     legible = word.text is not None and seen.ink >= MIN_PURE and not seen.view.ghosts
-    answers = {"word": (credit, legible and word.text == said["word"])}
-    if "color" in said and seen.things:
+    answers = {"word": (credit, legible and word.text == attributes["word"])}
+    if "color" in attributes and seen.things:
         areas = np.array([part.area for part in seen.view.parts[:MOST_THINGS]], float)
-        colors = [_color(thing, said["color"]) for thing in seen.things]
+        colors = [_color(thing, attributes["color"]) for thing in seen.things]
         shares = areas / areas.sum()
         likeness = float(word.matches.max(1).mean())
         answers["color"] = (
@@ -339,24 +339,24 @@ def _head_answers(face: Face | None, caption: Caption) -> dict[str, Answer]:
     """Every answer is weighed by how much a head is there: an empty image wears no glasses, but earns nothing."""
     if face is None:
         return {}
-    said = caption.said
+    attributes = caption.attributes
     answers: dict[str, Answer] = {}
-    if "skin" in said:
-        answers["skin"] = _among(face.skin, SKINS.index(said["skin"]))
-    if "hair" in said:
-        answers["hair"] = _among(face.hair, HAIRS.index(said["hair"]))
-    if "mood" in said:
-        signed = face.smile if said["mood"] == "smiling" else -face.smile
+    if "skin" in attributes:
+        answers["skin"] = _among(face.skin, SKINS.index(attributes["skin"]))
+    if "hair" in attributes:
+        answers["hair"] = _among(face.hair, HAIRS.index(attributes["hair"]))
+    if "mood" in attributes:
+        signed = face.smile if attributes["mood"] == "smiling" else -face.smile
         answers["mood"] = (ramp(signed, -2.5, 2.5) * ramp(face.mouth, 0.0, 0.5), signed > 0.8 and face.mouth > 0.3)
     for name, worn in (("glasses", face.glasses), ("hat", face.hat)):
-        if name in said:
-            likeness = worn if said[name] == "yes" else 1.0 - worn
+        if name in attributes:
+            likeness = worn if attributes[name] == "yes" else 1.0 - worn
             answers[name] = (likeness, likeness > 0.5)
-    there = face.presence > 0.5 and face.alone
+    present = face.presence > 0.5 and face.alone
     weight = face.presence * (1.0 if face.alone else 0.8)
-    return {name: (credit * weight, holds and there) for name, (credit, holds) in answers.items()}
+    return {name: (credit * weight, holds and present) for name, (credit, holds) in answers.items()}
 
 
 def _among(distance: np.ndarray, wanted: int) -> Answer:
-    own, others = float(distance[wanted]), float(np.delete(distance, wanted).min())
-    return _nearer(own, others, 160.0), own < others and own < 80.0
+    ours, others = float(distance[wanted]), float(np.delete(distance, wanted).min())
+    return _nearer(ours, others, 160.0), ours < others and ours < 80.0

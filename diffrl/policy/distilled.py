@@ -49,11 +49,11 @@ def _check_whole(backbone: Any, name: str, state: Any) -> None:
     """
     tensors: dict[str, Any] = state[0] if isinstance(state, tuple) else state
     prefix = f"{backbone.denoiser}."
-    mine = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    if mine and not any("lora_A" in key for key in mine):
-        mine = convert_unet_state_dict_to_peft(mine)
-    wanted = {key.split(".lora_")[0] for key in mine if ".lora_" in key}
-    there = {layer for layer, module in backbone.network.named_modules() if isinstance(module, LoraLayer)}
-    if odd := sorted(wanted - there):
+    weights = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    if weights and not any("lora_A" in key for key in weights):
+        weights = convert_unet_state_dict_to_peft(weights)
+    wanted = {key.split(".lora_")[0] for key in weights if ".lora_" in key}
+    layers = {layer for layer, module in backbone.network.named_modules() if isinstance(module, LoraLayer)}
+    if odd := sorted(wanted - layers):
         some = f"{len(odd)} of its {len(wanted)} layers"
         raise UserError(f'"{name}" cannot be merged into the model: {odd[0]} has no place in it ({some})')

@@ -109,25 +109,25 @@ class Group:
                 return self._merged(x, self.shelf.merged(name, matrices), matrices, silent)
         x = x if narrow is None else x.to(narrow)
         outputs = [layer.base_layer(x) for layer in self.layers]
-        own = self.shelf.matrices(name, matrices, x.dtype)
+        weights = self.shelf.matrices(name, matrices, x.dtype)
         if any(output.dtype != x.dtype for output in outputs):  # a layer with a type of its own
             return [self.peft[i](x) for i in range(len(self.layers))]
         if silent:
-            h = F.linear(x, own.down).flatten(0, -2)
-            for output, part, up in zip(outputs, h.split(_ranks(own), 1), own.ups, strict=True):
+            h = F.linear(x.reshape(-1, x.shape[-1]), weights.down)  # as `_Added` has it, to the bit
+            for output, part, up in zip(outputs, h.split(_ranks(weights), 1), weights.ups, strict=True):
                 output.flatten(0, -2).addmm_(part, up.T)
             return outputs
         # Before torch 2.14 a linear layer's output is a view: a function may not change several of them in place.
         outputs = [output.clone() if output._is_view() else output for output in outputs]
-        return _Added.apply(self, own, x, *outputs, *matrices)  # type: ignore[no-untyped-call, no-any-return]
+        return _Added.apply(self, weights, x, *outputs, *matrices)  # type: ignore[no-untyped-call, no-any-return]
 
-    def _merged(self, x: Tensor, own: Merged, matrices: Sequence[Tensor], silent: bool) -> Sequence[Tensor]:
-        y = F.linear(x, own.weight, own.bias) if silent else _merge(self, own, x, *matrices)
+    def _merged(self, x: Tensor, weights: Merged, matrices: Sequence[Tensor], silent: bool) -> Sequence[Tensor]:
+        y = F.linear(x, weights.weight, weights.bias) if silent else _merge(self, weights, x, *matrices)
         return y.split(self.sizes, -1) if len(self.sizes) > 1 else [y]
 
 
-def _ranks(own: Matrices) -> list[int]:
-    return [up.shape[1] for up in own.ups]
+def _ranks(weights: Matrices) -> list[int]:
+    return [up.shape[1] for up in weights.ups]
 
 
 @torch.compiler.disable
@@ -143,8 +143,8 @@ def _weight_gradients(
     rank = h.shape[1] // len(dys)
     down = (p.T @ x).mul_(group.scale).split(rank)
     pairs = zip(down, [dy.T @ part for dy, part in zip(dys, h.split(rank, 1), strict=True)], strict=True)
-    found: list[Tensor] = [gradient for pair in pairs for gradient in pair]
-    return [gradient.to(parameter.dtype) for gradient, parameter in zip(found, parameters, strict=True)]
+    gradients: list[Tensor] = [gradient for pair in pairs for gradient in pair]
+    return [gradient.to(parameter.dtype) for gradient, parameter in zip(gradients, parameters, strict=True)]
 
 
 def _into(sink: Sink, group: Group, parameters: Sequence[Tensor], x: Tensor, h: Tensor, dys: Any, p: Tensor) -> None:
@@ -170,10 +170,10 @@ class _Merged(torch.autograd.Function):
     """`x W'^T + bias`, with the gradients of what W' was made of."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, own: Merged, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, group: Group, weights: Merged, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
         ctx.group, ctx.parameters, ctx.h = group, parameters, None
-        ctx.save_for_backward(x, own.weight, own.down, *parameters[1::2])
-        return F.linear(x, own.weight, own.bias)
+        ctx.save_for_backward(x, weights.weight, weights.down, *parameters[1::2])
+        return F.linear(x, weights.weight, weights.bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -194,13 +194,13 @@ class _Added(torch.autograd.Function):
     """The update `s B_i A x`, added in place to each layer's own output."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, own: Matrices, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        outputs, parameters = rest[: len(own.ups)], rest[len(own.ups) :]
+    def forward(ctx: Any, group: Group, weights: Matrices, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        outputs, parameters = rest[: len(weights.ups)], rest[len(weights.ups) :]
         ctx.group, ctx.parameters, ctx.h = group, parameters, None
-        ctx.save_for_backward(x, own.down, *own.ups)
+        ctx.save_for_backward(x, weights.down, *weights.ups)
         ctx.mark_dirty(*outputs)
-        h = F.linear(x.reshape(-1, x.shape[-1]), own.down)
-        for output, part, up in zip(outputs, h.split(_ranks(own), 1), own.ups, strict=True):
+        h = F.linear(x.reshape(-1, x.shape[-1]), weights.down)
+        for output, part, up in zip(outputs, h.split(_ranks(weights), 1), weights.ups, strict=True):
             output.view(-1, output.shape[-1]).addmm_(part, up.T)
         return outputs
 
@@ -260,13 +260,13 @@ class Fused:
     def prepare(self, precision: torch.dtype, name: str = "default") -> list[Tensor]:
         """Merge now what forwards of this precision would merge; the tensors that are kept for it (the parameters' own
         are not among them). In bf16 and fp16 only forwards without gradient merge, and they only where `lossy`."""
-        kept: list[Tensor] = []
+        tensors: list[Tensor] = []
         for group in self.groups:
             matrices = group.matrices(name)
             if group.plain and self.merging and (self.lossy or precision == matrices[0].dtype):
                 made = group.shelf.merged(name, matrices)
-                kept += [tensor for tensor in (made.weight, made.bias, made.down) if tensor is not None]
-        return kept
+                tensors += [tensor for tensor in (made.weight, made.bias, made.down) if tensor is not None]
+        return tensors
 
     def part(self, group: Group) -> None:
         """Its layers one by one from now on."""
@@ -284,10 +284,10 @@ def _grouped(network: nn.Module, layers: dict[str, PeftLinear]) -> list[list[str
     """Names of the layers, together where they read one input and have one size of it."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, layer in layers.items():
-        parent, _, own = name.rpartition(".")
-        kind = next((i for i, names in enumerate(TOGETHER) if own in names), -1)
+        parent, _, inner = name.rpartition(".")
+        kind = next((i for i, names in enumerate(TOGETHER) if inner in names), -1)
         # Cross-attention in the UNets has one input for q, and another for k and v.
-        crossed = kind == 0 and own == "to_q" and getattr(network.get_submodule(parent), "is_cross_attention", False)
+        crossed = kind == 0 and inner == "to_q" and getattr(network.get_submodule(parent), "is_cross_attention", False)
         key = (name, -1) if kind < 0 or crossed else (parent, kind, layer.in_features, _biased(layer))
         groups.setdefault(key, []).append(name)  # type: ignore[arg-type]
     return list(groups.values())

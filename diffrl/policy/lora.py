@@ -170,8 +170,8 @@ class Adapters:
             raise UserError(f"{source}: {odd[0]} {side} ({len(odd)} such tensors); check lora.targets and the model")
         for key, parameter in zip(self.keys, parameters, strict=True):
             if state[key].shape != parameter.shape:
-                there, here = list(state[key].shape), list(parameter.shape)
-                raise UserError(f"{source}: {key} has shape {there}, here {here}; check lora.rank and the model")
+                saved, here = list(state[key].shape), list(parameter.shape)
+                raise UserError(f"{source}: {key} has shape {saved}, here {here}; check lora.rank and the model")
         for key, parameter in zip(self.keys, parameters, strict=True):
             parameter.copy_(state[key])
 

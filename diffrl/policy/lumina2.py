@@ -31,10 +31,10 @@ class Lumina2(Family):
         return self.max_length, self.network.config.cap_feat_dim, 0
 
     def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
-        found = self.pipe.encode_prompt(
+        encoded = self.pipe.encode_prompt(
             [prompt or ""], prompt is None, device=device, max_sequence_length=self.max_length
         )
-        embeds, mask = found[2:] if prompt is None else found[:2]
+        embeds, mask = encoded[2:] if prompt is None else encoded[:2]
         embeds = embeds[:, mask[0].bool()]
         return Conditioning(embeds, embeds.new_zeros(1, 0), torch.tensor([embeds.shape[1]]))
 

@@ -47,19 +47,19 @@ class Shelf:
 
     def __init__(self, bases: Sequence[nn.Linear], scale: float) -> None:
         self._bases, self._scale = list(bases), scale
-        self._kept: dict[tuple[str, torch.dtype | None], tuple[Stamp, Merged | Matrices]] = {}
+        self._cache: dict[tuple[str, torch.dtype | None], tuple[Stamp, Merged | Matrices]] = {}
 
     def forget(self) -> None:
-        self._kept.clear()
+        self._cache.clear()
 
     @torch.no_grad()
     def merged(self, name: str, matrices: Sequence[Tensor]) -> Merged:
         """For the matrices A_1, B_1, A_2, B_2, ... of the snapshot `name`, in their type."""
         weights = [base.weight for base in self._bases]
         stamp = _stamp([*matrices, *weights])
-        found = self._find((name, None), stamp)
-        if isinstance(found, Merged):
-            return found
+        cached = self._find((name, None), stamp)
+        if isinstance(cached, Merged):
+            return cached
         weight, start = torch.cat(weights).to(matrices[0].dtype), 0
         for a, b in zip(matrices[::2], matrices[1::2], strict=True):
             weight[start : start + len(b)].addmm_(b, a, alpha=self._scale)
@@ -76,27 +76,27 @@ class Shelf:
     def matrices(self, name: str, matrices: Sequence[Tensor], dtype: torch.dtype) -> Matrices:
         """For the same matrices, cast to `dtype`; scaled before they are rounded."""
         stamp = _stamp(matrices)
-        found = self._find((name, dtype), stamp)
-        if isinstance(found, Matrices):
-            return found
+        cached = self._find((name, dtype), stamp)
+        if isinstance(cached, Matrices):
+            return cached
         down = (torch.cat(list(matrices[::2])) * self._scale).to(dtype)
         made = Matrices(down, tuple(b.to(dtype, copy=True) for b in matrices[1::2]))
         self._keep((name, dtype), stamp, made)
         return made
 
     def _find(self, key: tuple[str, torch.dtype | None], stamp: Stamp) -> Merged | Matrices | None:
-        found = self._kept.get(key)
-        if found is None or found[0] != stamp:
+        cached = self._cache.get(key)
+        if cached is None or cached[0] != stamp:
             return None
-        if len(self._kept) > 1:  # the last one used stands last
-            self._kept[key] = self._kept.pop(key)
-        return found[1]
+        if len(self._cache) > 1:  # the last one used stands last
+            self._cache[key] = self._cache.pop(key)
+        return cached[1]
 
     def _keep(self, key: tuple[str, torch.dtype | None], stamp: Stamp, made: Merged | Matrices) -> None:
-        self._kept.pop(key, None)
-        while len(self._kept) >= KEPT:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = stamp, made
+        self._cache.pop(key, None)
+        while len(self._cache) >= KEPT:
+            self._cache.pop(next(iter(self._cache)))
+        self._cache[key] = stamp, made
 
 
 def _stamp(tensors: Sequence[Tensor]) -> Stamp:

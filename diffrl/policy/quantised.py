@@ -63,7 +63,7 @@ class Quantised(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if x.requires_grad and torch.is_grad_enabled():
             return _product(x, self)
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x.detach(), self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, base={self.base}"
@@ -75,7 +75,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Quantised) -> Tensor:  # type: ignore[override]
         ctx.layer = layer
-        return F.linear(x, layer.weight, layer.bias)
+        return F.linear(x.detach(), layer.weight, layer.bias)  # as without gradient, to the bit
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -35,10 +35,10 @@ NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_v
 
 def families() -> dict[str, str]:
     """`module:Class` of every family by its pipeline's class: the shipped ones first, then installed plugins."""
-    found = dict(SHIPPED)
+    result = dict(SHIPPED)
     for entry in entry_points(group=GROUP):
-        found.setdefault(entry.name, entry.value)
-    return found
+        result.setdefault(entry.name, entry.value)
+    return result
 
 
 def find_family(pipeline: str, family: str | None = None) -> Any:
@@ -48,7 +48,7 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
         UserError: if there is none of that name, or the file or class is not there or is no family.
     """
     if family is not None:
-        found, name = class_in_file(family, "family"), family
+        family_class, name = class_in_file(family, "family"), family
     else:
         known = families()
         if pipeline not in known:
@@ -57,9 +57,9 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
         name = known[pipeline]
         module, _, kind = name.partition(":")
         try:
-            found = getattr(importlib.import_module(module), kind)
+            family_class = getattr(importlib.import_module(module), kind)
         except Exception as error:
             raise UserError(f"model: the family {name} of {pipeline} cannot be imported: {where(error)}") from error
-    if missing := [part for part in NEEDED if not callable(getattr(found, part, None))]:
+    if missing := [part for part in NEEDED if not callable(getattr(family_class, part, None))]:
         raise UserError(f'"{name}" is no model family: it has no {", ".join(missing)}')
-    return found
+    return family_class

@@ -53,16 +53,16 @@ class Sana(Family):
 
     def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
         if prompt is None:
-            found = self.pipe.encode_prompt("", True, "", device=device, max_sequence_length=self.max_length)[2:]
+            encoded = self.pipe.encode_prompt("", True, "", device=device, max_sequence_length=self.max_length)[2:]
         else:
-            found = self.pipe.encode_prompt(
+            encoded = self.pipe.encode_prompt(
                 prompt,
                 False,
                 device=device,
                 max_sequence_length=self.max_length,
                 complex_human_instruction=INSTRUCTION,
             )[:2]
-        embeds, mask = found
+        embeds, mask = encoded
         embeds = embeds[:, mask[0].bool()]
         return Conditioning(embeds, embeds.new_zeros(1, 0), torch.tensor([embeds.shape[1]]))
 

@@ -49,8 +49,8 @@ class Lockstep:
         while self._sum(0).item():
             self._idle()
 
-    def _sum(self, mine: int) -> Tensor:
-        count = torch.full((1,), mine, device=self._device)  # made there: torch.tensor would copy, and wait for it
+    def _sum(self, value: int) -> Tensor:
+        count = torch.full((1,), value, device=self._device)  # made there: torch.tensor would copy, and wait for it
         dist.all_reduce(count)
         return count
 

@@ -132,10 +132,10 @@ def survey(run_dir: str | Path) -> tuple[Path | None, list[str]]:
     Raises NewerError for one of a later version of diffrl: to go on from an older one would drop what it trained.
     """
     root = Path(run_dir) / "checkpoints"
-    found = dict(_steps(root, prefix=_SET_ASIDE))
-    found.update(_steps(root))  # one that was set aside counts only until its replacement is in place
+    steps = dict(_steps(root, prefix=_SET_ASIDE))
+    steps.update(_steps(root))  # one that was set aside counts only until its replacement is in place
     damaged = []
-    for _, path in sorted(found.items(), reverse=True):
+    for _, path in sorted(steps.items(), reverse=True):
         try:
             _verify(path)
         except CheckpointError as error:
@@ -221,14 +221,14 @@ def _flat(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _nested(entries: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in entries.items():
         group, _, inner = name.partition("/")
         if inner:
-            found.setdefault(group, {})[inner] = value
+            tree.setdefault(group, {})[inner] = value
         else:
-            found[name] = value
-    return found
+            tree[name] = value
+    return tree
 
 
 def rng_state() -> tuple[Tensors, dict[str, Any]]:

@@ -40,23 +40,23 @@ class Guard:
 
     def alarms(self, past: Sequence[Evaluation]) -> list[Alarm]:
         """Those of the newest evaluation; `past` holds all of them, oldest first."""
-        found = self._missing(past)
+        result = self._missing(past)
         if self.evaluations is not None:
-            found += [alarm for name in self.watched for alarm in self._parted(name, past, self.evaluations)]
-        return found + self._narrowed(past) + self._saturated(past)
+            result += [alarm for name in self.watched for alarm in self._parted(name, past, self.evaluations)]
+        return result + self._narrowed(past) + self._saturated(past)
 
     def _missing(self, past: Sequence[Evaluation]) -> list[Alarm]:
         """What was measured before and cannot be measured any more: destroyed images have no variety to read."""
         students = dict.fromkeys(name.rpartition("/")[0] for name in self.watched)
         breadth = [f"{one}/{name}".lstrip("/") for one in ["", *filter(None, students)] for name in BREADTH]
-        found = []
+        alarms = []
         for name in [*self.trained, *self.watched, *breadth]:
             key = f"eval/{name}"
             known = [line for line in past if _number(line.get(key)) is not None]
             if known and known[-1] is not past[-1]:
                 text = f"{name} cannot be measured any more: it was {known[-1][key]:.3f} in epoch {known[-1]['epoch']}"
-                found.append(Alarm(f"missing/{name}", text))
-        return found
+                alarms.append(Alarm(f"missing/{name}", text))
+        return alarms
 
     def _parted(self, name: str, past: Sequence[Evaluation], least: int) -> list[Alarm]:
         """The proxy rises and a held-out value is worse than it was, for `least` evaluations in a row."""

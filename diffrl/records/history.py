@@ -23,9 +23,9 @@ def started(folder: Path, identity: Identity) -> None:
 def resumed(folder: Path, epoch: int, changes: Sequence[Change], free: Sequence[Change], **facts: Any) -> None:
     """A run goes on from `epoch`. `changes`: what `--override` allowed; `free`: what a resume may change anyway."""
     event: dict[str, Any] = {"event": "resumed", "epoch": epoch}
-    for name, found in (("overridden", changes), ("changed", free)):
-        if found:
-            event[name] = {change.key: [change.then, change.now] for change in found}
+    for name, values in (("overridden", changes), ("changed", free)):
+        if values:
+            event[name] = {change.key: [change.then, change.now] for change in values}
     _append(folder, event | facts)
 
 
@@ -43,8 +43,8 @@ def had_checkpoint(folder: Path) -> bool:
 
 def identity_at_start(folder: Path) -> Identity | None:
     """The identity with which the run began; None if the folder has none."""
-    found = [event["identity"] for event in read_history(folder) if isinstance(event.get("identity"), dict)]
-    return found[-1] if found else None
+    identities = [event["identity"] for event in read_history(folder) if isinstance(event.get("identity"), dict)]
+    return identities[-1] if identities else None
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

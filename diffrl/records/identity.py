@@ -54,7 +54,7 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
 
     `used`: the watched rewards that training reads (of the others a run may watch what it likes).
     """
-    found: Identity = {VERSION: __version__}
+    identity: Identity = {VERSION: __version__}
     for key, value in flat(values).items():
         top, _, rest = key.partition(".")
         if within(key, FREE) and not within(key, NOT_FREE):
@@ -63,8 +63,8 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
             name, _, option = rest.partition(".")
             if (top == "watch" and name not in used) or within(option, FREE_OF_REWARDS):
                 continue
-        found[key] = value
-    return found
+        identity[key] = value
+    return identity
 
 
 def compare(
@@ -164,7 +164,7 @@ def within(key: str, sections: Iterable[str]) -> bool:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys; empty ones stay."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
-    return found
+        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+    return result

@@ -42,11 +42,10 @@ class Tracker:
     are not written a second time, so a resumed run leaves the file that an uninterrupted one would have left.
 
     Args:
-        wandb: also log to Weights & Biases. `WANDB_MODE=offline` is respected, `WANDB_PROJECT` names the project
-            ("diffrl" when unset); a resumed run continues the same Weights & Biases run.
-        tensorboard: also write event files to `RUN_DIR/tensorboard`.
-        config: the resolved config, shown by Weights & Biases.
-        others: further trackers by accelerate's names (trackio, mlflow, ...); they get the numbers, not the images.
+        trackers: who gets the numbers, too, by accelerate's names. wandb and tensorboard get the images as well.
+            wandb: `WANDB_MODE=offline` is respected, `WANDB_PROJECT` names the project ("diffrl" when unset); a resumed
+            run continues the same Weights & Biases run. tensorboard: event files in `RUN_DIR/tensorboard`.
+        config: the resolved config, for trackers to show.
 
     Raises:
         UserError: an asked-for package is not installed or not set up, or `metrics.jsonl` is damaged before its end.
@@ -55,18 +54,15 @@ class Tracker:
     def __init__(
         self,
         run_dir: str | Path,
-        wandb: bool = False,
-        tensorboard: bool = False,
+        trackers: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
-        others: Sequence[str] = (),
     ) -> None:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / "metrics.jsonl"
         rows, intact = _parse(path)
         self._epochs = {row["epoch"] for row in rows}
-        names = [*(["tensorboard"] if tensorboard else []), *(["wandb"] if wandb else []), *others]
-        self._outside = {name: _open(name, self.run_dir, config or {}) for name in dict.fromkeys(names)}
+        self._outside = {name: _open(name, self.run_dir, config or {}) for name in dict.fromkeys(trackers)}
         with writing(path):
             self._file = path.open("ab", buffering=0)  # a buffer would be written once more, when it is closed
             if self._file.tell() > intact:
@@ -152,10 +148,10 @@ def drop_lines(run_dir: str | Path, after: int) -> int:
     """Take the epochs after `after` out of `metrics.jsonl`, since they will be trained in another way; how many."""
     path = Path(run_dir) / "metrics.jsonl"
     rows = _parse(path)[0]
-    kept = [row for row in rows if row["epoch"] <= after]
-    if len(kept) < len(rows):
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-    return len(rows) - len(kept)
+    remaining = [row for row in rows if row["epoch"] <= after]
+    if len(remaining) < len(rows):
+        write_text(path, "".join(json.dumps(row) + "\n" for row in remaining))
+    return len(rows) - len(remaining)
 
 
 def save_samples(
@@ -214,13 +210,13 @@ def record_environment(run_dir: str | Path, **facts: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -313,10 +309,10 @@ def _wandb_options(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys with numbers and texts, which is what all trackers take."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            result |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found
+            result[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return result

@@ -132,8 +132,8 @@ def _images(runs: Sequence[RunData]) -> str:
 
 
 def _first_and_last(run: RunData) -> dict[tuple[str, str], tuple[Sample, Sample]]:
-    found: dict[tuple[str, str], tuple[Sample, Sample]] = {}
+    samples: dict[tuple[str, str], tuple[Sample, Sample]] = {}
     for sample in run.samples:  # oldest first
         key = (sample.prompt, sample.seed)
-        found[key] = (found[key][0] if key in found else sample, sample)
-    return found
+        samples[key] = (samples[key][0] if key in samples else sample, sample)
+    return samples

@@ -41,21 +41,21 @@ def _section(folder: Path) -> str:
     file = folder / EVIDENCE
     if not file.is_file():
         return ""
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    first, last = found["course"][0], found["course"][-1]
-    agreement = "" if found["spearman"] is None else f", whose rank correlation is {found['spearman']:.3f}"
-    images = f"{found['images']:,} images of the pretrained model"
+    evidence: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    first, last = evidence["course"][0], evidence["course"][-1]
+    agreement = "" if evidence["spearman"] is None else f", whose rank correlation is {evidence['spearman']:.3f}"
+    images = f"{evidence['images']:,} images of the pretrained model"
     made = f"{last[0]:,} steps brought the mean guided reward of {images} from {number(first[1])} to {number(last[1])}"
-    if word := found.get("word"):
+    if word := evidence.get("word"):
         made = f"the direction is that of the word “{escape(word)}”; mean guided reward of {images}: {number(last[1])}"
     lead = (
-        f"<p>Reward {escape(found['reward'])}, omega {found['omega']:g}: {made}; the direction has length "
+        f"<p>Reward {escape(evidence['reward'])}, omega {evidence['omega']:g}: {made}; the direction has length "
         f"{number(last[2])}. Below, those images are ranked by the plain and by the corrected reward{agreement}.</p>"
     )
     note = "A direction in the reward's text space, found before the training; what lies along it stops to be paid."
-    course = _course(found["course"]) if len(found["course"]) > 1 else []
-    parts = [lead, grid([*course, _ranking(found["ranks"])]), _words(found["words"])]
-    parts += [_images(folder, "falls", found["fallen"]), _images(folder, "rises", found["risen"])]
+    course = _course(evidence["course"]) if len(evidence["course"]) > 1 else []
+    parts = [lead, grid([*course, _ranking(evidence["ranks"])]), _words(evidence["words"])]
+    parts += [_images(folder, "falls", evidence["fallen"]), _images(folder, "rises", evidence["risen"])]
     return section("D2-Align's direction", "".join(parts), note)
 
 

@@ -66,20 +66,20 @@ def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
 
 
 def _images(items: Sequence[Item]) -> dict[tuple[str, str, str], dict[int, Path]]:
-    found: dict[tuple[str, str, str], dict[int, Path]] = {}
+    images: dict[tuple[str, str, str], dict[int, Path]] = {}
     for item in items:
         if item.path is not None and item.path.is_file():
-            found.setdefault((item.dimension, item.keyword, item.prompt.text), {})[item.member] = item.path
-    return found
+            images.setdefault((item.dimension, item.keyword, item.prompt.text), {})[item.member] = item.path
+    return images
 
 
 def _check_comparable(entries: Sequence[Entry]) -> None:
     """Scores from different extractors have no common scale."""
     first = entries[0].scores.about.get("extractors", {})
     for entry in entries[1:]:
-        own = entry.scores.about.get("extractors", {})
+        extractors = entry.scores.about.get("extractors", {})
         for kind in first:
-            both = (first[kind], own.get(kind))
+            both = (first[kind], extractors.get(kind))
             if "none" not in both and both[0] != both[1]:
                 raise UserError(
                     f"{entry.name} was scored with {kind} {both[1]}, {entries[0].name} with {both[0]}: score them alike"
@@ -131,11 +131,11 @@ def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> str:
     less: list[str] = []
     alike: list[str] = []
     for name in names:
-        found = _against(entry, first, name)
-        if found is None or _doubtful(entry, first, name):
+        change = _against(entry, first, name)
+        if change is None or _doubtful(entry, first, name):
             continue
-        sure = found.p < SURE
-        (alike if not sure else more if _gain(name, found.change) > 0 else less).append(METRICS[name].title)
+        sure = change.p < SURE
+        (alike if not sure else more if _gain(name, change.change) > 0 else less).append(METRICS[name].title)
     parts = []
     if less:
         parts.append(f'<b class="bad">less diverse</b> in {escape(_and(less))}')
@@ -153,8 +153,8 @@ def _empty_share(score: Score) -> float:
 
 
 def _doubtful(entry: Entry, first: Entry, name: str) -> bool:
-    own, base = entry.scores.metrics[name], first.scores.metrics[name]
-    return own.value is not None and _empty_share(own) > _empty_share(base) + LOST_SIGHT
+    ours, base = entry.scores.metrics[name], first.scores.metrics[name]
+    return ours.value is not None and _empty_share(ours) > _empty_share(base) + LOST_SIGHT
 
 
 def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[str]:
@@ -195,12 +195,12 @@ def _row(name: str, entries: Sequence[Entry]) -> list[str]:
     return cells
 
 
-def _change(name: str, found: Difference | None, judged: bool) -> str:
-    if found is None:
+def _change(name: str, difference: Difference | None, judged: bool) -> str:
+    if difference is None:
         return '<span class="tag">not comparable</span>'
-    kind = ("good" if _gain(name, found.change) > 0 else "bad") if judged and found.p < SURE else "tag"
-    chance = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.2g}"
-    change = f"{found.change:+.3f}".replace("-", "−")
+    kind = ("good" if _gain(name, difference.change) > 0 else "bad") if judged and difference.p < SURE else "tag"
+    chance = "p < 0.001" if difference.p < 0.001 else f"p = {difference.p:.2g}"
+    change = f"{difference.change:+.3f}".replace("-", "−")
     return f'<span class="{kind}" style="font-size: 13px">{change}, {chance}</span>'
 
 
@@ -233,8 +233,8 @@ def _relative(name: str, score: Score, first: Score) -> float | None:
     """A score as a share of the first's, more being more diverse: of 1 - IDS for IDS."""
     if score.value is None or first.value is None:
         return None
-    own, base = (1 - score.value, 1 - first.value) if METRICS[name].lower else (score.value, first.value)
-    return max(own / base, 0.0) if base > 0 else None
+    ours, base = (1 - score.value, 1 - first.value) if METRICS[name].lower else (score.value, first.value)
+    return max(ours / base, 0.0) if base > 0 else None
 
 
 def _charts(entries: Sequence[Entry]) -> str:

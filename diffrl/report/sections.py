@@ -43,8 +43,8 @@ def curves(run: RunData) -> str:
     """One chart for each reward and watched value, and one for diversity."""
     cards = []
     for name in [*run.trained, *run.watched]:
-        student, _, own = name.rpartition("/")
-        beside = student in run.students and own in (*run.trained, *run.watched)  # drawn in that one's chart
+        student, _, metric = name.rpartition("/")
+        beside = student in run.students and metric in (*run.trained, *run.watched)  # drawn in that one's chart
         if name != "diversity" and not beside:
             cards.append(_reward_chart(run, name))
     cards.append(_diversity_chart(run))
@@ -52,6 +52,8 @@ def curves(run: RunData) -> str:
     note += "Thin lines: means over the images that the epoch was trained on. "
     note += "Diversity, a distance of features, can also fall because mistakes go away: read it beside the scores"
     note += ", and variety, which counts only what the prompts leave free." if run.series("eval/variety")[0] else "."
+    if run.base != "full":
+        note += f" The images are of the model in {run.base}, but for those of students."
     return section("Rewards and watched values", grid([card for card in cards if card]), note)
 
 
@@ -64,7 +66,10 @@ def samples(run: RunData) -> str:
             caption = "untrained" if sample.epoch == 0 else f"epoch {sample.epoch}"
             rows.setdefault((sample.index, sample.prompt, sample.seed), []).append((sample.path, caption))
     body = "".join(strip(prompt, images, seed) for (_, prompt, seed), images in sorted(rows.items()))
-    return section("Samples over time", body, "Each row is one held-out prompt with one seed.")
+    note = "Each row is one held-out prompt with one seed."
+    if run.base != "full":
+        note += f" Drawn over the model's weights in {run.base}."
+    return section("Samples over time", body, note)
 
 
 def optimisation(run: RunData) -> str:
@@ -131,22 +136,23 @@ def processes(run: RunData) -> str:
     rows = [row for row in run.metrics if ranks and keys[-1][0] in row]  # a resume may have changed how many they are
     if not rows:
         return ""
-    means = [[fmean(row[key] for row in rows) for key in own] for own in keys]
+    means = [[fmean(row[key] for row in rows) for key in keys_of] for keys_of in keys]
     longest = max(map(sum, means))
     lines = [
         [f"process {rank}", f'<div class="bar">{_segments(means[rank], longest)}</div>', f"{sum(means[rank]):.1f} s"]
         for rank in range(ranks)
     ]
-    ready = [[sum(row[key] for key in own[:2]) for own in keys] for row in rows]  # seconds until it has its images
+    # seconds until it has its images
+    ready = [[sum(row[key] for key in keys_of[:2]) for keys_of in keys] for row in rows]
     last = [each.index(max(each)) for each in ready]
     slowest = mode(last)
     waited = sum(phases[PHASES.index("wait")] for phases in means) / sum(map(sum, means))
-    said = (
+    sentence = (
         "A mean epoch of each process, in its order: sampling, scoring, waiting for the others' images, optimising, "
         f"waiting in optimiser steps. Process {slowest} had its images last in {last.count(slowest)} of {len(rows)} "
         f"epochs; {waited:.1%} of all processes' time went into waiting for images."
     )
-    return f'<p class="note">{said}</p>{table(lines, kind="facts lines")}'
+    return f'<p class="note">{sentence}</p>{table(lines, kind="facts lines")}'
 
 
 def _segments(phases: Sequence[float], longest: float) -> str:
@@ -252,20 +258,20 @@ def _reward_chart(run: RunData, name: str) -> str:
 
 def _students(run: RunData, name: str) -> list[Line]:
     """The same value where students of the model wear the LoRA."""
-    found = [(f"{student}/{name}", student) for student in run.students]
-    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {student}") for key, student in found]
+    names = [(f"{student}/{name}", student) for student in run.students]
+    series = [(*run.series(f"eval/{key}"), run.color(key), f"on {student}") for key, student in names]
     return [Line(xs, ys, color, label, "dots") for xs, ys, color, label in series if xs]
 
 
 def _diversity_chart(run: RunData) -> str:
     color = run.color("diversity")
-    held, own = run.series("eval/diversity"), run.series("diversity")
-    lines = [Line(*own, color, "training images", "faint")] if own[0] else []
+    held, training = run.series("eval/diversity"), run.series("diversity")
+    lines = [Line(*training, color, "training images", "faint")] if training[0] else []
     lines += [Line(*held, color, "held-out prompts", "dots")] if held[0] else []
     lines += _students(run, "diversity")
     if not lines:
         return ""
-    start = (held[1] or own[1])[0]
+    start = (held[1] or training[1])[0]
     level = (COLLAPSED * start, f"{COLLAPSED:.0%} of the first value")
     axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
     return figure("diversity", chart(lines, axis), "inside prompt groups", [(i.color, i.kind, i.label) for i in lines])

@@ -13,7 +13,7 @@ import torch
 
 from diffrl.errors import in_one_line
 from diffrl.prompts import Prompt
-from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rewards.wire import Request
 
@@ -38,7 +38,7 @@ class Batcher:
 
     def __init__(self, name: str, reward: Reward, worker: ThreadPoolExecutor, most: int, wait: float) -> None:
         self.scorer = Scorer({name: reward})
-        self.most = getattr(reward, "batch_size", None) or most
+        self.most = ability(reward, "batch_size") or most
         self.wait = wait
         self.calls = 0  # of the reward, for whoever wants to know how well batching works
         self.busy_since: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diffrl.errors import UserError
-from diffrl.rewards.protocol import Reward
+from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import load_reward, takes
 from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
 
@@ -55,7 +55,7 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
 
 
 def _place(reward: Reward) -> str:
-    device = getattr(reward, "device", None)
+    device = ability(reward, "device")
     return "" if device is None else torch.device(device).type
 
 

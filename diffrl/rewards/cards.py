@@ -18,15 +18,15 @@ SHORT = ("reward", "measures", "range", "weights", "licence", "cost", "known exp
 
 def cards() -> dict[str, Card | str]:
     """The card of every installed reward (nothing is built, no weights are read), or one line on why there is none."""
-    found: dict[str, Card | str] = {}
+    result: dict[str, Card | str] = {}
     for name in available():
         try:
             card = getattr(load_class(name), "card", None)
         except UserError as error:
-            found[name] = str(error)
+            result[name] = str(error)
             continue
-        found[name] = card if isinstance(card, Card) else "no card"
-    return found
+        result[name] = card if isinstance(card, Card) else "no card"
+    return result
 
 
 def rows() -> list[list[str]]:
@@ -55,11 +55,11 @@ def table() -> Table:
 
 def markdown() -> str:
     """The cards as the README's Markdown table: the columns `SHORT`."""
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows()]
-    for row in found:
+    table = [dict(zip(COLUMNS, row, strict=True)) for row in rows()]
+    for row in table:
         if row["better"] == "lower":
             row["range"] += "; lower is better"
-    lines = [SHORT, ["---"] * len(SHORT), *([row[column] for column in SHORT] for row in found)]
+    lines = [SHORT, ["---"] * len(SHORT), *([row[column] for column in SHORT] for row in table)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 

@@ -6,6 +6,7 @@ Every check says what it found; the reward passes if none failed. A check that d
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import applies
 
@@ -101,8 +102,8 @@ def examine(reward: Reward, images: Tensor | None = None, prompts: Sequence[str]
         detail = "applies() is False for all of the check's prompts, for example: " + "; ".join(prompts[:3])
         return [Result("applies", False, detail)]
     texts = [prompts[i] for i in judged]
-    images = images[judged].to(getattr(reward, "device", None) or "cpu")
-    if getattr(reward, "groupwise", False):
+    images = images[judged].to(ability(reward, "device") or "cpu")
+    if ability(reward, "groupwise"):
         texts = [texts[0]] * len(texts)
     bench = Bench(reward, images, texts, [{} for _ in texts], prompts)
     return [_run(title, work, bench) for title, work in _checks(bench.reward)]
@@ -139,21 +140,23 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
 
 
 def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
-    if getattr(reward, "applies", None) is not None:
+    if ability(reward, "applies") is not None:
         yield "says where it applies", _applies
     yield "shape and type", _shape
     yield "finite where it applies", _finite
     yield "deterministic", _deterministic
     yield "images left as they were", _untouched
     yield "independent of the order", _order
-    if not getattr(reward, "groupwise", False):
+    if not ability(reward, "groupwise"):
         yield "independent of the batch", _batches
-    if getattr(reward, "card", None) is not None:
+    if ability(reward, "card") is not None:
         yield "declared range", _range
-    if getattr(reward, "differentiable", False):
+    if ability(reward, "differentiable"):
         yield "gradient", _gradient
-    if getattr(reward, "embeds", False):
+    if ability(reward, "embeds"):
         yield "embeddings", _embeddings
+    if ability(reward, "figures") is not None:
+        yield "figures of groups", _figures
     yield "throughput", _throughput
     yield "memory", _memory
 
@@ -240,7 +243,7 @@ def _gradient(bench: Bench) -> str:
     bench.reward(images, bench.prompts, bench.metadata).sum().backward()
     if images.grad is None or not images.grad.isfinite().all() or not images.grad.any():
         raise Failed("declared differentiable, but the images get no gradient, a zero one or a non-finite one")
-    if not getattr(bench.reward, "groupwise", False):
+    if not ability(bench.reward, "groupwise"):
         one = bench.images[:1].clone().requires_grad_()
         bench.reward(one, bench.prompts[:1], bench.metadata[:1]).sum().backward()
         if one.grad is None or (one.grad[0] - images.grad[0]).abs().max() > 1e-3 * images.grad[0].abs().max():
@@ -260,8 +263,22 @@ def _embeddings(bench: Bench) -> str:
     return f"width {image.shape[1]}, and score() of them is the reward"
 
 
+def _figures(bench: Bench) -> str:
+    source: GroupFigures = ability(bench.reward, "figures")
+    if not all(source.applies(prompt, {}) for prompt in bench.prompts[:2]):
+        return "they do not apply to the check's prompts"
+    images, texts = bench.images[:2], [bench.prompts[0]] * 2
+    readings = source.read(images, texts, [{}, {}])
+    if len(readings) != 2:
+        raise Failed(f"{len(readings)} readings of 2 images")
+    sums = [float(part) for part in source.sums(texts[0], readings)]
+    if len(sums) != source.size or not all(map(math.isfinite, sums)):
+        raise Failed(f"expected {source.size} finite sums, got {sums}")
+    return ", ".join(source.figures(sums))
+
+
 def _throughput(bench: Bench) -> str:
-    size = min(getattr(bench.reward, "batch_size", None) or 32, 64)
+    size = min(ability(bench.reward, "batch_size") or 32, 64)
     rows = [i % len(bench.prompts) for i in range(size)]
     calls, start = 0, time.perf_counter()
     while calls < 1 or (calls < 5 and time.perf_counter() - start < 2.0):
@@ -279,12 +296,12 @@ def _memory(bench: Bench) -> str:
     before, calls = _tensors(), 4
     for _ in range(calls):
         bench.call()
-    kept = (_tensors() - before) // calls
-    if kept > 0:  # or they only wait for the garbage collector
+    growth = (_tensors() - before) // calls
+    if growth > 0:  # or they only wait for the garbage collector
         gc.collect()
-        kept = (_tensors() - before) // calls
-    if kept > 0:
-        raise Failed(f"keeps {kept} tensors of every call: the memory grows without end")
+        growth = (_tensors() - before) // calls
+    if growth > 0:
+        raise Failed(f"keeps {growth} tensors of every call: the memory grows without end")
     peak = torch.cuda.max_memory_allocated(bench.images.device) / 2**20 if on_gpu else 0.0
     return f"nothing is kept; process {_resident():.0f} MiB" + (
         f", accelerator {peak:.0f} MiB at most" if on_gpu else ""

@@ -18,7 +18,7 @@ import httpx
 
 from diffrl.errors import UserError
 from diffrl.rewards.secrets import check_file, check_transport, redact
-from diffrl.rewards.timeouts import Caller, TooLong
+from diffrl.rewards.timeouts import TooLong, call
 
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
@@ -46,12 +46,12 @@ class Answer:
         if self.status != 200:
             raise RemoteError(f"server {self.url}: {_status(self)}")
         try:
-            said = json.loads(self.body)
+            value = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise RemoteError(f"server {self.url}: its answer is not JSON; is it a diffrl reward server?") from error
-        if not isinstance(said, dict):
+        if not isinstance(value, dict):
             raise RemoteError(f"server {self.url}: its answer is no JSON object; is it a diffrl reward server?")
-        return said
+        return value
 
 
 class Servers:
@@ -85,7 +85,7 @@ class Servers:
         try:
             return self._ask("GET", url, path, min(self.timeout, DESCRIBING)).json()
         except httpx.HTTPError as error:
-            raise RemoteError(f"server {url}: {_said(error)}") from error
+            raise RemoteError(f"server {url}: {_reason(error)}") from error
 
     def post(self, path: str, body: bytes, content_type: str) -> Answer:
         """Of whichever server answers first with status 200; see the class for what is tried. Raises `RemoteError`."""
@@ -97,20 +97,20 @@ class Servers:
                 try:
                     answer = self._ask("POST", url, path, self.timeout, body, {"Content-Type": content_type})
                 except httpx.HTTPError as error:
-                    said = f"server {url}: {_said(error)}"
+                    problem = f"server {url}: {_reason(error)}"
                     continue
                 if answer.status not in PASSING:
                     return answer
-                said = f"server {url}: {_status(answer)}"
+                problem = f"server {url}: {_status(answer)}"
                 wait = max(wait, _seconds(answer.headers.get("retry-after")))
             wait = max(wait, pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             passed = time.monotonic() - begun
             if passed + wait > self.patience:
                 others = f" (and {len(self.urls) - 1} more)" if len(self.urls) > 1 else ""
-                raise RemoteError(f"{said}{others}; given up after {passed:.0f} s (patience: {self.patience:g} s)")
+                raise RemoteError(f"{problem}{others}; given up after {passed:.0f} s (patience: {self.patience:g} s)")
             if self.stop.wait(wait * (0.75 + 0.5 * self._chance.random())):  # or clients would come again together
-                raise RemoteError(f"{said}; interrupted")
+                raise RemoteError(f"{problem}; interrupted")
 
     def _ask(
         self, method: str, url: str, path: str, limit: float, body: bytes | None = None, headers: Any = None
@@ -134,13 +134,10 @@ class Servers:
                         raise too_long
                 return Answer(url, response.status_code, response.reason_phrase, response.headers, b"".join(parts))
 
-        caller: Caller[Answer] = Caller()
         try:
-            return caller.wait(attempt, limit, self._interrupted).result()
+            return call(attempt, limit, self._interrupted).result()
         except TooLong:
             raise too_long from None
-        finally:
-            caller.close()
 
     def _interrupted(self) -> None:
         if self.stop.is_set():
@@ -189,14 +186,14 @@ def _checked(url: str) -> str:
 def _status(answer: Answer) -> str:
     """`401: send the header ...`."""
     try:
-        said = json.loads(answer.body)
-        text = said.get("error") or said.get("detail") or ""
+        message = json.loads(answer.body)
+        text = message.get("error") or message.get("detail") or ""
     except (ValueError, RecursionError, AttributeError):
         text = answer.reason
     return f"{answer.status}: {str(text)[:500]}"
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

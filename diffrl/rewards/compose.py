@@ -24,11 +24,6 @@ def clip(column: Tensor, low: float = -math.inf, high: float = math.inf) -> Tens
     return column.clamp(low, high)
 
 
-def threshold(column: Tensor, at: float) -> Tensor:
-    """1 where the score is at least `at`, else 0."""
-    return (column >= at).to(column).where(~column.isnan(), column)
-
-
 def win_rate(column: Tensor, groups: Tensor) -> Tensor:
     """Share of the other images of its group that an image beats, ties count half (Pref-GRPO, arXiv 2508.20751).
 
@@ -68,7 +63,7 @@ class Composition:
     """Applies the steps of all rewards, in the order `STEPS`; a reward reads the others after their own steps.
 
     `names`: of the K columns. `steps`: {reward: {step: arguments}}; rewards that have none may be left out. The first
-    `kept` columns (None: all) are returned: the ones behind are there to be read. `tamed_by`: the rewards whose mean
+    `returned` columns (None: all) are returned: the others are there to be read. `tamed_by`: the rewards whose mean
     spread is what `tame` compares with, the optimised ones (None: all).
     """
 
@@ -76,26 +71,26 @@ class Composition:
         self,
         names: Sequence[str],
         steps: Mapping[str, Steps],
-        kept: int | None = None,
+        returned: int | None = None,
         tamed_by: Sequence[str] | None = None,
     ) -> None:
         self.names = list(names)
         self.steps = {name: steps.get(name, {}) for name in self.names}
         self.order = [name for name in in_order(self.steps) if self.steps[name]]
-        self.kept = len(self.names) if kept is None else kept
+        self.returned = len(self.names) if returned is None else returned
         self.tamed_by = list(self.names if tamed_by is None else tamed_by)
         self.tamed: dict[str, bool] = {}  # is the logarithm on? the same on every process, as all scores are
         self.references: dict[str, float] = {}  # of `bound`: the mean score of the first epoch, that is of the base
         self._spreads: dict[str, float] = {}
 
     def __call__(self, scores: Tensor, groups: Tensor) -> Tensor:
-        """(N, kept) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
+        """(N, returned) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
         columns = dict(zip(self.names, scores.unbind(dim=1), strict=True))
         if any("tame" in steps for steps in self.steps.values()):
             self._spreads = {name: spread(column) for name, column in columns.items()}
         for name in self.order:
             columns[name] = self._compose(name, columns, groups)
-        return torch.stack([columns[name] for name in self.names[: self.kept]], dim=1)
+        return torch.stack([columns[name] for name in self.names[: self.returned]], dim=1)
 
     def _compose(self, name: str, columns: Mapping[str, Tensor], groups: Tensor) -> Tensor:
         column = columns[name]
@@ -133,8 +128,8 @@ class Composition:
 
     def metrics(self) -> dict[str, float]:
         """`tame/<name>`: 1 while the logarithm is on, and `tame/<name>/spread`, its h."""
-        found = {f"tame/{name}": float(on) for name, on in self.tamed.items()}
-        return found | {f"tame/{name}/spread": self._spreads[name] for name in self.tamed if name in self._spreads}
+        result = {f"tame/{name}": float(on) for name, on in self.tamed.items()}
+        return result | {f"tame/{name}/spread": self._spreads[name] for name in self.tamed if name in self._spreads}
 
     def state_dict(self) -> dict[str, Any]:
         return {"tamed": dict(self.tamed), "references": dict(self.references)}
@@ -145,5 +140,4 @@ class Composition:
 
 _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "clip": clip,
-    "threshold": threshold,
 }

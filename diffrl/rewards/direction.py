@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.records.disk import replacing
-from diffrl.rewards.protocol import Card, Embedder, Metadata, Reward
+from diffrl.rewards.protocol import Card, Embedder, Metadata, Reward, ability
 from diffrl.rewards.scoring import applies
 
 OMEGA = 1.5  # the paper's
@@ -112,7 +112,7 @@ def same_model(a: Tensor, b: Tensor) -> bool:
 
 def embedder(reward: Reward, name: str) -> Embedder:
     """`reward` itself if it embeds; else UserError."""
-    if getattr(reward, "embeds", False) is not True:
+    if ability(reward, "embeds") is not True:
         raise UserError(
             f'reward "{name}" does not embed its prompts (`embeds`), so D2-Align cannot correct it; '
             "clip, pickscore and hpsv2 do"
@@ -134,8 +134,8 @@ class Corrected:
         name = name or base.name
         self.base = embedder(base, name)
         self.name, self.omega = f"d2:{name}", omega
-        self.device, self.batch_size = getattr(base, "device", None), getattr(base, "batch_size", None)
-        card: Card | None = getattr(base, "card", None)
+        self.device, self.batch_size = ability(base, "device"), ability(base, "batch_size")
+        card: Card | None = ability(base, "card")
         if card is not None:  # |e~| is at most omega + |omega - 1|
             reach = max(abs(bound) for bound in card.range) * (omega + abs(omega - 1))
             bounds = (-reach, reach) if math.isfinite(reach) else (-math.inf, math.inf)

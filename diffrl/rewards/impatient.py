@@ -58,18 +58,18 @@ class ImpatientProtocol(H11Protocol):
         if busy or self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._forget()
             return
-        mine = self.waiting.setdefault(self._client, {})
-        mine.setdefault(self)
-        if len(mine) > self.most:
+        waiting = self.waiting.setdefault(self._client, {})
+        waiting.setdefault(self)
+        if len(waiting) > self.most:
             # Those that never asked anything go first: a kept connection is worth more to an honest client.
-            oldest = next((one for one in mine if one.cycle is None), next(iter(mine)))
+            oldest = next((one for one in waiting if one.cycle is None), next(iter(waiting)))
             oldest._forget()
             oldest.transport.close()
 
     def _forget(self) -> None:
-        mine = self.waiting.get(self._client, {})
-        mine.pop(self, None)
-        if not mine:
+        waiting = self.waiting.get(self._client, {})
+        waiting.pop(self, None)
+        if not waiting:
             self.waiting.pop(self._client, None)
 
     @property

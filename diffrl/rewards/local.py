@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.protocol import missing_of_class
+from diffrl.rewards.protocol import ABILITIES, missing_of_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "python:"
-ABILITIES = ("groupwise", "differentiable", "remote", "batch_size", "device", "card", "applies")
 _known: dict[str, Any] = {}
 
 
@@ -104,9 +103,9 @@ def _from_function(name: str, function: Callable[..., Any]) -> _Function:
         except TypeError:
             continue
         # On the class, since abilities are asked of classes.
-        abilities = {ability: getattr(function, ability) for ability in ABILITIES if hasattr(function, ability)}
-        if "applies" in abilities:
-            abilities["applies"] = staticmethod(abilities["applies"])
+        names = [name for ability, one in ABILITIES.items() for name in (ability, *one.methods)]
+        declared = {name: getattr(function, name) for name in names if hasattr(function, name)}
+        abilities = {name: staticmethod(v) if inspect.isroutine(v) else v for name, v in declared.items()}
         return type(name, (_Function,), abilities)(name, function, count)
     raise UserError(
         f'reward "{name}": {name}{signature} does not take (images), (images, prompts) or (images, prompts, metadata)'

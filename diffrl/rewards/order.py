@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # The order in which a reward's steps are applied; modulate reads another reward, too.
-STEPS = ("clip", "tame", "threshold", "bound", "win_rate", "modulate")
+STEPS = ("clip", "tame", "bound", "win_rate", "modulate")
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 
@@ -20,7 +20,7 @@ def in_order(steps: Mapping[str, Steps]) -> list[str]:
     done: list[str] = []
     waiting = dict(steps)
     while waiting:
-        ready = [name for name, own in waiting.items() if not any(other in waiting for other in reads(own))]
+        ready = [name for name, of_reward in waiting.items() if not any(other in waiting for other in reads(of_reward))]
         if not ready:
             raise ValueError(next(iter(waiting)))
         done += ready
@@ -31,9 +31,9 @@ def in_order(steps: Mapping[str, Steps]) -> list[str]:
 
 def needed(steps: Mapping[str, Steps], names: list[str]) -> set[str]:
     """`names` and what their steps read, directly or through others."""
-    found, waiting = set(names), list(names)
+    result, waiting = set(names), list(names)
     while waiting:
         others = reads(steps.get(waiting.pop(), {}))
-        waiting += [other for other in others if other not in found]
-        found |= set(others)
-    return found
+        waiting += [other for other in others if other not in result]
+        result |= set(others)
+    return result

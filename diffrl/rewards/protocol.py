@@ -6,8 +6,8 @@ Shapes: B images, H x W pixels, D the width of an embedding.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -33,11 +33,25 @@ class Card:
     exploits: str
     better: str = "higher"
 
+    def to_json(self) -> dict[str, Any]:
+        """Bounds that are not finite are null."""
+        return {**asdict(self), "range": [bound if abs(bound) != float("inf") else None for bound in self.range]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Card:
+        """The inverse of `to_json`; KeyError, TypeError or ValueError for what is none."""
+        low, high = values["range"]
+        bounds = (float("-inf") if low is None else low, float("inf") if high is None else high)
+        card = cls(**{**values, "range": bounds})
+        if not all(isinstance(value, str) for key, value in vars(card).items() if key != "range"):
+            raise TypeError("card: expected texts")
+        return card
+
 
 class Reward(Protocol):
     """The protocol of a plugin. Heavy imports belong into the constructor.
 
-    Abilities that a class may declare as attributes or methods; what it leaves out is off:
+    Abilities that a class may declare as attributes or methods (`ABILITIES`); what it leaves out is off:
 
     - `groupwise = True`: the score depends on the other images of the group; every call gets one whole group.
     - `differentiable = True`: gradients flow from the scores to `images`.
@@ -45,6 +59,7 @@ class Reward(Protocol):
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
+    - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
     - `batch_size`: most images in one call. `device`: where `images` should lie. `card`: a `Card`.
     """
 
@@ -57,7 +72,7 @@ class Reward(Protocol):
 
 def lower_is_better(rewards: Mapping[str, Reward | type]) -> frozenset[str]:
     """The names whose card says so. Give the rewards where there are some: a served one's card is not its class's."""
-    cards = {name: getattr(reward, "card", None) for name, reward in rewards.items()}
+    cards = {name: ability(reward, "card") for name, reward in rewards.items()}
     return frozenset(name for name, card in cards.items() if card is not None and card.better == "lower")
 
 
@@ -75,6 +90,108 @@ class Embedder(Reward, Protocol):
     def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
         """(B, D) and (B, D) to (B,)."""
         ...
+
+
+class GroupFigures(Protocol):
+    """What an evaluation reports of prompts' images as groups, such as the playground's variety: `eval/NAME`.
+
+    Images are read one by one, the readings of a prompt's images give its part of some sums, and the sums over all
+    prompts give the figures. So no image is kept, and processes that share the prompts find the same numbers to the
+    bit. They are asked for where they apply to every prompt of an evaluation that draws several images of each.
+
+    size: how many sums there are.
+    """
+
+    size: int
+
+    def applies(self, prompt: str, metadata: Metadata) -> bool: ...
+
+    def read(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Sequence[Any]:
+        """What each of the images (B, 3, H, W) in [0, 1] shows, in any form."""
+        ...
+
+    def sums(self, prompt: str, readings: Sequence[Any]) -> Sequence[float]:
+        """One prompt's part of the sums, from the readings of its images."""
+        ...
+
+    def figures(self, sums: Sequence[float]) -> Mapping[str, float | None]:
+        """The figures by their names, from the sums over all prompts (float64); None: nothing can be said."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What is to be known of an ability; see `Reward` for what each of them means.
+
+    default: of a reward that does not declare it. lack: what a declared value lacks, "" if nothing. methods: that come
+    with it. kept: it stays where the work is moved or its scores are kept (`diffrl.rewards.wrappers`). told, heard: a
+    server's word of it as JSON, and what a client makes of that (KeyError, TypeError, ValueError); None: it is not
+    served.
+    """
+
+    default: Any
+    lack: Callable[[Any], str]
+    methods: tuple[str, ...] = ()
+    kept: bool = True
+    told: Callable[[Any], Any] | None = None
+    heard: Callable[[Any], Any] = lambda value: value
+
+
+def _flag(value: object) -> str:
+    return "" if isinstance(value, bool) else "is not True or False"
+
+
+def _size(value: object) -> str:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return "" if value is None or whole else f"is {value!r}, not a positive number"
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, got {str(value)[:40]}")
+    return value
+
+
+def _count(value: Any) -> int | None:
+    if lack := _size(value):
+        raise ValueError(lack[:60])
+    return value
+
+
+def _figures(value: Any) -> str:
+    lacking = [m for m in ("applies", "read", "sums", "figures") if not callable(getattr(value, m, None))]
+    if value is None or (not lacking and not _size(getattr(value, "size", None) or 0)):
+        return ""
+    return f"lacks {f'the method {lacking[0]}' if lacking else '`size`, how many sums there are'}"
+
+
+# All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
+ABILITIES: dict[str, Ability] = {
+    "groupwise": Ability(False, _flag, told=bool, heard=_bool),
+    "differentiable": Ability(False, _flag, kept=False),
+    "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
+    "remote": Ability(False, _flag),
+    "applies": Ability(
+        None,
+        lambda value: "" if value is None or callable(value) else "is not a method (prompt, metadata) -> bool",
+        told=lambda value: value is not None,
+        heard=_bool,
+    ),
+    "figures": Ability(None, _figures),
+    "batch_size": Ability(None, _size, told=lambda value: value, heard=_count),
+    "device": Ability(None, lambda value: ""),
+    "card": Ability(
+        None,
+        lambda value: "" if value is None or isinstance(value, Card) else "is not a diffrl.rewards.Card",
+        told=lambda card: card and card.to_json(),
+        heard=lambda values: None if values is None else Card.from_json(values),
+    ),
+}
+
+
+def ability(reward: object, name: str) -> Any:
+    """What a reward, or a reward's class, declares, or the default."""
+    return getattr(reward, name, ABILITIES[name].default)
 
 
 class RewardError(RuntimeError):
@@ -100,18 +217,11 @@ def missing_of_instance(reward: object) -> list[str]:
     missing = []
     if not isinstance(getattr(reward, "name", None), str):
         missing.append("the attribute `name` (a string) is missing")
-    for flag in ("groupwise", "differentiable", "embeds", "remote"):
-        if not isinstance(getattr(reward, flag, False), bool):
-            missing.append(f"`{flag}` is not True or False")
-    if getattr(reward, "embeds", False) is True:
-        lacking = [m for m in ("embed_image", "embed_text", "score") if not callable(getattr(reward, m, None))]
-        missing += [f"`embeds` is declared, but the method {method} is missing" for method in lacking]
-    if not callable(getattr(reward, "applies", lambda prompt, metadata: True)):
-        missing.append("`applies` is not a method (prompt, metadata) -> bool")
-    size = getattr(reward, "batch_size", None)
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        missing.append(f"`batch_size` is {size!r}, not a positive number")
-    card = getattr(reward, "card", None)
-    if card is not None and not isinstance(card, Card):
-        missing.append("`card` is not a diffrl.rewards.Card")
+    for ability_name, one in ABILITIES.items():
+        value = ability(reward, ability_name)
+        if lack := one.lack(value):
+            missing.append(f"`{ability_name}` {lack}")
+        elif value is True:
+            lacking = [method for method in one.methods if not callable(getattr(reward, method, None))]
+            missing += [f"`{ability_name}` is declared, but the method {method} is missing" for method in lacking]
     return missing

@@ -28,11 +28,11 @@ def available() -> dict[str, EntryPoint]:
 
     Where two packages have a reward of one name, neither has it: they are called `package:name`.
     """
-    found: dict[str, EntryPoint] = {}
+    rewards: dict[str, EntryPoint] = {}
     for name, owners in _by_name().items():
         for package, entry in owners.items():
-            found[name if len(owners) == 1 else f"{package}:{name}"] = entry
-    return dict(sorted(found.items()))
+            rewards[name if len(owners) == 1 else f"{package}:{name}"] = entry
+    return dict(sorted(rewards.items()))
 
 
 def _by_name() -> Mapping[str, Mapping[str, EntryPoint]]:
@@ -49,12 +49,12 @@ def _scan(
 
     Kept, because it reads the metadata of every package anew, and a config asks for each of its rewards.
     """
-    found: dict[str, dict[str, EntryPoint]] = {}
+    groups: dict[str, dict[str, EntryPoint]] = {}
     for entry in find(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "?"
         # One package that is found twice (a checkout beside its installation) is one: the first on the path counts.
-        found.setdefault(entry.name, {}).setdefault(package, entry)
-    return found
+        groups.setdefault(entry.name, {}).setdefault(package, entry)
+    return groups
 
 
 def _find(name: str) -> EntryPoint | None:
@@ -170,18 +170,18 @@ def load_class(name_or_path: str) -> type:
     path, colon, class_name = name_or_path.rpartition(":")
     if local.is_local(name_or_path):
         thing = local.find(name_or_path)
-        found = thing if inspect.isclass(thing) else type(thing)
+        loaded = thing if inspect.isclass(thing) else type(thing)
     elif colon and path.endswith(".py"):
-        found = _class_in_file(Path(path), class_name)
+        loaded = _class_in_file(Path(path), class_name)
     elif name_or_path.endswith(".py"):
         classes = _fitting_classes(_import_file(Path(name_or_path)))
         hint = f"{name_or_path}:{classes[0] if classes else 'ClassName'}"
         raise UserError(f'reward "{name_or_path}": name the class too, as in "{hint}"')
     else:
-        found = _installed(name_or_path)
-    if missing := missing_of_class(found):
+        loaded = _installed(name_or_path)
+    if missing := missing_of_class(loaded):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
-    return found
+    return loaded
 
 
 def check_params(name: str, reward_class: type, params: Mapping[str, Any]) -> None:
@@ -203,8 +203,8 @@ def required(reward_class: type) -> list[str]:
 
 
 def _accepted(reward_class: type) -> dict[str, inspect.Parameter]:
-    found = inspect.signature(reward_class).parameters.items()
-    return {k: p for k, p in found if p.kind is not p.VAR_POSITIONAL}
+    parameters = inspect.signature(reward_class).parameters.items()
+    return {k: p for k, p in parameters if p.kind is not p.VAR_POSITIONAL}
 
 
 def _installed(name: str) -> type:
@@ -232,5 +232,5 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _fitting_classes(module: ModuleType) -> list[str]:
-    own = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
-    return [c.__name__ for c in own if not missing_of_class(c)]
+    classes = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
+    return [c.__name__ for c in classes if not missing_of_class(c)]

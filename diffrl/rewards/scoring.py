@@ -10,7 +10,6 @@ import contextlib
 import copy
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import Reward, RewardError
-from diffrl.rewards.timeouts import Caller, TooLong
+from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
@@ -37,15 +36,15 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
 
     Raises `RewardError` if the reward cannot say.
     """
-    declared = getattr(reward, "applies", None)
+    declared = ability(reward, "applies")
     try:
         return True if declared is None else bool(declared(prompt, dict(metadata)))
     except RewardError:  # of a served reward: it has said what there is to say
         raise
     except (Exception, SystemExit) as error:
         name = getattr(reward, "name", "?")
-        said = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 class Scorer:
@@ -76,8 +75,7 @@ class Scorer:
         self.backoff = backoff
         self.check: Callable[[], object] = lambda: None
         self.growth = dict.fromkeys(self.names, 0)
-        self._callers = threading.local()  # one for each thread that scores
-        self._told: set[tuple[str, str]] = set()  # rewards, and what was said of them
+        self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
@@ -90,7 +88,7 @@ class Scorer:
     @property
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
-        return [name for name, reward in self.rewards.items() if getattr(reward, "groupwise", False)]
+        return [name for name, reward in self.rewards.items() if ability(reward, "groupwise")]
 
     def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
         """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
@@ -149,10 +147,10 @@ class Scorer:
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
         for k, (name, reward) in enumerate(self.rewards.items()):
-            if name not in names or getattr(reward, "groupwise", False):
+            if name not in names or ability(reward, "groupwise"):
                 continue
             rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
-            size = getattr(reward, "batch_size", None) or max(len(rows), 1)
+            size = ability(reward, "batch_size") or max(len(rows), 1)
             for start in range(0, len(rows), size):
                 batch = rows[start : start + size]
                 # Indexing copies; whole batches, the usual case, are handed over as they are.
@@ -178,7 +176,7 @@ class Scorer:
         for trial in range(retries + 1):
             before = _memory()
             try:
-                answer = self._caller().wait(attempt, limit, self.check)
+                answer = call(attempt, limit, self.check, _same_device())
             except TooLong as error:
                 todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
@@ -195,12 +193,6 @@ class Scorer:
         tries = f" {retries + 1} times" if retries else ""
         todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
-
-    def _caller(self) -> Caller[Tensor]:
-        caller = getattr(self._callers, "mine", None)
-        if caller is None:
-            caller = self._callers.mine = Caller(_same_device())
-        return caller
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
         """Say so if a reward has written into its images."""
@@ -224,8 +216,8 @@ class Scorer:
 
     def _tell(self, name: str, what: str) -> None:
         """Say it of a reward once: its authors share it with others elsewhere."""
-        if (name, what) not in self._told:
-            self._told.add((name, what))
+        if (name, what) not in self._warned:
+            self._warned.add((name, what))
             log.warning('reward "%s" %s', name, what)
 
 
@@ -242,12 +234,12 @@ def _memory() -> int:
 
 def _placed(name: str, reward: Reward, images: Tensor) -> Tensor:
     """The images where the reward wants them."""
-    device = getattr(reward, "device", None)
+    device = ability(reward, "device")
     try:
         return images if device is None else images.to(device=device)
     except Exception as error:
-        said = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
-        raise RewardError(said) from error
+        problem = f'reward "{name}": its device, {device!r}, cannot be used: {in_one_line(error)}'
+        raise RewardError(problem) from error
 
 
 def _same_device() -> Callable[[], None]:

@@ -43,20 +43,20 @@ def allowed(kind: str) -> list[str]:
     """The entries of `kind` in the user's settings; UserError, with the file, if it cannot be understood."""
     path = settings_file()
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        names = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-    fine = isinstance(found, dict) and all(
-        isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in found.values()
+    fine = isinstance(names, dict) and all(
+        isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in names.values()
     )
     if not fine:
         raise UserError(f"{path}: expected lists of text under {', '.join(KEYS)}")
-    for key in found:
+    for key in names:
         if key not in KEYS:
             raise UserError(f'{path}: unknown key "{key}"{nearest(str(key), KEYS)}')
-    return list(found.get(kind, []))
+    return list(names.get(kind, []))
 
 
 def variable(name: str, what: str) -> str | None:
@@ -114,13 +114,13 @@ def credentials_in(value: Any) -> str | None:
         parts = value.values()
     elif isinstance(value, (list, tuple)):
         parts = value
-    return next((found for part in parts if (found := credentials_in(part)) is not None), None)
+    return next((credentials for part in parts if (credentials := credentials_in(part)) is not None), None)
 
 
 def check_no_credentials(value: Any, what: str) -> None:
     """UserError, beginning with `what`, for a URL with credentials: configs and reports are shown to others."""
-    if (found := credentials_in(value)) is not None:
+    if (credentials := credentials_in(value)) is not None:
         raise UserError(
-            f"{what}: credentials in a URL ({found}) would be written into the run's records; "
+            f"{what}: credentials in a URL ({credentials}) would be written into the run's records; "
             f"give them in an environment variable {PREFIX}... or a file that you allowed"
         )

@@ -35,7 +35,7 @@ from diffrl.rewards import wire
 from diffrl.rewards.batcher import Batcher
 from diffrl.rewards.direction import essential
 from diffrl.rewards.impatient import ImpatientProtocol
-from diffrl.rewards.protocol import Reward, RewardError
+from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.wire import Limits, Refused
 from diffrl.rewards.wrappers import identity_of
@@ -66,7 +66,7 @@ class Options:
 
 
 class Host:
-    """The rewards with their queues, and the bytes of the requests that are in the house."""
+    """The rewards with their queues, and the bytes of the requests that it holds."""
 
     def __init__(self, served: Mapping[str, Served], options: Options) -> None:
         self.served, self.options = served, options
@@ -99,7 +99,7 @@ class Host:
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Holds `size` bytes; Refused with 503 when the house is full."""
+        """Holds `size` bytes; Refused with 503 when it is full."""
         if self.pending + size > max(self.options.pending, 2 * self.options.limits.bytes):
             raise Refused(503, "busy; try again")
         self.pending += size
@@ -162,20 +162,17 @@ class Host:
             raise Refused(500, str(error)) from error
 
     def describe(self, name: str) -> dict[str, Any]:
-        one = self.find(name)
-        reward = one.reward
+        served = self.find(name)
+        reward = served.reward
         return {
             "name": name,
             "protocol": wire.PROTOCOL,
             "diffrl_version": __version__,
-            "plugin": one.plugin,
-            "arguments": essential(one.arguments),
+            "plugin": served.plugin,
+            "arguments": essential(served.arguments),
             "identity": self.identities[name],
-            "groupwise": bool(getattr(reward, "groupwise", False)),
-            "applies": hasattr(reward, "applies"),
-            "batch_size": getattr(reward, "batch_size", None),
             "limits": asdict(self.options.limits),
-            "card": wire.card_to_json(getattr(reward, "card", None)),
+            **{name: one.told(ability(reward, name)) for name, one in ABILITIES.items() if one.told is not None},
         }
 
     def signed(self, name: str, content: dict[str, Any]) -> JSONResponse:

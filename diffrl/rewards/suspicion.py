@@ -24,43 +24,46 @@ class Suspicions:
         self._flat: set[str] = set()
         self._narrow: set[str] = set()
         self._growth: dict[str, list[int]] = {}
-        self._told: dict[str, int] = {}
+        self._warned: dict[str, int] = {}
 
     def after(self, metrics: Mapping[str, Any], growth: Mapping[str, int]) -> list[str]:
         """Sentences for the console after an epoch. `growth`: bytes that the process gained in each reward's calls."""
         return [*self._without_spread(metrics), *self._leaks(growth)]
 
     def _without_spread(self, metrics: Mapping[str, Any]) -> list[str]:
-        found = []
+        warnings = []
         for name in self.names:
             mean, std = metrics.get(f"reward/{name}"), metrics.get(f"reward/{name}/std")
             flat = mean is None or std is None or std <= 1e-6 * abs(mean)
             if flat and name not in self._flat:
                 what = "applied to none of the images" if mean is None else f"gave all images the same score, {mean:g},"
-                found.append(f'WARNING: reward "{name}" {what} in epoch {metrics["epoch"]}: nothing is learned from it')
+                warnings.append(
+                    f'WARNING: reward "{name}" {what} in epoch {metrics["epoch"]}: nothing is learned from it'
+                )
             self._flat = self._flat | {name} if flat else self._flat - {name}
             narrow = not flat and std is not None and std < NARROW and name not in self.shaped
             if narrow and name not in self._narrow:
-                found.append(
+                warnings.append(
                     f'WARNING: reward "{name}" differs by only {std:.1e} (standard deviation) in epoch '
                     f"{metrics['epoch']}; advantages divide by the deviation + 1e-4, so little is learned: scale "
                     f"its scores up (rewards.{name}.shape.standardise)"
                 )
             self._narrow = self._narrow | {name} if narrow else self._narrow - {name}
-        return found
+        return warnings
 
     def _leaks(self, growth: Mapping[str, int]) -> list[str]:
-        found = []
+        warnings = []
         for name, size in growth.items():
             past = self._growth.setdefault(name, [])
             past.append(size)
             recent, total = past[-EPOCHS:], sum(past[-EPOCHS:])
-            if len(recent) < EPOCHS or min(recent) < LEAST or total < TOTAL or sum(past) < 2 * self._told.get(name, 0):
+            worse = sum(past) >= 2 * self._warned.get(name, 0)
+            if len(recent) < EPOCHS or min(recent) < LEAST or total < TOTAL or not worse:
                 continue
-            self._told[name] = sum(past)
+            self._warned[name] = sum(past)
             each = total / EPOCHS / 2**20
-            found.append(
+            warnings.append(
                 f'WARNING: in the calls of reward "{name}" the process grew by {each:.0f} MiB in each of the last '
                 f"{EPOCHS} epochs; if that does not end, the memory will: look for tensors or results that it keeps"
             )
-        return found
+        return warnings

@@ -12,7 +12,7 @@ import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from diffrl.pictures import to_rgb
-from diffrl.rewards.protocol import Card
 
 TENSORS, JSON = "application/x-safetensors", "application/json"
 PROTOCOL = 2  # changes when clients and servers of different versions cannot talk to each other
@@ -127,7 +126,7 @@ def _pictures(encoded: Any, limits: Limits) -> Tensor:
         raise Refused(422, "images: expected a list of PNG files in base64")
     if len(encoded) > limits.images:
         _check_size(len(encoded), 0, limits)
-    found: list[Tensor] = []
+    images: list[Tensor] = []
     for number, text in enumerate(encoded):
         try:
             with warnings.catch_warnings():
@@ -140,10 +139,10 @@ def _pictures(encoded: Any, limits: Limits) -> Tensor:
             raise Refused(413, f"images[{number}]: {error}") from error
         except (binascii.Error, OSError, ValueError, SyntaxError) as error:
             raise Refused(400, f"images[{number}] is not a PNG file in base64: {error}") from error
-        found.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
-        if found[-1].shape != found[0].shape:
+        images.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+        if images[-1].shape != images[0].shape:
             raise Refused(422, "images of one request have one size")
-    return torch.stack(found)
+    return torch.stack(images)
 
 
 def _check_size(count: int, values: int, limits: Limits) -> None:
@@ -165,21 +164,3 @@ def read_words(words: dict[str, Any], count: int) -> tuple[list[str], list[dict[
             422, f"{count} images, {len(prompts)} prompts and {len(metadata)} metadata; expected as many each"
         )
     return prompts, metadata
-
-
-def card_to_json(card: Card | None) -> dict[str, Any] | None:
-    """A card as JSON: bounds that are not finite are null."""
-    if card is None:
-        return None
-    values = asdict(card)
-    values["range"] = [bound if abs(bound) != float("inf") else None for bound in card.range]
-    return values
-
-
-def card_from_json(values: Mapping[str, Any] | None) -> Card | None:
-    """The inverse of `card_to_json`."""
-    if values is None:
-        return None
-    low, high = values["range"]
-    bounds = (float("-inf") if low is None else low, float("inf") if high is None else high)
-    return Card(**{**values, "range": bounds})

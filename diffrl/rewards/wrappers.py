@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.rewards import local
-from diffrl.rewards.protocol import Card, Metadata, Reward
+from diffrl.rewards.protocol import ABILITIES, Metadata, Reward, ability
 from diffrl.rewards.registry import load_class
-from diffrl.rewards.scoring import applies, checked
+from diffrl.rewards.scoring import checked
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
@@ -29,18 +29,15 @@ _END = 2**20
 
 
 class Wrapper:
-    """Everything of `reward` but the call: name, groups, where it applies, batches, device, card."""
+    """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.name = reward, reward.name
-        self.groupwise: bool = getattr(reward, "groupwise", False)
-        self.remote: bool = getattr(reward, "remote", False)
-        self.batch_size: int | None = getattr(reward, "batch_size", None)
-        self.device: Any = getattr(reward, "device", None)
-        self.card: Card | None = getattr(reward, "card", None)
 
-    def applies(self, prompt: str, metadata: Metadata) -> bool:
-        return applies(self.reward, prompt, metadata)
+    def __getattr__(self, name: str) -> Any:
+        if name in ABILITIES and ABILITIES[name].kept:
+            return ability(self.reward, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
 
 class Offloaded(Wrapper):
@@ -74,12 +71,12 @@ class Offloaded(Wrapper):
 
 def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
     """The torch modules in an object's attributes, and in theirs, down to `depth`; each once, outermost only."""
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     seen: set[int] = set()
 
     def walk(value: object, left: int) -> None:
         if isinstance(value, nn.Module):
-            found[id(value)] = value
+            modules[id(value)] = value
         elif left and id(value) not in seen:
             seen.add(id(value))
             inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -87,7 +84,7 @@ def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
                 walk(part, left - 1)
 
     walk(thing, depth)
-    return list(found.values())
+    return list(modules.values())
 
 
 class Cached(Wrapper):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,8 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.divgen.diversity import load_features
-from diffrl.divgen.prompts import world_of
-from diffrl.divgen.run import SmallBenchmark
 from diffrl.errors import UserError
-from diffrl.evaluation import Evaluated, score_policy, summarise
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import LoraSpec, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
@@ -28,9 +23,10 @@ from diffrl.report.data import FACES
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.suspicion import Suspicions
-from diffrl.rollout import Rollout, SamplerSpec, generate
+from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
+from diffrl.run.evaluation import Evaluation
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
@@ -45,12 +41,12 @@ from diffrl.run.parts import (
     build_objective,
     build_optimiser,
     build_scorers,
-    evaluation_spec,
     features_name,
     loop_settings,
     prepare_engine,
 )
-from diffrl.run.processes import check_agreement
+from diffrl.run.peers import Peers
+from diffrl.run.processes import WAITING, check_agreement
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
 from diffrl.trainers.gardo import Gardo
@@ -59,21 +55,22 @@ ALIKE = "start every process with the same config, prompts, weights and plugins"
 
 
 class Run:
-    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`."""
+    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`. `peers`: to watch."""
 
-    def __init__(self, config: Config, folder: RunFolder | None = None) -> None:
+    def __init__(self, config: Config, folder: RunFolder | None = None, peers: Peers | None = None) -> None:
         self.config = config
-        # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
-        waiting = InitProcessGroupKwargs(timeout=timedelta(hours=2))
-        self.accelerator = join_processes(kwargs_handlers=[waiting])
+        self.accelerator = join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
         self.main = self.accelerator.is_main_process
+        self.folder = folder or RunFolder(Path(config.run_dir), self.main)
+        self.peers = peers or Peers(self.folder)
+        if peers is not None:
+            peers.join(self.accelerator)
         check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
         if sharding is not None and config.engine.base != "full":
             raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
-        self.folder = folder or RunFolder(Path(config.run_dir), self.main)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(
@@ -88,7 +85,7 @@ class Run:
         )
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
-        self.students = load_students(config, self.policy)
+        students = load_students(config, self.policy)
         self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
         # With the reward models loaded: what they hold is not free.
@@ -104,7 +101,6 @@ class Run:
         prepare_engine(config, self.policy)
         train_prompts = load_prompts(config.prompts.train)
         self._check_rewards(train_prompts)
-        self.test_prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
         rewards = {**self.judges.rewards, **self.scorer.rewards}
         plugins = digests(config, rewards)
@@ -118,19 +114,18 @@ class Run:
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
         if device.type == "cpu":
             self.loop.clock.watch(self.policy)
-        self.divgen: SmallBenchmark | None = None
-        if config.evaluate.divgen:
-            self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, device)
-        self.guard = build_guard(config, self.lower)
+        guard = build_guard(config, self.lower)
+        held_out = (self.judges, self.features, students, guard)
+        self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
         shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
         self.suspicions = Suspicions(list(config.rewards), shaped)
-        self.past: list[dict[str, Any]] = []  # what the evaluations measured so far, the first one before training
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+        self.peers.rescue = self.leave
 
     def look_out_for(self, check: Callable[[], None]) -> None:
         """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
-        self.loop.check = self.scorer.check = self.judges.check = check
+        self.loop.check = self.scorer.check = self.judges.check = self.evaluation.check = check
 
     def _loop(self) -> Loop:
         config = self.config
@@ -163,86 +158,10 @@ class Run:
                 f'reward "{self.scorer.groupwise[0]}" has to see them whole'
             )
 
-    def evaluate(self) -> dict[str, Any]:
-        """Held-out scores of the averaged LoRA (or the trained one without an average), with fixed seeds.
-
-        On the model, and on its students as `eval/STUDENT/...`.
-        """
-        found = self._judge(self.policy, evaluation_spec(self.config), self.judged)
-        means = summarise(self.judges.names, found.scores) | found.breadth()
-        spread = float(found.saturation.std(correction=0))
-        means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
-        for student in self.students:
-            with student.wearing(self.policy.state(self.judged)) as policy:
-                found = self._judge(policy, student.spec, "default")
-            values = summarise(self.judges.names, found.scores) | found.breadth()
-            means |= {f"{student.name}/{name}": value for name, value in values.items()}
-        return {f"eval/{name}": value for name, value in means.items()}
-
-    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:
-        """The held-out prompts' images of a model, scored; every process draws its share."""
-        return score_policy(
-            policy,
-            self.judges,
-            self.features,
-            self.test_prompts,
-            spec,
-            seed=self.config.seed,
-            per_prompt=self.config.evaluate.per_prompt,
-            batch_size=self.config.rollout.batch_size,
-            accelerator=self.accelerator,
-            snapshot=snapshot,
-            check=self.loop.check,
-        )
-
-    def _look_out(self, metrics: dict[str, Any]) -> list[str]:
-        """The guard rails' alarms for an evaluation's metrics, into which they are written.
-
-        Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
-        """
-        self.past.append(dict(metrics))
-        alarms = self.guard.alarms(self.past)
-        for alarm in alarms:
-            metrics[f"alarm/{alarm.name}"] = alarm.text
-        if self.epoch and not alarms:
-            self.folder.save_healthy(self.policy, self.judged, metrics)
-        return [alarm.text for alarm in alarms]
-
-    def measure_diversity(self) -> dict[str, Any]:
-        """DivGenBench's small version on the averaged LoRA, with fixed seeds."""
-        assert self.divgen is not None
-        return self.divgen.measure(
-            self.policy,
-            evaluation_spec(self.config),
-            seed=self.config.seed,
-            batch_size=self.config.rollout.batch_size,
-            accelerator=self.accelerator,
-            snapshot=self.judged,
-        )
-
     @property
     def judged(self) -> str:
+        """The snapshot that is evaluated: the averaged LoRA, or the trained one without an average."""
         return "ema" if self.config.optimise.ema else "default"
-
-    def _draw_samples(self, epoch: int, journal: Journal) -> None:
-        """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
-        prompts = self.test_prompts[: self.config.tracking.samples]
-        if not prompts:
-            return
-        with self.policy.together():
-            if not self.main:
-                return
-            batches = generate(
-                self.policy,
-                prompts,
-                evaluation_spec(self.config),
-                seed=self.config.seed,
-                per_prompt=1,
-                batch_size=self.config.rollout.batch_size,
-                snapshot=self.judged,
-            )
-            images, texts = torch.cat([batch for _, batch in batches]), [prompt.text for prompt in prompts]
-            journal.images(epoch, self.folder.save_samples(epoch, images, texts, self.config.seed), texts)
 
     def _keep_uncertain(self, epoch: int, rollout: Rollout) -> None:
         """In epochs that are evaluated: the images that GARDO's gate trusts least, for the report."""
@@ -254,8 +173,10 @@ class Run:
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
-        if self.main:
-            self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+        with self.peers.turn:
+            if self.main:
+                self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+            self._kept = None
         self.folder.save_lora(self.policy, self.judged)
         self.accelerator.wait_for_everyone()
 
@@ -311,7 +232,7 @@ class Run:
         checkpoint.set_rng_state(tensors["rng"], state["rng"])
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []
-        self.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
         # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
         self.folder.save_lora(self.policy, self.judged)
 
@@ -321,7 +242,8 @@ class Run:
         self.loop.status = journal.status
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
-            self._measure(metrics, journal, divgen=self.divgen is not None)
+            self.evaluation.measure(metrics, journal, divgen=bool(config.evaluate.divgen))
+            self.loop.clock.take()  # evaluation's forwards are not the first epoch's
             journal.log(metrics)
         while self.epoch < config.epochs:
             self.begin_epoch()
@@ -331,7 +253,9 @@ class Run:
             evaluated = self.epoch % config.evaluate.every == 0 or last
             every = config.evaluate.divgen
             divgen = bool(every and (self.epoch % every == 0 or last))
-            alarms = self._measure(metrics, journal, evaluated, divgen)
+            alarms = self.evaluation.measure(metrics, journal, evaluated, divgen)
+            if evaluated or divgen:
+                self.loop.clock.take()  # evaluation's forwards are not the next epoch's
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
             journal.log(metrics)
             if self.main:
@@ -348,25 +272,6 @@ class Run:
                 healthy = self.folder.path / "healthy"
                 journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
                 return
-
-    def _measure(
-        self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True, divgen: bool = False
-    ) -> list[str]:
-        """Evaluate, and measure DivGenBench's small version, into `metrics`; returns the guard rails' alarms."""
-        alarms: list[str] = []
-        mark = time.perf_counter()
-        if evaluated:
-            journal.status("evaluating")
-            metrics |= self.evaluate()
-            self._draw_samples(metrics["epoch"], journal)
-            alarms = self._look_out(metrics)
-        if divgen:
-            journal.status("evaluating, DivGenBench")
-            metrics |= self.measure_diversity()
-        if evaluated or divgen:
-            metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
-            self.loop.clock.take()  # evaluation's forwards are not the next epoch's
-        return alarms
 
     def close(self) -> None:
         """Drop what waits to be scored."""

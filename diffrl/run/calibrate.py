@@ -40,8 +40,8 @@ def calibrate(loop: Loop, rounds: int) -> None:
             rollout, views, _ = loop._rollout(0, key=f"calibration-{number}")
             everything = loop.processes.gather(views.flatten(1)).unflatten(1, views.shape[1:])
             groups = torch.arange(rollout.total) // loop.settings.group_size
-            own = groups[:, None] * views.shape[1] + torch.arange(views.shape[1])
-            composed = loop.compose(everything.flatten(0, 1), own.flatten())[:, : len(loop.weights)]
+            members = groups[:, None] * views.shape[1] + torch.arange(views.shape[1])
+            composed = loop.compose(everything.flatten(0, 1), members.flatten())[:, : len(loop.weights)]
             total = weighted_sum(composed, loop.weights).view(len(groups), -1, 1)
             gains = gains_of(total, common=False)[..., 0]
             levels = calibrated(levels, gains[~gains.isnan().any(1)], TOLERANCE, CHANGE, TOP)

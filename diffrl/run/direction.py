@@ -18,8 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl import config as configs
-from diffrl.config import Config
+from diffrl.config import Config, dump
 from diffrl.config.wrappers import D2Align
 from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy
@@ -99,11 +98,11 @@ def prepare_direction(
     file = folder / FOLDER / FILE if section.direction is None else Path(section.direction)
     prompts = load_prompts(config.prompts.train)
     identity = identity_of(config, prompts)
-    there = torch.tensor([int(file.is_file())], device=accelerator.device)
-    if not accelerator.gather(there)[0]:  # as the main process sees it: the others may look when it has begun
+    exists = torch.tensor([int(file.is_file())], device=accelerator.device)
+    if not accelerator.gather(exists)[0]:  # as the main process sees it: the others may look when it has begun
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
-            configs.dump(config, folder / "config.yaml")  # so that --resume finds what it needs
+            dump(config, folder / "config.yaml")  # so that --resume finds what it needs
         chosen, per_prompt = pool_prompts(prompts, section.pool, config.seed)
         texts = [prompt.text for prompt in prompts]
         place = folder / FOLDER
@@ -135,12 +134,12 @@ def direction_metrics(rewards: Mapping[str, Reward]) -> dict[str, float]:
     return {"d2align/norm": norms[0]} if norms else {}
 
 
-def _check_identity(found: Identity, wanted: Identity, file: Path) -> None:
-    ours, theirs = ({**asdict(i), **i.settings} for i in (wanted, found))
+def _check_identity(learned: Identity, wanted: Identity, file: Path) -> None:
+    ours, theirs = ({**asdict(i), **i.settings} for i in (wanted, learned))
     for key, value in ours.items():
-        there = theirs.get(key, OLDER.get(key))
-        if key not in ("settings", "reward", "arguments") and value != there:
-            text = f"{key} {there}, and the config says {value}"
+        recorded = theirs.get(key, OLDER.get(key))
+        if key not in ("settings", "reward", "arguments") and value != recorded:
+            text = f"{key} {recorded}, and the config says {value}"
             raise UserError(f"{file} was learned with {text}; remove the file, or name it as d2align.direction")
 
 
@@ -196,11 +195,11 @@ class _Stage1:
             resume=(tensors["learned"], state["learned"]) if "learned" in tensors else None,
             keep=self.keep,
         )
-        found = evidence(self.reward, images, e_text, owner, vector, section.omega, self.vocabulary)
-        found |= {"reward": self.identity.name, "omega": section.omega, "word": section.word, "course": course}
-        self.write(vector, found)
+        result = evidence(self.reward, images, e_text, owner, vector, section.omega, self.vocabulary)
+        result |= {"reward": self.identity.name, "omega": section.omega, "word": section.word, "course": course}
+        self.write(vector, result)
         how = f"learned in {section.steps:,} steps" if start is None else f'that of the word "{section.word}"'
-        words = ", ".join(word for word, _ in found["words"]["nearest"][:5])
+        words = ", ".join(word for word, _ in result["words"]["nearest"][:5])
         print(
             f"D2-Align: direction of length {course[-1][2]:.3f}, {how}; mean guided reward {course[0][1]:.4f} -> "
             f"{course[-1][1]:.4f}; nearest words: {words}",
@@ -209,8 +208,8 @@ class _Stage1:
 
     def draw_pool(self, main: bool) -> None:
         """The images that are not there yet, block by block, on all processes."""
-        there = torch.tensor([len(self.e_img)], device=self.accelerator.device)
-        done = int(self.accelerator.gather(there)[0]) // self.per_prompt  # prompts, as the main process has them
+        drawn = torch.tensor([len(self.e_img)], device=self.accelerator.device)
+        done = int(self.accelerator.gather(drawn)[0]) // self.per_prompt  # prompts, as the main process has them
         if main:
             total = len(self.prompts) * self.per_prompt
             print(
@@ -246,9 +245,9 @@ class _Stage1:
         tensors, state = {"pool": {"e_img": self.e_img}, **tensors}, {"identity": asdict(self.identity), **state}
         checkpoint.save(self.folder, number, tensors, state, keep=1)
 
-    def write(self, vector: Tensor, found: dict[str, Any]) -> None:
+    def write(self, vector: Tensor, record: dict[str, Any]) -> None:
         """The evidence with its images, made again one by one, and the direction, with which stage 1 is over."""
-        for shown in (*found["fallen"], *found["risen"]):
+        for shown in (*record["fallen"], *record["risen"]):
             prompt, member = self.prompts[shown["image"] // self.per_prompt].text, shown["image"] % self.per_prompt
             latents, images = remake(self.policy, self.spec, prompt, member, seed=self.config.seed, snapshot=None)
             if self.section.embed == "reconstructed":
@@ -256,7 +255,7 @@ class _Stage1:
                 images = self.policy.decode(latents)
             shown |= {"prompt": prompt, "file": f"image-{shown['image']:05d}.png"}
             save_image(images[0], self.folder / shown["file"], {"prompt": prompt})
-        write_text(self.folder / EVIDENCE, json.dumps(found, indent=1))
+        write_text(self.folder / EVIDENCE, json.dumps(record, indent=1))
         Direction(vector.cpu(), fingerprint(self.reward), self.identity).save(self.folder / FILE)
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
 

@@ -38,7 +38,7 @@ from diffrl.policy.merged import KEPT
 from diffrl.policy.pipelines import settings_of
 from diffrl.policy.quantised import quantise
 from diffrl.resources import shipped
-from diffrl.run.held import Alive, held
+from diffrl.run.buffers import Alive, held
 from diffrl.run.layout import Layout, pretend
 from diffrl.run.parts import build_objective
 from diffrl.trainers.algorithm import Objective

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl import config as configs
-from diffrl.config import Config
+from diffrl.config import Config, dump
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.records import checkpoint, history
@@ -51,13 +50,13 @@ class RunFolder:
         if not self.main:
             return
         free = free_changes(config, self.path) if start.resumed else []
-        configs.dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
+        dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
         if start.then is not None or (start.resumed and start.path is not None):
             epoch = 0 if start.path is None else checkpoint.epoch_of(start.path)
             dropped = drop_lines(self.path, after=epoch) if start.changes else 0
-            told = {"epochs_dropped": dropped} if dropped else {}
-            history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **told)
+            details = {"epochs_dropped": dropped} if dropped else {}
+            history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
         else:
             for name in ("metrics.jsonl", history.NAME):  # of a run that died before it trained
                 (self.path / name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 """What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
-and of an objective from outside."""
+and of an objective or an advantage rule from outside."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from diffrl.config import Config
 from diffrl.config.door import load
+from diffrl.config.estimates import RULES
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
 from diffrl.rewards.protocol import Reward
+from diffrl.rewards.registry import split_name
 from diffrl.rewards.wrappers import identity_of, stamp
 from diffrl.version import __version__
 
@@ -24,22 +26,25 @@ def contents(config: Config) -> Identity:
     """What the config names and needs no reward built. A model behind a hub's name is taken to stay as it is."""
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
-    found: Identity = {"prompts.train (texts)": _digest(prompts)}
+    identity: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
-        found["model (files)"] = _digest(stamp(source))
-    if config.outside is not None:
-        code = inspect.getsourcefile(load(config.objective))
-        found["objective (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
-    return found
+        identity["model (files)"] = _digest(stamp(source))
+    outside = {} if config.outside is None else {"objective": load(config.objective)}
+    if config.advantages is not None and config.advantages.rule not in RULES:
+        outside["advantages"] = config.advantages.code()
+    for name, thing in outside.items():
+        code = inspect.getsourcefile(thing)
+        identity[f"{name} (code)"] = _digest(Path(code).read_text(encoding="utf-8")) if code else ""
+    return identity
 
 
 def digests(config: Config, rewards: Mapping[str, Reward], table: Literal["rewards", "watch"] = "rewards") -> Identity:
     """Code and files of a table's `rewards`, as they were built."""
-    found: Identity = {}
+    result: Identity = {}
     for name, entry in getattr(config, table).items():
         identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
-        found[f"{table}.{name} (code and files)"] = identity[:16]
-    return found
+        result[f"{table}.{name} (code and files)"] = identity[:16]
+    return result
 
 
 def started_with(config: Config) -> Identity:
@@ -50,19 +55,26 @@ def started_with(config: Config) -> Identity:
         for key in values
         if key.startswith(("rewards.", "watch.")) and within(key.split(".", 2)[-1], FREE_OF_REWARDS)
     }
-    kept = {key: value for key, value in values.items() if key not in called}
-    return {VERSION: __version__, **kept} | contents(config) | _plugin_files(config)
+    settings = {key: value for key, value in values.items() if key not in called}
+    return {VERSION: __version__, **settings} | contents(config) | _plugin_files(config)
 
 
 def _plugin_files(config: Config) -> Identity:
-    """The code of plugins that are files: the same path may lead to another file on another machine."""
-    found: Identity = {}
+    """The code of plugins that are files, wrapped ones (d2:file.py:Class, or d2 with `reward: file.py:Class`) too: the
+    same path may lead to another file on another machine."""
+    named: dict[str, list[Any]] = {"family": [config.family]}
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():
-            file = Path((entry.plugin or name).rpartition(":")[0])
+            named[f"{table}.{name}"] = [entry.plugin or name, *entry.arguments.values()]
+    files: Identity = {}
+    for key, values in named.items():
+        for text in (value for value in values if isinstance(value, str)):
+            while (inner := split_name(text)[1]) is not None:
+                text = inner
+            file = Path(text.rpartition(":")[0])
             if file.suffix == ".py" and file.is_file():
-                found[f"{table}.{name} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
-    return found
+                files[f"{key} (file)"] = _digest(file.read_text(encoding="utf-8", errors="replace"))
+    return files
 
 
 def _digest(value: object) -> str:

@@ -37,7 +37,7 @@ class Journal:
         if not self.folder.main:
             return self
         path, tracking = self.folder.path, self.config.tracking
-        self.tracker = Tracker(path, tracking.wandb, tracking.tensorboard, self.config.resolved(), tracking.trackers)
+        self.tracker = Tracker(path, tracking.trackers, self.config.resolved())
         try:
             self._say(self.headline)
             shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}

@@ -44,8 +44,10 @@ from diffrl.trainers.rows import Rows
 class TrainingError(RuntimeError):
     """Training cannot go on (non-finite loss or gradient); the last checkpoint is intact.
 
-    `details`: what is known about the step, for whoever looks into it.
+    `details`: what is known about the step, for whoever looks into it. `quiet`: another process says it.
     """
+
+    quiet = False
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -134,7 +136,7 @@ class Loop:
         advantages = self.objective.advantages(scored)
         self.inspect(epoch, rollout)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
-        with self.policy.without_vae() if self.settings.offload_vae else nullcontext():
+        with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)

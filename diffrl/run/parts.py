@@ -11,11 +11,10 @@ from typing import Any, cast
 
 import torch
 
-from diffrl.advantages import Estimator
+from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.estimates import Advantages
 from diffrl.config.reward import read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
@@ -27,7 +26,7 @@ from diffrl.records.guard import Guard
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
-from diffrl.rewards.protocol import Reward
+from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
@@ -55,14 +54,10 @@ def build_objective(
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:
-        objective.rule.estimate = estimator(config.advantages)
+        objective.rule.estimate = Checked(config.advantages.build(), config.advantages.rule)
     if config.gardo is None:
         return objective
     return cast(Objective, Gardo(objective, lower=lower, **config.gardo.arguments(config)))
-
-
-def estimator(section: Advantages) -> Estimator:
-    return Estimator(**section.model_dump())
 
 
 def build_credit(config: Config) -> Credit | None:
@@ -105,7 +100,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
     read = {name: watched[name] for name in [*auxiliary_names(config), *_read_by_steps(config)]}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
-    elsewhere = [name for name, reward in {**optimised, **read}.items() if getattr(reward, "remote", False)]
+    elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
     scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
     return scorer, Scorer({**optimised, **watched}, **limits)
 
@@ -123,9 +118,9 @@ def _read_by_steps(config: Config) -> list[str]:
 
 def build_composition(config: Config) -> Composition:
     """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
-    kept = [*config.rewards, *auxiliary_names(config)]
+    names = [*config.rewards, *auxiliary_names(config)]
     steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
-    return Composition([*kept, *_read_by_steps(config)], steps, len(kept), list(config.rewards))
+    return Composition([*names, *_read_by_steps(config)], steps, len(names), list(config.rewards))
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:

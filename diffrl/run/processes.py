@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from diffrl.errors import UserError
 from diffrl.run.clock import Clock
+
+# The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
+WAITING = timedelta(hours=2)
+TOGETHER = timedelta(minutes=20)  # while micro-batches are trained: what one compiles, or what its GPU is slower
 
 
 class Processes:
@@ -21,6 +29,19 @@ class Processes:
     def __init__(self, accelerator: Accelerator, clock: Clock) -> None:
         self.accelerator, self.clock = accelerator, clock
         self.rank, self.count = accelerator.process_index, accelerator.num_processes
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """While all of them do the same: an exchange that not all come to fails after TOGETHER, not after WAITING."""
+        set_timeout = getattr(dist, "set_timeout", getattr(distributed_c10d, "_set_pg_timeout", None))
+        if self.count == 1 or set_timeout is None:
+            yield
+            return
+        set_timeout(TOGETHER)
+        try:
+            yield
+        finally:
+            set_timeout(WAITING)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over processes."""

@@ -53,7 +53,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
     Raises:
         UserError: one of them cannot be loaded, or the LoRA does not fit it.
     """
-    found = []
+    students = []
     plain = config.model_copy(update={"engine": config.engine.model_copy(update={"compile": False})})
     for name, section in config.evaluate.also.items():
         try:
@@ -75,9 +75,9 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
         prepare_engine(plain, policy)
         solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
         spec = SamplerSpec(sampler=solver, steps=section.steps, guidance_scale=section.guidance_scale, noise_level=0.0)
-        found.append(Student(name, policy, evaluation_spec(config) if section.same else spec))
-        found[-1]._move(torch.device("cpu"))
-    return found
+        students.append(Student(name, policy, evaluation_spec(config) if section.same else spec))
+        students[-1]._move(torch.device("cpu"))
+    return students
 
 
 def on_students(config: Config, names: Collection[str]) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -11,16 +12,16 @@ from rich.console import Console
 from diffrl.config import Config
 from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
-from diffrl.records.ownership import OwnershipError
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
+from diffrl.run.dry_run import first_scores, without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
 from diffrl.run.parts import describe
+from diffrl.run.peers import Peers
 from diffrl.run.start import Start, find_start
-from diffrl.run.trial import first_scores, without_caches
 
 __all__ = ["Run", "train"]
 
@@ -40,21 +41,21 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
     if dry_run:
         _dry_run(config, folder, resume is not None, override)
         return
-    with folder.held() as owner:
+    with folder.held() as owner, Peers(folder) as peers:
         # A new run's folder is looked at by the first process only: it may have begun to write while others start.
         look = folder.main or resume is not None
         start = find_start(config, folder.path, resume is not None, override) if look else Start()
-        run = Run(config, folder)
+        run = Run(config, folder, peers)
         start.compare(run.identity)
-        try:
-            _train(run, start, [] if owner is None else [owner.check])
-        except (TrainingError, Interrupted) as error:
-            run.leave(error)
-            raise
-        except DiskError as error:
-            raise DiskError(f"{error}; {folder.intact}") from error
-        finally:
-            run.close()
+        with _left_intact(run):
+            facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
+            folder.begin(run.config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
+            prepare_direction(run.config, folder.path, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+            with _interruptible(run, [] if owner is None else [owner.check]):
+                with foreign(start.path or folder.path):
+                    run.restore(start)
+                with Journal(run.config, folder, run.lower, describe(run)) as journal, run.peers.blamed():
+                    run.train(journal)
 
 
 def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str]) -> None:
@@ -70,21 +71,25 @@ def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequenc
         run.close()
 
 
-def _train(run: Run, start: Start, checks: Sequence[Callable[[], None]]) -> None:
-    """`checks` may raise, wherever the run can be left."""
-    config, folder, accelerator = run.config, run.folder, run.accelerator
-    facts = {"device": str(run.policy.device), "processes": accelerator.num_processes}
-    folder.begin(config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
-    prepare_direction(config, folder.path, run.policy, run.scorer.rewards, run.spec, accelerator)
-    with Interrupts() as interrupts:
-        run.look_out_for(lambda: [check() for check in (*checks, interrupts.check)])  # type: ignore[arg-type,return-value]
+@contextmanager
+def _left_intact(run: Run) -> Iterator[None]:
+    """However it ends: what the run goes on from is on the disk, and nothing waits to be scored."""
+    try:
+        yield
+    except DiskError as error:
+        raise DiskError(f"{error}; {run.folder.intact}") from error
+    finally:
+        run.close()
+
+
+@contextmanager
+def _interruptible(run: Run, checks: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """`checks` may raise, and signals and the other processes' endings do, wherever the run can be left."""
+    with Interrupts() as interrupts, run.peers.noting():
+        every = [*checks, run.peers.check, interrupts.check]
+        run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
-            with foreign(start.path or folder.path):
-                run.restore(start)
-            with Journal(config, folder, run.lower, describe(run)) as journal:
-                run.train(journal)
-        except RuntimeError as error:
-            # A process that was told to end leaves the others alone in their next exchange, which then fails.
-            if interrupts.requested is None or isinstance(error, (TrainingError, DiskError, OwnershipError)):
-                raise
-            raise Interrupted(interrupts.requested) from error
+            yield
+        except (TrainingError, Interrupted) as error:
+            run.leave(error)
+            raise

@@ -50,6 +50,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"diffrl {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
         f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}.",
+        *_over(config),
         "## How to load it",
         f"```python\n{snippet(facts, prompts[0] if prompts else 'a photo')}```",
     ]
@@ -79,6 +80,14 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"Every value is in [config.yaml](config.yaml).{_again(config)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _over(config: Config) -> list[str]:
+    base = config.engine.base
+    text = (
+        f"It was trained over the model's weights in {base}. It is a LoRA of the full model, on which it is shown here."
+    )
+    return [] if base == "full" else [text]
 
 
 def snippet(facts: Facts, prompt: str) -> str:
@@ -125,8 +134,8 @@ def _header(facts: Facts) -> ModelCardData:
 def _cited(method: Method) -> str:
     """The method's title with links to its papers."""
     links = {name: f"[{name}](https://arxiv.org/abs/{number})" for name, number in method.papers.items()}
-    own = links.pop(method.title, method.title)
-    return f"{own} ({', '.join(links.values())})" if links else own
+    link = links.pop(method.title, method.title)
+    return f"{link} ({', '.join(links.values())})" if links else link
 
 
 def _base(model: str) -> str:

@@ -53,7 +53,7 @@ def measure(config: Config, policy: Policy, prompts: Sequence[Prompt], lower: fr
     _, judges = build_scorers(config, policy.device)
     features = load_features(features_name(config), policy.device)
     spec, per_prompt = evaluation_spec(config), config.evaluate.per_prompt
-    found = [
+    result = [
         score_policy(
             policy,
             judges,
@@ -70,10 +70,10 @@ def measure(config: Config, policy: Policy, prompts: Sequence[Prompt], lower: fr
     judges.close()
     rows = []
     for k, name in enumerate(judges.names):
-        base, trained = (one.scores[:, k].view(len(prompts), per_prompt).nanmean(1) for one in found)
+        base, trained = (one.scores[:, k].view(len(prompts), per_prompt).nanmean(1) for one in result)
         role = "trained" if name in config.rewards else "held out"
         rows.append(paired(name, role, base, trained, name in lower))
-    before, after = (one.breadth() for one in found)
+    before, after = (one.breadth() for one in result)
     rows += [
         Row(name, "held out", before[name], after[name], lower_is_better=name == "unreadable")
         for name in before

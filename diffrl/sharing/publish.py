@@ -180,12 +180,12 @@ def _rows(
 
 def _cards(config: Config) -> dict[str, Card | None]:
     """What each reward says of itself, without building it."""
-    found: dict[str, Card | None] = {}
+    cards: dict[str, Card | None] = {}
     for name, entry in {**config.rewards, **config.watch}.items():
         plugin = entry.plugin or name
         card = getattr(local.find(plugin) if local.is_local(plugin) else load_class(plugin), "card", None)
-        found[name] = card if isinstance(card, Card) else None
-    return found
+        cards[name] = card if isinstance(card, Card) else None
+    return cards
 
 
 def _divgen(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:

@@ -33,8 +33,8 @@ def measured(
             if not len(part):
                 continue
             sample, number = part.to(policy.device, non_blocking=True).T
-            found = values(objective.rows(rollout, step.advantages, part, step.key))
-            for place, value in enumerate(found):
+            result = values(objective.rows(rollout, step.advantages, part, step.key))
+            for place, value in enumerate(result):
                 table[place, rollout.first + sample, number] = value
     return step.reduce(table) if len(rollout.member) < rollout.total else table
 
@@ -73,8 +73,8 @@ class Coupling:
     """The loss `sum_i c_i phi_i` of a group's rows, its slopes c being measured before the step.
 
     Args:
-        slopes: from what was measured (count, P, G, T), the advantages (P, G, K) and the indices of the groups that the
-            step trains to c (P, G, T, K).
+        slopes: from what was measured (count, P, G, T), the advantages (P, G, K) and `mine` to c (P, G, T, K). `mine`
+            (P,) bool: groups that the step trains and that begin on this process, for metrics: each group counts once.
         count: how many values of each row are measured.
     """
 
@@ -89,13 +89,14 @@ class Coupling:
         rollout = step.rollout
         prompts, first = len(rollout.prompts), rollout.first
         table = measured(objective, policy, step, values, self.count)
-        advantages = everywhere(step, step.advantages, policy.device)
-        touched = rollout.prompt_index[torch.cat(list(step.parts))[:, 0]].unique().to(policy.device, non_blocking=True)
-        by_group = (
-            table.view(self.count, prompts, -1, table.shape[2]),
-            advantages.view(prompts, -1, advantages.shape[1]),
-        )
-        self._table = self.slopes(*by_group, touched).flatten(0, 1)[first : first + len(rollout.member)]
+        trained = step.advantages.new_zeros(len(rollout.member), 1)
+        trained[torch.cat(list(step.parts))[:, 0]] = 1.0
+        known = everywhere(step, torch.cat([step.advantages, trained], 1), policy.device).unflatten(0, (prompts, -1))
+        begins = torch.arange(prompts) * known.shape[1] - first
+        here = ((begins >= 0) & (begins < len(rollout.member))).to(policy.device, non_blocking=True)
+        mine = here & (known[:, :, -1] > 0).any(1)
+        slopes = self.slopes(table.unflatten(1, known.shape[:2]), known[:, :, :-1], mine)
+        self._table = slopes.flatten(0, 1)[first : first + len(rollout.member)]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """(K,) summed over the rows, phi (b, 1)."""
@@ -110,11 +111,11 @@ def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     for group in groups.unique():
         rows = (groups == group).nonzero().flatten()
         for k in range(scores.shape[1]):
-            own = scores[rows, k]
-            known = (~own.isnan()).nonzero().flatten()
-            if not len(known) or own[known].max() == own[known].min():
+            values = scores[rows, k]
+            known = (~values.isnan()).nonzero().flatten()
+            if not len(known) or values[known].max() == values[known].min():
                 continue
-            high, low = own[known] == own[known].max(), own[known] == own[known].min()
+            high, low = values[known] == values[known].max(), values[known] == values[known].min()
             picked[rows[known[high.nonzero()[0, 0]]], k] = 1.0
             picked[rows[known[low.nonzero()[-1, 0]]], k] = -1.0
     return picked
@@ -124,13 +125,13 @@ def best_of_group(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:
     """(N, K): 1 for the best of a group and for all that tie with it, as in Flow-GRPO's code, else 0."""
     picked = torch.zeros_like(scores)
     for group in groups.unique():
-        own = scores[groups == group]
-        picked[groups == group] = (own == own.nan_to_num(-torch.inf).amax(0)).to(scores)
+        group_scores = scores[groups == group]
+        picked[groups == group] = (group_scores == group_scores.nan_to_num(-torch.inf).amax(0)).to(scores)
     return picked
 
 
 def chosen_pairs(advantages: Tensor, samples: Tensor, rows_per_sample: int) -> Tensor:
     """(rows, 2) of (local sample, row number) that have an advantage other than 0 (n, K), row number major."""
-    kept = samples[advantages[samples].abs().sum(1) > 0]
-    number = torch.arange(rows_per_sample).repeat_interleave(len(kept))
-    return torch.stack([kept.repeat(rows_per_sample), number], dim=1)
+    compared = samples[advantages[samples].abs().sum(1) > 0]
+    number = torch.arange(rows_per_sample).repeat_interleave(len(compared))
+    return torch.stack([compared.repeat(rows_per_sample), number], dim=1)

@@ -21,8 +21,8 @@ def by_row(rule: AdvantageRule, scored: Scored, values: Tensor, groups: Tensor |
 
     By itself also where the std is that of the batch: the steps differ in scale.
     """
-    own = scored.groups if groups is None else groups
-    each = [rule(replace(scored, scores=value, groups=own, views=None)) for value in values.unbind(1)]
+    group_ids = scored.groups if groups is None else groups
+    each = [rule(replace(scored, scores=value, groups=group_ids, views=None)) for value in values.unbind(1)]
     return torch.stack(each, 1)
 
 

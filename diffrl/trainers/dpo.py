@@ -76,9 +76,9 @@ class DPO(Objective):
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (excess_error(policy, rows, self.anchor),))
 
-    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         slopes, margin = pair_slopes(measured[0].flatten(0, 1), advantages.flatten(0, 1), len(advantages), self.b)
-        paired = (advantages[:, :, None] > 0).any(1).expand_as(margin)
+        paired = ((advantages[:, :, None] > 0).any(1) & mine[:, None, None]).expand_as(margin)
         self.means.add("dpo/loss", -logsigmoid(self.b / 2 * margin), paired)
         self.means.add("dpo/accuracy", margin > 0, paired)
         return slopes.unflatten(0, advantages.shape[:2])

@@ -148,7 +148,7 @@ class Gardo:
 
     def after_step(self, policy: Policy, step: int) -> None:
         self.base.after_step(policy, step)
-        self.gated.after_step(step)
+        self.gated.after_step()
         if self.resets:
             self._reset(policy)
 
@@ -180,7 +180,6 @@ class Gardo:
             "base": self.base.state_dict(),
             "share": self.gate_share.value,
             "window": list(self.gate_share.means),
-            "steps": self.gated.steps,
             "since_reset": since,
             "resets": resets,
         }
@@ -188,5 +187,4 @@ class Gardo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.base.load_state_dict(state["base"])
         self.gate_share.value, self.gate_share.means = float(state["share"]), [float(mean) for mean in state["window"]]
-        self.gated.steps = int(state["steps"])
         self._counters = torch.tensor([int(state["since_reset"]), int(state["resets"])])

@@ -26,9 +26,8 @@ class Gated(Penalty):
 
     def __init__(self, base: Objective, *, gated: bool, normalise: Normalise) -> None:
         super().__init__(base, base.penalty.beta)
-        self.own, self.reference, self.means = base.penalty, base.penalty.reference, base.means
+        self.base_penalty, self.reference, self.means = base.penalty, base.penalty.reference, base.means
         self.gated, self.normalise = gated and self.beta != 0, normalise
-        self.steps = 0
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device
         self.seen = self.forwards = 0  # trained rows, and reference forwards of them, since the last `saved`
         self._weight: float | Tensor = self.beta
@@ -55,7 +54,7 @@ class Gated(Penalty):
         with policy.together():  # processes have unevenly many
             for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
                 rows = self.objective.rows(rollout, step.advantages, part, step.key)
-                anchors.append(self.own.anchor(policy, rows))
+                anchors.append(self.base_penalty.anchor(policy, rows))
         self.forwards += len(chosen)
         self._anchors = _joined(anchors)
 
@@ -70,7 +69,7 @@ class Gated(Penalty):
         if self.beta == 0:
             return None
         if not self.gated:
-            penalty = self.own(policy, rows)
+            penalty = self.base_penalty(policy, rows)
             self.forwards += len(rows.t)
             if penalty is not None:
                 self._observe(penalty.detach() / self.beta)
@@ -80,7 +79,7 @@ class Gated(Penalty):
         if not len(here):
             return None
         assert self._anchors is not None
-        kl = self.own.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
+        kl = self.base_penalty.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
         self._observe(kl.detach())
         return kl.new_zeros(len(rows.slot)).index_add(0, here.to(kl.device, non_blocking=True), self._weight * kl)
 
@@ -88,8 +87,8 @@ class Gated(Penalty):
         self.means.add("gardo/kl_gated", kl)
         self.kl = self.kl + torch.stack([kl.sum(), kl.new_full((), len(kl))])
 
-    def after_step(self, step: int) -> None:
-        self.steps, self._anchors = step, None
+    def after_step(self) -> None:
+        self._anchors = None
 
     def saved(self) -> Tensor:
         """[rows without a reference forward, rows] since the last call."""

@@ -79,14 +79,15 @@ class GDRO(Objective):
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
 
-    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         s, r = measured[0][..., None], advantages[:, :, None]  # (P, G, T, 1) against (P, G, 1, K)
         implicit, rewards = (value.movedim(1, -1) for value in torch.broadcast_tensors(s, r))
         slopes = plackett_luce_slopes(implicit, rewards, self.tau, self.top).movedim(-1, 1)
         winner = (r == r.amax(1, keepdim=True)).float()
         known = (r.amax(1, keepdim=True) > r.amin(1, keepdim=True)).float()  # a group that agrees has no order
-        self.means.add("gdro/implicit_std", s[touched].std(dim=1, correction=0).flatten())
-        self.means.add("gdro/reward_std", (r[touched] / self.tau).std(dim=1, correction=0).flatten())
+        for name, values in (("implicit", s), ("reward", r / self.tau)):
+            std = values.std(dim=1, correction=0)
+            self.means.add(f"gdro/{name}_std", std, mine[:, None, None].expand_as(std))
         return (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:

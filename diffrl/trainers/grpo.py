@@ -33,16 +33,11 @@ from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, row_advantages
 
 
-def grpo_loss(
-    log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float, low: float | None = None
-) -> Tensor:
-    """(B, K) losses `-min(ratio A, clip(ratio, 1 - low, 1 + e) A)`; log_prob and sampled (B,), advantages (B, K).
-
-    `low`, by default e, is how far what has A < 0 is pushed away before the clip holds it (NGRPO, arXiv 2509.18851).
-    """
+def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
+    """(B, K) losses `-min(ratio A, clip(ratio, 1 - e, 1 + e) A)`; log_prob and sampled (B,), advantages (B, K)."""
     ratio = (log_prob - sampled).exp()[:, None]
     a = advantages.clamp(-adv_clip, adv_clip)
-    return -torch.minimum(ratio * a, ratio.clamp(1 - (clip if low is None else low), 1 + clip) * a)
+    return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
 def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:

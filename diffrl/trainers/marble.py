@@ -101,7 +101,11 @@ class Marble:
         kept = penalty is not None and penalty.requires_grad
         scale = scaler.scale(phi.new_full((), 1 / rows_of_step))
         how = {"skip_shared": rows.on_policy, "masked": rows.known is not None, "direct": self.mode == "full"}
-        passes.run(capture, phi, slopes, bank.gradients, scale, retain=kept, **how)
+        # A sharded network's passes are everybody's: without a penalised row, too, there is the penalty's, of zeros.
+        empty = policy.sharded and bank.penalised and not kept
+        passes.run(capture, phi, slopes, bank.gradients, scale, retain=kept or empty, **how)
+        if empty:
+            phi.backward(torch.zeros_like(phi))
         total = losses[-1] if self.mode in TOTALS else losses.mean()
         if penalty is not None:
             if kept:

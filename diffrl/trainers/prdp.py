@@ -80,14 +80,15 @@ class PRDP(Objective):
         """Slopes dL/d log p of all rows of the step, from both log-ratios."""
         self.coupling.measure(self, policy, step, lambda rows: self._ratios(policy, rows))
 
-    def _slopes(self, measured: Tensor, advantages: Tensor, touched: Tensor) -> Tensor:
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         ratio, old = measured
         leaf = ratio.detach().requires_grad_()
         with torch.enable_grad():
             losses = prdp_loss(leaf, old, advantages / self.b, self.clip)
             slopes = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.sum(0)]
-        self.means.add("prdp/loss", losses[touched].sum(1))
-        self.means.add("prdp/clip_fraction", ((ratio - old)[touched].abs() > self.clip).float().flatten())
+        self.means.add("prdp/loss", losses.sum(1), mine)
+        moved = (ratio - old).abs() > self.clip
+        self.means.add("prdp/clip_fraction", moved, mine[:, None, None].expand_as(moved))
         # times G T: the mean over a step's rows is then the mean over its groups
         return torch.stack(slopes, -1) * (ratio.shape[1] * ratio.shape[2])
 

@@ -141,8 +141,8 @@ def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, 
     sample, number = pairs[:, 0], pairs[:, 1]
     device = rollout.latents.device
     # Nothing here waits for the device: what is copied there is staged at once, and the host goes on.
-    there = pairs.to(device, non_blocking=True)
-    x0, t = rollout.latents[there[:, 0]], t.to(device, non_blocking=True)
+    on_device = pairs.to(device, non_blocking=True)
+    x0, t = rollout.latents[on_device[:, 0]], t.to(device, non_blocking=True)
     eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
     eps = eps.to(device, non_blocking=True)
     return Rows(
@@ -154,6 +154,6 @@ def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, 
         groups=rollout.prompt_index[sample],
         on_policy=on_policy,
         guidance=rollout.guidance,
-        pairs=there,
+        pairs=on_device,
         eps=eps,
     )

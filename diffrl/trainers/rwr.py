@@ -38,15 +38,15 @@ def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weight
     of the advantage under `std`, at most e^5.
     """
     if weights == "exp":
-        found = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
-        return found.masked_fill(scores.isnan(), 0.0)
-    found = torch.zeros_like(scores)
+        row_weights = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
+        return row_weights.masked_fill(scores.isnan(), 0.0)
+    row_weights = torch.zeros_like(scores)
     for group in groups.unique():
         rows = groups == group
-        own = scores[rows]
-        share = (own / tau).masked_fill(own.isnan(), -torch.inf).softmax(0).nan_to_num(0.0)
-        found[rows] = share * (~own.isnan()).sum(0)
-    return found
+        group_scores = scores[rows]
+        share = (group_scores / tau).masked_fill(group_scores.isnan(), -torch.inf).softmax(0).nan_to_num(0.0)
+        row_weights[rows] = share * (~group_scores.isnan()).sum(0)
+    return row_weights
 
 
 class Regression(Objective):

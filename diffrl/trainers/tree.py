@@ -9,7 +9,7 @@ The paper's script scales the split's noise by 4 and takes the log-probability w
 policy whose ratio is trained. Here the scale is 1.
 
 Pruning leaves rows out of the training, never out of the rollout. Depth: a window of `skip` steps that begins with the
-last ones and moves towards noise by one every `skip_every` epochs, until it begins at `skip_last`, as its code does.
+last ones and moves towards noise by one every `skip_every` epochs, to the one before the last split, as in its code.
 Width: of the edges behind the last split's own, "best" keeps the first half of each branch (the code sorts a branch's
 edges by advantages that are all its leaf's, so the order decides), "both" those of a tree's best and worst quarter of
 leaves (code: of all trees' together).
@@ -49,14 +49,13 @@ class Branched:
         steps: int,
         skip: int,
         skip_every: int,
-        skip_last: int | None,
         keep: Keep,
     ) -> None:
         self.group, self.steps, self.keep = group, steps, keep
         self.skip, self.skip_every = skip, skip_every
-        self.skip_last = max(splits[-1] - 1, 0) if skip_last is None else skip_last
+        self.skip_last = max(splits[-1] - 1, 0)
         self.tree = Tree(splits, branch)
-        self._kept: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
+        self._selected: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
 
     def share(self, group: int) -> float:
         """An edge is one row; `trained_steps` leaves out steps, "both" half of the edges behind the last split."""
@@ -73,7 +72,7 @@ class Branched:
 
     def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
         """(N, T, columns): a leaf's row has its edge's advantage, also where another leaf trains the edge."""
-        self._kept = self._leaves(scored)
+        self._selected = self._leaves(scored)
         by_step: dict[int, Tensor] = {}
         for count in {self.tree.nodes(step) for step in range(self.steps)}:
             span = self.group // count
@@ -104,6 +103,6 @@ class Branched:
         sample, step = pairs.T
         span = torch.tensor([self.group // self.tree.nodes(i) for i in range(self.steps)])[step]
         chosen = (rollout.member[sample] % span == 0) & self.trained_steps(epoch)[step]
-        if self._kept is not None:
-            chosen &= (step <= self.tree.splits[-1]) | self._kept[rollout.first + sample]
+        if self._selected is not None:
+            chosen &= (step <= self.tree.splits[-1]) | self._selected[rollout.first + sample]
         return pairs[chosen]

@@ -47,16 +47,16 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return round(float(torch.corrcoef(both)[0, 1]), 4)
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What caches of diffusers save in a rollout, and what they do to its rewards."""
     rewards = ("playground", "clip", "aesthetic")
     heads = [f"{name}: correlation in groups, mean" for name in rewards]
     lines = [f"| cache | speed | {' | '.join(heads)} |", "| --- " * (len(rewards) + 2) + "|"]
-    for name, own in told["caches"].items():
-        cells = [f"{own[key]['within']:.2f}, {own[key]['exact']:.3f} → {own[key]['cached']:.3f}" for key in rewards]
-        lines.append(f"| {name} | {own['speed']:.2f} | {' | '.join(cells)} |")
-    said = f"{told['images']} images, {told['steps']} steps, {told['machine']}"
-    return "\n".join(lines) + f"\n\n`{told['command']}`, {said}.\n"
+    for name, row in result["caches"].items():
+        cells = [f"{row[key]['within']:.2f}, {row[key]['exact']:.3f} → {row[key]['cached']:.3f}" for key in rewards]
+        lines.append(f"| {name} | {row['speed']:.2f} | {' | '.join(cells)} |")
+    setting = f"{result['images']} images, {result['steps']} steps, {result['machine']}"
+    return "\n".join(lines) + f"\n\n`{result['command']}`, {setting}.\n"
 
 
 def main() -> None:
@@ -94,10 +94,10 @@ def main() -> None:
         made = collect(policy, prompts, spec, **settings)
         return seconds, made.latents.cpu(), torch.cat(scores).view(len(prompts), args.group, -1)
 
-    found: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
-    found |= {"machine": torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"}
-    found |= {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__, "seed": 0}
-    found |= {"load": round(os.getloadavg()[0], 1), "images": len(owners), "steps": args.steps, "caches": {}}
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
+    result |= {"machine": torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"}
+    result |= {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__, "seed": 0}
+    result |= {"load": round(os.getloadavg()[0], 1), "images": len(owners), "steps": args.steps, "caches": {}}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     sample(None)  # prompts are encoded, pages are there
     for name, cache in CACHES.items():
@@ -110,8 +110,8 @@ def main() -> None:
             apart = [scores - scores.mean(1, keepdim=True) for scores in (one, two)]
             entry[reward] = {"exact": round(float(one.mean()), 4), "cached": round(float(two.mean()), 4)}
             entry[reward] |= {"correlation": correlation(one, two), "within": correlation(*apart)}
-        found["caches"][name] = entry
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        result["caches"][name] = entry
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(name, json.dumps(entry), flush=True)
 
 

@@ -63,15 +63,15 @@ def one(mode: str, args: argparse.Namespace) -> dict[str, Any]:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, work in (("forward", sample), ("step", step)):
-        found[f"first {name}"] = _seconds(work)
-        found[name] = statistics.median(_seconds(work) for _ in range(args.repeats))
+        result[f"first {name}"] = _seconds(work)
+        result[name] = statistics.median(_seconds(work) for _ in range(args.repeats))
     if "compiled" in mode:
         counters = torch._dynamo.utils.counters  # type: ignore[attr-defined]
-        found["graphs"] = counters["stats"]["unique_graphs"]
-        found["breaks"] = dict(counters["graph_break"])
-    return found
+        result["graphs"] = counters["stats"]["unique_graphs"]
+        result["breaks"] = dict(counters["graph_break"])
+    return result
 
 
 def _seconds(work: Callable[[], None]) -> float:
@@ -80,31 +80,32 @@ def _seconds(work: Callable[[], None]) -> float:
     return round(time.perf_counter() - mark, 4)
 
 
-def compared(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+def compared(modes: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
     """Add what compiling costs at the start, and the epochs after which it has paid."""
     forwards, steps = args.images * args.steps / args.batch, args.images * args.trained / args.rows
-    for mode, own in found.items():
+    for mode, row in modes.items():
         if "compiled" not in mode:
             continue
-        base = found["MARBLE" if mode.startswith("MARBLE") else "plain"]
-        own["seconds to compile"] = round(own["first forward"] + own["first step"] - own["forward"] - own["step"], 1)
-        own["speed of a forward"] = round(base["forward"] / own["forward"], 3)
-        own["speed of a step"] = round(base["step"] / own["step"], 3)
-        gain = forwards * (base["forward"] - own["forward"]) + steps * (base["step"] - own["step"])
-        own["epochs until it has paid"] = round(own["seconds to compile"] / gain, 1) if gain > 0 else None
+        base = modes["MARBLE" if mode.startswith("MARBLE") else "plain"]
+        row["seconds to compile"] = round(row["first forward"] + row["first step"] - row["forward"] - row["step"], 1)
+        row["speed of a forward"] = round(base["forward"] / row["forward"], 3)
+        row["speed of a step"] = round(base["step"] / row["step"], 3)
+        gain = forwards * (base["forward"] - row["forward"]) + steps * (base["step"] - row["step"])
+        row["epochs until it has paid"] = round(row["seconds to compile"] / gain, 1) if gain > 0 else None
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What compiled blocks cost at the start and gain later."""
     lines = ["| | seconds to compile | forward, step | epochs until it has paid | graphs, breaks |", "| --- " * 5 + "|"]
-    for mode, own in told["modes"].items():
-        if "graphs" in own:
-            paid = own["epochs until it has paid"]
-            breaks = sum(own["breaks"].values())
-            speed = f"{own['speed of a forward']:.2f}, {own['speed of a step']:.2f}"
-            cells = (own["seconds to compile"], speed, "never" if paid is None else paid, f"{own['graphs']}, {breaks}")
+    for mode, row in result["modes"].items():
+        if "graphs" in row:
+            paid = row["epochs until it has paid"]
+            breaks = sum(row["breaks"].values())
+            speed = f"{row['speed of a forward']:.2f}, {row['speed of a step']:.2f}"
+            paid = "never" if paid is None else paid
+            cells = (row["seconds to compile"], speed, paid, f"{row['graphs']}, {breaks}")
             lines.append(f"| {mode} | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+    return "\n".join(lines) + f"\n\n`{result['command']}`, {result['device']}, torch {result['torch']}.\n"
 
 
 def main() -> None:
@@ -123,20 +124,20 @@ def main() -> None:
         return
     if args.out is None:
         parser.error("--out FILE.json is needed")
-    found = {}
+    modes = {}
     with tempfile.TemporaryDirectory() as cache:
         for mode in MODES:
-            own = [sys.executable, *sys.argv, "--mode", mode]
+            command = [sys.executable, *sys.argv, "--mode", mode]
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
             if mode.startswith("MARBLE, compiled"):  # its graphs are others: the first process fills the cache
-                subprocess.run(own, check=True, capture_output=True, env=environment)
-            said = subprocess.run(own, check=True, capture_output=True, text=True, env=environment).stdout
-            found[mode] = json.loads(said.splitlines()[-1])
-            print(mode, found[mode], flush=True)
-    compared(found, args)
+                subprocess.run(command, check=True, capture_output=True, env=environment)
+            printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+            modes[mode] = json.loads(printed.splitlines()[-1])
+            print(mode, modes[mode], flush=True)
+    compared(modes, args)
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "torch": torch.__version__}
     result |= {"device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads", "load": os.getloadavg()[0]}
-    result |= {key: value for key, value in vars(args).items() if key not in ("mode", "out")} | {"modes": found}
+    result |= {key: value for key, value in vars(args).items() if key not in ("mode", "out")} | {"modes": modes}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 

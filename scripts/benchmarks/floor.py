@@ -1,14 +1,15 @@
 """The LoRA's arithmetic against the bare model loop: plain diffusers + peft, and the same network under diffrl's path.
 
-OMP_NUM_THREADS=1 python scripts/benchmarks/floor.py --out assets/results/floor.json
+python scripts/benchmarks/floor.py --out assets/results/floor.json
 python scripts/benchmarks/floor.py --rows 8 64 --out floor_gpu.json  # on CUDA
 
 One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
 gradient, and the backward pass; `grpo` the same without the snapshot, `crd` with the guided reference of its anchor
 beside it: the network without a LoRA, on twice the rows. Both sides take turns, so that a machine that slows down slows
-both; a figure is the median over the pairs of diffrl's time over the bare loop's. On the CPU it is the process's own
-CPU time. `without` is the same network without a LoRA (its backward pass goes through to the input), over
+both; a figure is the median over the pairs of diffrl's time over the bare loop's, with one thread and with two, after a
+reward was called, as in a training: what it leaves in the process must not slow the network down.
+`without` is the same network without a LoRA (its backward pass goes through to the input), over
 the bare loop: nothing that a framework does with the LoRA can be faster than that. `gradients` is the largest relative
 difference (by norm) of a matrix's gradient, without the snapshot: the loss of `nft` is a small difference of two
 outputs, whose gradient enlarges the rounding of both. `memory`: MiB that a forward with gradient keeps for its backward
@@ -35,6 +36,8 @@ from torch import Tensor
 
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.policy.pipelines import JOINT_ATTENTION
+from diffrl.prompts import Prompt
+from diffrl.rewards.scoring import Scorer
 
 SIZES = {
     "sample_size": 8,
@@ -96,10 +99,10 @@ def optimise(adapters: Adapters, given: dict[str, Any], old: bool = False, refer
         with adapters.using(None):
             target = target + guided(adapters.network, given)
     (output - target).square().mean().backward()
-    found = [parameter.grad for _, parameter in adapters.trainable]
+    gradients = [parameter.grad for _, parameter in adapters.trainable]
     for _, parameter in adapters.trainable:
         parameter.grad = None
-    return [gradient for gradient in found if gradient is not None]
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @torch.no_grad()
@@ -123,30 +126,38 @@ def without(network: Any, given: dict[str, Any], old: bool = False, reference: b
     (output - target).square().mean().backward()
 
 
-def kept(adapters: Adapters, given: dict[str, Any]) -> float:
+def saved_mib(adapters: Adapters, given: dict[str, Any]) -> float:
     """MiB that a forward keeps for its backward pass."""
-    own = {part.untyped_storage().data_ptr() for part in adapters.network.parameters()}
-    found: dict[int, int] = {}
+    weights = {part.untyped_storage().data_ptr() for part in adapters.network.parameters()}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = adapters.network(**given)[0]  # alive, so that no storage takes another's place
     del output
-    return sum(found.values()) / 2**20
+    return sum(saved.values()) / 2**20
+
+
+def score(device: torch.device) -> None:
+    """Call a reward that computes with all threads."""
+
+    def heavy(images: Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> Tensor:
+        return (images[:, 0] @ images[:, 1]).mean((1, 2))
+
+    Scorer({"heavy": heavy}).score(torch.rand(2, 3, 512, 512, device=device), [Prompt("a cat"), Prompt("a dog")])
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    mark = clock()
+    mark = time.perf_counter()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return clock() - mark
+    return time.perf_counter() - mark
 
 
 def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
@@ -164,54 +175,64 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, dev
         "crd": lambda side: optimise(side, given, old=True, reference=True),
     }
     gradients = zip(*(optimise(side, given) for side in sides.values()), strict=True)
-    found: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
-    found["memory"] = {name: round(kept(adapters, given), 1) for name, adapters in sides.items()}
-    found["memory"]["ratio"] = round(found["memory"]["diffrl"] / found["memory"]["bare"], 3)
+    result: dict[str, Any] = {"gradients": max(float((ours - bare).norm() / bare.norm()) for bare, ours in gradients)}
+    result["memory"] = {name: round(saved_mib(adapters, given), 1) for name, adapters in sides.items()}
+    result["memory"]["ratio"] = round(result["memory"]["diffrl"] / result["memory"]["bare"], 3)
     for name, phase in phases.items():
         taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):
             for side, adapters in sides.items():
                 taken[side].append(seconds(lambda p=phase, a=adapters: p(a), device))  # type: ignore[misc]
             taken["without"].append(seconds(floors[name], device))
-        found[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
+        result[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
         for key, side in (("ratio", "diffrl"), ("ratio without", "without")):
             pairs = zip(taken["bare"], taken[side], strict=True)
-            found[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
-    return found
+            result[name][key] = round(statistics.median(ours / bare for bare, ours in pairs), 3)
+    return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """The time of the package's LoRA path against plain diffusers and peft."""
-    lines = ["| rows of a micro-batch | phase | diffrl | the network without a LoRA |", "| --- | --- | --- | --- |"]
-    for rows, phases in told["rows"].items():
+    head = ["threads", "rows of a micro-batch", "phase", "diffrl", "the network without a LoRA", "bare loop, seconds"]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    cases = [(threads, *case) for threads, by_rows in result["threads"].items() for case in by_rows.items()]
+    for threads, rows, phases in cases:
         for name in ("sampling", "nft", "grpo", "crd"):
             phase = phases[name]
-            lines.append(f"| {rows} | {name} | {phase['ratio']:.2f} | {phase['ratio without']:.2f} |")
-    worst = max(phases["gradients"] for phases in told["rows"].values())
-    told_by = f"`{told['command']}`, {told['device']}, torch {told['torch']}, {told['threads']} thread"
-    memory = ", ".join(f"{phases['memory']['ratio']:.2f} ({rows} rows)" for rows, phases in told["rows"].items())
-    said = f"gradients differ by at most {worst:.0e} of their norm. For the backward pass a forward keeps {memory}"
-    return "\n".join(lines) + f"\n\n{told_by}; {said} of what the bare loop's does, with the merged weights.\n"
+            ratios = f"{phase['ratio']:.2f} | {phase['ratio without']:.2f} | {phase['bare']:.3f}"
+            lines.append(f"| {threads} | {rows} | {name} | {ratios} |")
+    worst = max(phases["gradients"] for _, _, phases in cases)
+    ratios_of = {rows: phases["memory"]["ratio"] for _, rows, phases in cases}
+    memory = ", ".join(f"{ratio:.2f} ({rows} rows)" for rows, ratio in ratios_of.items())
+    text = f"`{result['command']}`, {result['device']}, torch {result['torch']}; "
+    text += f"gradients differ by at most {worst:.0e} of "
+    text += f"their norm. For the backward pass a forward keeps {memory} of what the bare loop's does, with the merged "
+    return "\n".join(lines) + f"\n\n{text}weights.\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 36], help="rows of a micro-batch")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the CPU")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     named = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": named, "repeats": args.repeats}
-    result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "torch": torch.__version__, "rows": {}}
+    result |= {"load": os.getloadavg()[0], "torch": torch.__version__, "threads": {}}
     sides = {"bare": build(True, device), "diffrl": build(False, device)}
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
     plain = network.to(device).requires_grad_(False)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for rows in args.rows:
-        result["rows"][str(rows)] = measure(sides, plain, rows, args.repeats, device)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(rows, json.dumps(result["rows"][str(rows)]), flush=True)
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        score(device)
+        by_rows = result["threads"][str(threads)] = {}
+        for rows in args.rows:
+            by_rows[str(rows)] = measure(sides, plain, rows, args.repeats, device)
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(threads, rows, json.dumps(by_rows[str(rows)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
-from published_models import SD35_MEDIUM
 from torch import nn
 
 from diffrl.policy import Conditioning, LoraSpec, Policy, load_policy
 from diffrl.policy.sd3 import SD3
+from diffrl.resources import shipped
 from diffrl.rollout import SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
 from diffrl.trainers.algorithm import Gradients, Objective, SumOfLosses
@@ -44,6 +44,7 @@ from diffrl.trainers.nft import NFT
 from diffrl.trainers.rows import Rows
 
 EVERY = 10
+SD35_MEDIUM = shipped("assets", "architectures", "stable-diffusion-3.5-medium")
 
 
 def build_policy(args: argparse.Namespace, device: torch.device) -> tuple[Policy, Conditioning]:
@@ -53,11 +54,9 @@ def build_policy(args: argparse.Namespace, device: torch.device) -> tuple[Policy
         cond = policy.encode(["a red circle on white"])
     else:
         with torch.device(device):
-            sizes = SD35_MEDIUM | {
-                "num_layers": args.layers,
-                "dual_attention_layers": list(range(min(args.layers, 13))),
-            }
-            network: Any = SD3Transformer2DModel(**sizes)
+            config = json.loads((SD35_MEDIUM / "transformer" / "config.json").read_text())
+            config |= {"num_layers": args.layers, "dual_attention_layers": list(range(min(args.layers, 13)))}
+            network: Any = SD3Transformer2DModel.from_config(config)
             cond = Conditioning(torch.randn(1, 333, 4096), torch.randn(1, 2048))
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         parts: dict[str, Any] = {"tokenizer_max_length": 77}
@@ -205,10 +204,10 @@ def measure(bench: Bench, rewards: int) -> dict[str, Any]:
     }
 
 
-def table(told: dict[str, Any], *variants: str) -> str:
+def table(result: dict[str, Any], *variants: str) -> str:
     """Speed of ways to balance K rewards against the weighted sum."""
     lines = [f"| rewards | {' | '.join(variants)} |", "| --- " * (len(variants) + 1) + "|"]
-    for number, ways in told["rewards"].items():
+    for number, ways in result["rewards"].items():
         cells = [f"{ways[name]['speed']:.2f}" if name in ways else "not run" for name in variants]
         lines.append(f"| {number} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 import yaml
 from bare import Recorder
-from published_models import write_model
 
 from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.resources import shipped
 from diffrl.run.fit import estimate
 from diffrl.run.train import Run
 
@@ -45,6 +45,34 @@ class Constant:
 """
 FAMILIES = Path(__file__).resolve().parent / "random_weights.py"
 RESOLUTION = {"small": 64, "sd35-medium": 512, "flux-dev": 512}
+PUBLISHED = {"sd35-medium": "stable-diffusion-3.5-medium", "flux-dev": "FLUX.1-dev"}
+# For a laptop: SD3's architecture, 6 blocks of width 192, 64 pixels, no text encoders.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer": (
+        "SD3Transformer2DModel",
+        {
+            "sample_size": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 6,
+            "attention_head_dim": 32,
+            "num_attention_heads": 6,
+        }
+        | {
+            "joint_attention_dim": 512,
+            "caption_projection_dim": 192,
+            "pooled_projection_dim": 512,
+            "pos_embed_max_size": 32,
+        },
+    ),
+    "vae": (
+        "AutoencoderKL",
+        {"block_out_channels": [32, 64, 64], "layers_per_block": 2, "latent_channels": 4, "use_quant_conv": False}
+        | {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
+        | {"use_post_quant_conv": False, "force_upcast": True},
+    ),
+    "scheduler": ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+}
 OPTIONS = {
     "base": [],  # what the others are compared with
     "gradient checkpointing": ["optimise.gradient_checkpointing=true"],
@@ -64,6 +92,24 @@ OPTIONS = {
 }
 
 
+def model_of(name: str, folder: Path) -> Path:
+    """A published architecture, or `folder` with the small one's configs, in diffusers' format."""
+    if name in PUBLISHED:
+        return shipped("assets", "architectures", PUBLISHED[name])
+    index: dict[str, Any] = {"_class_name": "StableDiffusion3Pipeline"}
+    index |= {part: [None, None] for part in ("text_encoder", "text_encoder_2", "text_encoder_3")}
+    files: dict[str, Any] = {"tokenizer/tokenizer_config.json": {"model_max_length": 77}}
+    for part, (kind, config) in SMALL.items():
+        index[part] = ["diffusers", kind]
+        file = "scheduler_config.json" if part == "scheduler" else "config.json"
+        files[f"{part}/{file}"] = config | {"_class_name": kind}
+    files |= {"diffrl.json": {"max_sequence_length": 0}, "model_index.json": index}  # no T5, no room for its tokens
+    for file, content in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(json.dumps(content))
+    return folder
+
+
 def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
     """An epoch of `--groups` groups of 24 in one optimiser step, the paper's sizes otherwise."""
     images = args.groups * 24
@@ -77,16 +123,12 @@ def write_config(folder: Path, args: argparse.Namespace, cuda: bool) -> Path:
     (folder / "test.txt").write_text("another prompt\n")
     rows = images * (2 if args.objective == "grpo" else 6)
     config = objective | {
-        "model": str(write_model(folder / "model", args.model)),
+        "model": str(model_of(args.model, folder / "model")),
         "family": f"{FAMILIES}:{'Flux' if args.model.startswith('flux') else 'SD3'}",
         "prompts": {"train": str(folder / "prompts.txt"), "test": str(folder / "test.txt")},
         "rollout": rollout,
         "rewards": {"constant": {"plugin": f"{folder / 'reward.py'}:Constant"}},
-        "optimise": {
-            "batch_size": images,
-            "accumulation": rows // args.batch,
-            "precision": "bf16" if cuda else "fp32",
-        },
+        "optimise": {"batch_size": images, "accumulation": rows // args.batch, "precision": "bf16" if cuda else "fp32"},
         "evaluate": {"features": "pixels"},
         "run_dir": str(folder / "run"),
     }
@@ -107,12 +149,12 @@ def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bo
         recorder = Recorder(run.policy)
         if bare and epoch >= args.warm:
             with recorder:
-                found = run.loop.run_epoch(epoch)
-            shares.append(recorder.replay() / found["seconds"])
+                measured = run.loop.run_epoch(epoch)
+            shares.append(recorder.replay() / measured["seconds"])
         else:
-            found = run.loop.run_epoch(epoch)
+            measured = run.loop.run_epoch(epoch)
         if epoch >= args.warm:
-            epochs.append(found)
+            epochs.append(measured)
     images = config.rollout.groups * config.rollout.group_size
     middle = {key: statistics.median(e[f"seconds/{key}"] for e in epochs) for key in ("rollout", "optimise")}
     result = {
@@ -130,16 +172,16 @@ def measure(path: Path, overrides: list[str], args: argparse.Namespace, bare: bo
     return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What each option gives beside the plain run."""
     lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
-    plain = f"{told['base']['training_micro_batch_mib']:g}"
+    plain = f"{result['base']['training_micro_batch_mib']:g}"
     lines.append(f"| none | 1 | 1 | {plain} |")
-    for name, own in told["options"].items():
-        if "relative" in own:
-            speeds = " | ".join(f"{own['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
-            lines.append(f"| {name} | {speeds} | {own['training_micro_batch_mib']:g} |")
-    return "\n".join(lines) + f"\n\n`{told['command']}`, {told['device']}, torch {told['torch']}.\n"
+    for name, row in result["options"].items():
+        if "relative" in row:
+            speeds = " | ".join(f"{row['relative'][phase]:.2f}" for phase in ("sampling", "optimising"))
+            lines.append(f"| {name} | {speeds} | {row['training_micro_batch_mib']:g} |")
+    return "\n".join(lines) + f"\n\n`{result['command']}`, {result['device']}, torch {result['torch']}.\n"
 
 
 def main() -> None:
@@ -164,20 +206,20 @@ def main() -> None:
     for option in args.options:
         if "GPU" in option and not cuda:
             continue
-        found = try_option(option, args, cuda)
-        if "refused" not in found:
+        measured = try_option(option, args, cuda)
+        if "refused" not in measured:
             runs.append(speeds(try_option("base", args, cuda)))
             around = [(one + two) / 2 for one, two in zip(*runs[-2:], strict=True)]
-            phases = zip(("sampling", "optimising"), speeds(found), around, strict=True)
-            found["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
-        result["options"][option] = found
+            phases = zip(("sampling", "optimising"), speeds(measured), around, strict=True)
+            measured["relative"] = {phase: round(speed / base, 3) for phase, speed, base in phases}
+        result["options"][option] = measured
         args.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{option:<32} {found}", flush=True)
+        print(f"{option:<32} {measured}", flush=True)
 
 
-def speeds(found: dict[str, Any]) -> list[float]:
+def speeds(measured: dict[str, Any]) -> list[float]:
     """Images a second in sampling and samples a second in optimising."""
-    return [found["images_per_second_sampling"], found["samples_per_second_optimising"]]
+    return [measured["images_per_second_sampling"], measured["samples_per_second_optimising"]]
 
 
 def try_option(option: str, args: argparse.Namespace, cuda: bool, bare: bool = False) -> dict[str, Any]:

@@ -60,16 +60,16 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     """Links as the site has them, and a value on one line with its deviation."""
     name = page.file.src_uri
     origin = next((file for file, made in PAGES.items() if made == name), f"docs/{name}")
-    there = {file.src_uri for file in files}
-    markdown = LINK.sub(lambda match: _link(match, Path(origin).parent, Path(name).parent, there), markdown)
+    carried = {file.src_uri for file in files}
+    markdown = LINK.sub(lambda match: _link(match, Path(origin).parent, Path(name).parent, carried), markdown)
     return markdown.replace(" ± ", "\u00a0±\u00a0")
 
 
-def _link(match: re.Match[str], origin: Path, folder: Path, there: set[str]) -> str:
+def _link(match: re.Match[str], origin: Path, folder: Path, carried: set[str]) -> str:
     """A link of the forge on the site; to a file that the site does not carry, it becomes the file's name."""
     path = os.path.normpath(origin / match[3])
     target = PAGES.get(path, path.removeprefix("docs/").removeprefix("assets/"))
-    if target in there or not (ROOT / path).exists():
+    if target in carried or not (ROOT / path).exists():
         return f"{match[1]}[{match[2]}]({os.path.relpath(target, folder)}{match[4] or ''})"
     return f"{match[2]} (`{path}`)" if match[2].strip("`") != path else f"`{path}`"
 

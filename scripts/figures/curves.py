@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.titles and len(args.titles) != len(args.keys):
         parser.error(f"--titles: {len(args.titles)} for {len(args.keys)} keys")
-    found = {
+    results = {
         text.rpartition("=")[0]: json.loads((RESULTS / text.rpartition("=")[2]).read_text()) for text in args.variants
     }
     across = min(len(args.keys), ACROSS)
@@ -49,7 +49,7 @@ def main() -> None:
     for empty in axes.flat[len(args.keys) :]:
         empty.set_visible(False)
     for axis, key, title in zip(axes.flat, args.keys, args.titles or args.keys, strict=False):
-        for label, result in found.items():
+        for label, result in results.items():
             images, values = curves(result, key)
             (line,) = axis.plot(images, values.mean(0), marker="o", markersize=3, linewidth=1.5, label=label)
             axis.fill_between(images, values.min(0), values.max(0), color=line.get_color(), alpha=0.15, linewidth=0)

@@ -31,11 +31,11 @@ from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate
 
 
-def pictures(prompts: list[Prompt], lora: str | None) -> np.ndarray:
-    """One image of each prompt, uint8 (N, 64, 64, 3)."""
+def pictures(prompts: list[Prompt], lora: str | None, each: int = 1) -> np.ndarray:
+    """`each` images of each prompt, uint8 (N, 64, 64, 3)."""
     drawing = Drawing("playground", lora=lora)
     policy = drawing.policy()
-    drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=1, batch_size=64)
+    drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=each, batch_size=64)
     images = torch.cat([batch for _, batch in drawn])
     return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
@@ -78,7 +78,7 @@ def main() -> None:
     drawn = {label: pictures(prompts, lora or None) for label, lora in loras.items()}
     right = {label: [verdict.all_right for verdict in verify(images, texts)] for label, images in drawn.items()}
     sheet(args.out, texts, drawn, right, args.columns)
-    counts = {title: f"{sum(found)} of {len(found)} all right" for title, found in right.items()}
+    counts = {title: f"{sum(verdicts)} of {len(verdicts)} all right" for title, verdicts in right.items()}
     print(counts)
     if args.result:
         run = Path(list(loras.values())[-1]).parent

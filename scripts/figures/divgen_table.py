@@ -40,20 +40,20 @@ def gold(file: str) -> list[dict[str, float]]:
 def agreement(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Spearman's correlation with the variety, and its p, of each score."""
     varieties = [row["variety"] for row in rows]
-    found = {}
+    result = {}
     for name in COLUMNS:
         test = stats.spearmanr([row[name] for row in rows], varieties)
-        found[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
-    return found
+        result[name] = {"correlation": round(float(test.statistic), 3), "p": float(test.pvalue)}
+    return result
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """DivGenBench's scores of several methods, and the exact variety."""
-    agreed = told.get("agreement with the variety")
+    agreed = result.get("agreement with the variety")
     extra = {"variety": "**variety** (exact)", "facts right": "facts right"} if agreed else {}
     columns = COLUMNS | extra
     lines = [f"| method | {' | '.join(columns.values())} |", "| --- " * (len(columns) + 1) + "|"]
-    for label, runs in told.items():
+    for label, runs in result.items():
         if isinstance(runs, list):
             cells = []
             for name in columns:
@@ -75,22 +75,18 @@ def main() -> None:
     args = parser.parse_args()
     golds = {label: gold(file) for label, _, file in (text.partition("=") for text in args.gold)}
     methods: dict[str, list[dict[str, float]]] = {}
-    result: dict[str, object] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
-    print(f"| method | {' | '.join(COLUMNS.values())} |")
-    print("| --- " * (len(COLUMNS) + 1) + "|")
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
     for text in args.methods:
         label, _, folders = text.partition("=")
-        found = [values(folder) for folder in folders.split(",")]
-        if label in golds and len(golds[label]) != len(found):
-            raise SystemExit(f"divgen_table: {label} has {len(found)} folders and {len(golds[label])} seeds")
-        methods[label] = [row | more for row, more in zip(found, golds.get(label, [{}] * len(found)), strict=True)]
-        table = np.array([list(one.values()) for one in found])
-        spread = [f" ± {x:.3f}" for x in table.std(axis=0, ddof=1)] if len(found) > 1 else [""] * table.shape[1]
-        print(f"| {label} | {' | '.join(f'{m:.3f}{s}' for m, s in zip(table.mean(axis=0), spread, strict=True))} |")
+        scores = [values(folder) for folder in folders.split(",")]
+        if label in golds and len(golds[label]) != len(scores):
+            raise SystemExit(f"divgen_table: {label} has {len(scores)} folders and {len(golds[label])} seeds")
+        methods[label] = [row | more for row, more in zip(scores, golds.get(label, [{}] * len(scores)), strict=True)]
     result |= methods
     if golds:
-        rows = [row for found in methods.values() for row in found if "variety" in row]
+        rows = [row for runs in methods.values() for row in runs if "variety" in row]
         result["agreement with the variety"] = agreement(rows) | {"folders": len(rows)}
+    print(table(result))
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

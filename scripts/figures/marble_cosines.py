@@ -28,10 +28,10 @@ def lowest_cosines(folder: str) -> list[float]:
     return [min(row) for row in cosines if row]
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """How often a step went against one of the rewards."""
     lines = ["| | measured steps | lowest cosine | mean of the lowest | steps against a reward |", "| --- " * 5 + "|"]
-    for label, row in told.items():
+    for label, row in result.items():
         if isinstance(row, dict):
             lines.append(
                 f"| {label} | {row['steps']:.0f} | {row['lowest']:+.2f} | {row['mean']:+.2f} | {row['conflicts']:.0%} |"
@@ -45,14 +45,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
-    columns = ("variant", "measured steps", "lowest min cos", "mean min cos", "steps with min cos < 0")
-    print(f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|")
     for text in args.variants:
         label, _, folders = text.partition("=")
-        found = np.array([cosine for folder in folders.split(",") for cosine in lowest_cosines(folder)])
-        row = {"steps": len(found), "lowest": found.min(), "mean": found.mean(), "conflicts": (found < 0).mean()}
+        lowest = np.array([cosine for folder in folders.split(",") for cosine in lowest_cosines(folder)])
+        row = {"steps": len(lowest), "lowest": lowest.min(), "mean": lowest.mean(), "conflicts": (lowest < 0).mean()}
         result[label] = {key: round(float(value), 4) for key, value in row.items()}
-        print(f"| {label} | {len(found)} | {found.min():.2f} | {found.mean():.2f} | {(found < 0).mean():.2f} |")
+    print(table(result))
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -9,17 +9,12 @@ import argparse
 import textwrap
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
+from demo_picture import pictures as drawn
 
-from diffrl.evaluation import Drawing
 from diffrl.playground.renderer import draw
 from diffrl.prompts import Prompt
-from diffrl.rollout import generate
 
 PROMPTS = (
     "a heart",
@@ -42,16 +37,10 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     rows = [("true (renderer)", [draw(prompt, rng) for prompt in args.prompts])]
-    for lora, title in ((None, "generator"), (args.lora, "after RL")):
-        if lora is None and title == "after RL":
-            continue
-        drawing = Drawing("playground", lora=lora)
-        policy = drawing.policy()
-        prompts = [Prompt(text) for text in args.prompts]
-        drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=SEEDS, batch_size=64)
-        images = torch.cat([batch for _, batch in drawn])
-        pixels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        rows += [(f"{title}, seed {seed}", list(pixels[seed::SEEDS])) for seed in range(SEEDS)]
+    for title, lora in {"generator": None, "after RL": args.lora}.items():
+        if lora is not None or title == "generator":
+            pixels = drawn([Prompt(text) for text in args.prompts], lora, SEEDS)
+            rows += [(f"{title}, seed {seed}", list(pixels[seed::SEEDS])) for seed in range(SEEDS)]
     figure, axes = plt.subplots(len(rows), len(args.prompts), figsize=(1.5 * len(args.prompts), 1.5 * len(rows) + 0.7))
     for row, (title, pictures) in enumerate(rows):
         for column, picture in enumerate(pictures):

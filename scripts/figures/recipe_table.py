@@ -61,10 +61,10 @@ def read(path: Path) -> Recipe:
     lines = text.splitlines()
     recipe, unsaid = Recipe(f"{path.parent.name}/{path.stem}", lines[0].lstrip("# ")), ""
     for line in lines[1:]:
-        if found := re.match(rf"# values: ({'|'.join(ORIGINS)}), unless a line says otherwise$", line):
-            unsaid = found[1]
-        if found := re.match(rf"# ({'|'.join(FACTS)}): (.*)", line):
-            recipe.facts[found[1]] = " ".join(filter(None, [recipe.facts.get(found[1]), found[2]]))
+        if match := re.match(rf"# values: ({'|'.join(ORIGINS)}), unless a line says otherwise$", line):
+            unsaid = match[1]
+        if match := re.match(rf"# ({'|'.join(FACTS)}): (.*)", line):
+            recipe.facts[match[1]] = " ".join(filter(None, [recipe.facts.get(match[1]), match[2]]))
     for key, node in _leaves(yaml.compose(text)):
         origin, remark = _comment(lines[node.end_mark.line])
         value = text[node.start_mark.index : node.end_mark.index].strip()
@@ -83,23 +83,23 @@ def _leaves(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, yaml.
 
 def _comment(line: str) -> tuple[str, str]:
     """(origin, remark) of what stands behind a value."""
-    found = re.search(r"\s# (.*)$", line)
-    if not found:
+    match = re.search(r"\s# (.*)$", line)
+    if not match:
         return "", ""
-    origin, _, remark = found[1].partition(": ")
+    origin, _, remark = match[1].partition(": ")
     head, bracket, rest = origin.partition(" (")
     if not set(head.split(", ")) <= set(ORIGINS):
-        return "", found[1]
+        return "", match[1]
     return head, f"{bracket.strip()}{rest}: {remark}" if bracket and remark else f"({rest}" if bracket else remark
 
 
-def page(found: list[Recipe]) -> str:
+def page(recipes: list[Recipe]) -> str:
     """The whole page."""
     parts = [INTRO, "| recipe | what | evidence |\n| --- | --- | --- |"]
-    for recipe in found:
+    for recipe in recipes:
         anchor = recipe.name.replace("/", "").replace("_", "_")
         parts.append(f"| [{recipe.name}](#{anchor}) | {recipe.title} | {recipe.facts.get('evidence', '')} |")
-    for recipe in found:
+    for recipe in recipes:
         parts += ["", f"## {recipe.name}", "", recipe.title, ""]
         parts += [f"- **{name}**: {_escaped(text)}" for name, text in recipe.facts.items() if name != "evidence"]
         parts += ["", "| key | value | source | remark |", "| --- | --- | --- | --- |"]

@@ -42,15 +42,15 @@ def rows(heads: list[str], cells: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
 
 
-def origin(found: dict[str, Result], spread: str, prompts: str = "held-out") -> str:
-    runs = [len(one["runs"]) for one in found.values()]
+def origin(results: dict[str, Result], spread: str, prompts: str = "held-out") -> str:
+    runs = [len(one["runs"]) for one in results.values()]
     seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
-    return f"\n\nMean over {seeds} seeds and {spread}; {prompts} prompts. {machines(found)}"
+    return f"\n\nMean over {seeds} seeds and {spread}; {prompts} prompts. {machines(results)}"
 
 
-def machines(found: dict[str, Result]) -> str:
-    machine = ", ".join(sorted({one.get("machine", "") for one in found.values()} - {""}))
-    return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in found.values()}))}."
+def machines(results: dict[str, Result]) -> str:
+    machine = ", ".join(sorted({one.get("machine", "") for one in results.values()} - {""}))
+    return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in results.values()}))}."
 
 
 def table(folder: str, columns: str, *variants: str) -> str:
@@ -59,12 +59,12 @@ def table(folder: str, columns: str, *variants: str) -> str:
     `clip` may be trained in a corrected form: then the plain one is shown.
     """
     names = columns.split()
-    found = {label: read(f"{folder}/{file}") for label, _, file in (text.rpartition("=") for text in variants)}
-    for side in (run[key] for one in found.values() for run in one["runs"] for key in ("before", "after")):
+    results = {label: read(f"{folder}/{file}") for label, _, file in (text.rpartition("=") for text in variants)}
+    for side in (run[key] for one in results.values() for run in one["runs"] for key in ("before", "after")):
         side.update({"clip": side["plain"]} if "plain" in side else {})
-    first = next(iter(found.values()))["runs"][0]["before"]
+    first = next(iter(results.values()))["runs"][0]["before"]
     cells = [["base", "", "", *(f"{first[name]:.3f}" for name in names)]]
-    for label, result in found.items():
+    for label, result in results.items():
         runs = result["runs"]
         before = [run["before"][name] for run in runs for name in names]
         if not np.allclose(before, [first[name] for _ in runs for name in names], atol=1e-4):
@@ -72,7 +72,7 @@ def table(folder: str, columns: str, *variants: str) -> str:
         seconds = np.mean([run["training_seconds"] for run in runs])
         after = [mean(np.array([run["after"][name] for run in runs])) for name in names]
         cells.append([label, f"{runs[0]['images']:,}", f"{seconds:.0f}", *after])
-    return rows(["variant", "images", "seconds", *names], cells) + origin(found, HALF)
+    return rows(["variant", "images", "seconds", *names], cells) + origin(results, HALF)
 
 
 def readme() -> str:
@@ -96,10 +96,10 @@ def readme() -> str:
 
 def gains(*variants: str) -> str:
     """Base, trained, gain and the largest p of each measured value."""
-    cells, found = [], {}
+    cells, results = [], {}
     for label, _, file in (text.rpartition("=") for text in variants):
-        found[label] = read(file)
-        runs = found[label]["runs"]
+        results[label] = read(file)
+        runs = results[label]["runs"]
         for i, name in enumerate(runs[0]["before"]):
             before, after = sides(runs, name)
             spread = f" ± {np.std(after - before, ddof=1):.3f}" if len(runs) > 1 else ""
@@ -109,14 +109,14 @@ def gains(*variants: str) -> str:
             gain = f"{(after - before).mean():+.3f}{spread}"
             cells.append([*head, name, f"{before.mean():.3f}", f"{after.mean():.3f}", gain, p])
     heads = ["recipe", "images", "on unseen prompts", "base", "trained", "gain", "p"]
-    return rows(heads, cells) + origin(found, "the standard deviation between them")
+    return rows(heads, cells) + origin(results, "the standard deviation between them")
 
 
 def pilots(*names: str) -> str:
     """What ten epochs of recipes do to validation prompts, one seed each: `pilots/*` of scripts/experiments.yaml."""
     cells = []
-    found = {name: read(f"pilots/{name}.json") for name in names}
-    for name, result in found.items():
+    results = {name: read(f"pilots/{name}.json") for name in names}
+    for name, result in results.items():
         (run,) = result["runs"]
         both = {
             key: f"{run['before'][key]:.3f} → {value:.3f}" for key, value in run["after"].items() if value is not None
@@ -126,8 +126,8 @@ def pilots(*names: str) -> str:
         rewards = "<br>".join(f"{reward} {both.get(reward, '')}" for reward in trained)
         held_out = [both.get(key, "") for key in HELD_OUT.values()]
         cells.append([f"`playground/{name}`", f"{run['images']:,}", rewards, p, *held_out])
-    told = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
-    return rows(["recipe", "images", "trained", "p", *HELD_OUT], cells) + f"\n\n{told} {machines(found)}"
+    judged = "One seed, 96 validation prompts x 4 images with one noise before and after; p is paired over prompts."
+    return rows(["recipe", "images", "trained", "p", *HELD_OUT], cells) + f"\n\n{judged} {machines(results)}"
 
 
 def beside(base: str, *names: str) -> str:
@@ -135,13 +135,13 @@ def beside(base: str, *names: str) -> str:
 
     More epochs of the base itself (`grpo_27`) cost what their images cost.
     """
-    found = {name: read(f"pilots/{name}.json") for name in (base, *names)}
-    costs = read("ring_cost.json")["methods"]  # of one run: trainings ran beside other work
-    reached = {run["seed"]: run["after"]["playground"] for run in found[base]["runs"]}
-    first = found[base]["runs"][0]["before"]
+    results = {name: read(f"pilots/{name}.json") for name in (base, *names)}
+    costs = read("method_cost.json")["methods"]  # of one run: trainings ran beside other work
+    reached = {run["seed"]: run["after"]["playground"] for run in results[base]["runs"]}
+    first = results[base]["runs"][0]["before"]
     before = [f"{first[key]:.3f}" for key in ("playground", *HELD_OUT.values())]
     cells = [["the model before", "", "", "", before[0], "", *before[1:]]]
-    for name, result in found.items():
+    for name, result in results.items():
         runs = result["runs"]
         if any(abs(run["before"]["playground"] - first["playground"]) > 1e-4 for run in runs):
             raise ValueError(f"pilots/{name}.json is judged on other prompts, or on another model, than {base}'s")
@@ -150,11 +150,11 @@ def beside(base: str, *names: str) -> str:
             further = np.array([run["after"]["playground"] - reached[run["seed"]] for run in runs])
             against = f"{further.mean():+.3f}" + (f" ± {half_width(further):.3f}" if len(runs) > 1 else "")
         counted = [run["forwards"] for run in runs if "forwards" in run]
-        longer = runs[0]["images"] / found[base]["runs"][0]["images"]
+        longer = runs[0]["images"] / results[base]["runs"][0]["images"]
         cost = costs[base if name.startswith(f"{base}_") else name]["epoch"] * longer
         after = [mean(sides(runs, key)[1]) for key in ("playground", *HELD_OUT.values())]
         head = [f"`{name}`" + ("" if len(runs) > 1 else " (one seed)"), f"{runs[0]['images']:,}"]
         head += [f"{np.mean(counted):,.0f}" if counted else "", f"{cost:.2f}"]
         cells.append([*head, after[0], against, *after[1:]])
     heads = ["recipe", "images", "forwards", "seconds, of the base's", "verifier", "against the base", *HELD_OUT]
-    return rows(heads, cells) + origin(found, HALF, "validation")
+    return rows(heads, cells) + origin(results, HALF, "validation")

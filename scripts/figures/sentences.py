@@ -28,10 +28,10 @@ def mean(file: str, listed: str, path: str, form: str = "{:.2f}") -> str:
     return form.format(np.mean([_at(entry, path) for entry in _at(read(file), listed)]))
 
 
-def _at(found: Any, path: str) -> Any:
+def _at(value: Any, path: str) -> Any:
     for part in path.split("."):
-        found = found[int(part)] if isinstance(found, list) else found[part]
-    return found
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
 
 
 def gain(file: str, name: str) -> str:
@@ -80,7 +80,7 @@ FUNCTIONS: dict[str, Callable[..., str]] = {
 
 def missing() -> list[str]:
     """What pages should say and do not, a line each."""
-    found = []
+    lines = []
     listed = yaml.safe_load((ROOT / "scripts" / "figures" / "sentences.yaml").read_text(encoding="utf-8"))
     for page, entries in listed.items():
         text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
@@ -88,8 +88,8 @@ def missing() -> list[str]:
             name, *words = shlex.split(entry)
             figure = FUNCTIONS[name](*words)
             if figure not in text:
-                found.append(f'docs/{page}: "{figure}" is not in it ({entry})')
-    return found
+                lines.append(f'docs/{page}: "{figure}" is not in it ({entry})')
+    return lines
 
 
 if __name__ == "__main__":

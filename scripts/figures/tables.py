@@ -34,15 +34,15 @@ def function(script: str, name: str) -> Callable[..., str]:
     folder, _, file = script.rpartition("/")
     if str(ROOT / folder) not in sys.path:
         sys.path.insert(0, str(ROOT / folder))
-    found: Callable[..., str] = getattr(importlib.import_module(file.removesuffix(".py")), name)
-    return found
+    result: Callable[..., str] = getattr(importlib.import_module(file.removesuffix(".py")), name)
+    return result
 
 
 def made(match: re.Match[str]) -> str:
     """The block as it should be, up to its end."""
     words: list[Any] = shlex.split(match["words"])
-    told = [read(word) if word.endswith(".json") and "=" not in word else word for word in words]
-    return f"{match[1]}\n{function(match['script'], match['name'] or 'table')(*told).strip()}\n\n"
+    arguments = [read(word) if word.endswith(".json") and "=" not in word else word for word in words]
+    return f"{match[1]}\n{function(match['script'], match['name'] or 'table')(*arguments).strip()}\n\n"
 
 
 def read(name: str) -> Any:

@@ -28,12 +28,12 @@ READ = 1.0  # weight of the throw-away heads' loss
 PAIRS, PAIR_BATCH, WRONG = 6_000, 48, 0.3
 
 
-def fits(said: Tensor, truth: Tensor) -> Tensor:
+def fits(stated: Tensor, truth: Tensor) -> Tensor:
     """Whether each caption (B, FACTS) is true of each image (B, FACTS): (captions, images), bool."""
-    return ((said[:, None] == truth[None]) | (said[:, None] == NOTHING)).all(-1)
+    return ((stated[:, None] == truth[None]) | (stated[:, None] == NOTHING)).all(-1)
 
 
-def _told(logits: Tensor, wanted: Tensor, sizes: list[int]) -> Tensor:
+def _correct(logits: Tensor, wanted: Tensor, sizes: list[int]) -> Tensor:
     """Mean cross-entropy over the facts (B, facts) that there are; NOTHING is none."""
     losses = [
         F.cross_entropy(part, wanted[:, i], ignore_index=NOTHING, reduction="sum")
@@ -60,16 +60,16 @@ def train_clip(work: Path, pool: Pool, vocabulary: int, minutes: float) -> Any:
         which = torch.randint(CAPTIONS, (BATCH,), generator=generator).numpy()
         rows = index.numpy()
         tokens = torch.from_numpy(pool.tokens[rows, which].astype(np.int64))
-        said, truth = (torch.from_numpy(np.array(a)) for a in (pool.said[rows, which], pool.truth[rows]))
+        stated, truth = (torch.from_numpy(np.array(a)) for a in (pool.stated[rows, which], pool.truth[rows]))
         # The model's own preprocessing has mean and standard deviation 0.5, that is the range [-1, 1].
         image, text, scale = model(pixels(pool, index), tokens)[:3]
         target = torch.arange(BATCH)
-        also = fits(said, truth) & ~torch.eye(BATCH, dtype=torch.bool)
+        also = fits(stated, truth) & ~torch.eye(BATCH, dtype=torch.bool)
         logits = (scale.clamp(max=100.0) * text @ image.T).masked_fill(also, -1e4)
         hit = (logits.argmax(dim=1) == target).float().mean().item()
         contrast = 0.5 * (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target))
-        seen = _told(8 * trained["classifier"](image), truth.long(), SIZES)
-        read = _told(8 * trained["text_classifier"](text), targets(said), HEADS)
+        seen = _correct(8 * trained["classifier"](image), truth.long(), SIZES)
+        read = _correct(8 * trained["text_classifier"](text), targets(stated), HEADS)
         return contrast + READ * (seen + read), {"contrast": contrast.item(), "top1": hit, "seen": seen.item()}
 
     return stage.run(loss_of, BATCH)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,49 +22,27 @@ RATE, MUON_RATE = 1.5e-3, 2e-2
 LAYER = 2  # the block whose output they read, counted from 1
 NOISIER = 0.4  # mean of the logit of the noise level
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of the transformer and the frozen encoders
+READ = 0.3  # weight of the loss of the throw-away heads
 EMPTY = 0.1  # share of prompts that are emptied, for classifier-free guidance
-SIMPLE = [KINDS.index(kind) for kind in ("objects", "heads", "words")]  # kinds that show one thing
-
-
-@dataclass(frozen=True)
-class Design:
-    """What can be chosen; the defaults are the shipped model's.
-
-    patch: latents a side of a token, 2 (16 tokens) or 1 (64). heads: of 32 channels. read: weight of the loss of the
-    throw-away heads. muon: for the matrices inside, else AdamW for all. bf16: autocast to it, which is worth it on
-    machines that have units for it. simple: the share of the time in which only scenes of one thing are shown.
-    """
-
-    patch: int = 2
-    heads: int = 4
-    layers: int = 4
-    read: float = 0.3
-    muon: bool = True
-    bf16: bool = False
-    simple: float = 0.0
 
 
 @torch.no_grad()
-def encode_pool(work: Path, pool: Pool, vae: Any, part: int = 0, parts: int = 1) -> None:
-    """Write latents (N, 8, 8, 8) of one part of the pool, as float16, into the file that all parts share."""
-    path = work / f"latents-{part}-of-{parts}.npy"
-    rows = np.array_split(np.arange(len(pool)), parts)[part]
-    out = np.zeros((len(rows), 8, 8, 8), np.float16)
+def encode_pool(pool: Pool, vae: Any) -> np.ndarray:
+    """Latents (N, 8, 8, 8) of the pool, float16."""
     vae = vae.to(memory_format=torch.channels_last)  # a third faster on a CPU
-    for start in range(0, len(rows), 128):
-        index = torch.from_numpy(rows[start : start + 128])
-        out[start : start + len(index)] = vae.encode(
-            pixels(pool, index).contiguous(memory_format=torch.channels_last)
-        ).latent_dist.mean.numpy()
-    np.save(path, out)
+    parts = []
+    for index in torch.arange(len(pool)).split(128):
+        x = pixels(pool, index).contiguous(memory_format=torch.channels_last)
+        parts.append(vae.encode(x).latent_dist.mean.numpy().astype(np.float16))
+    return np.concatenate(parts)
 
 
 class Learner(nn.Module):
     """The transformer, and what is thrown away: a head that reads the cells' classes from the image tokens inside."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        transformer: Any = models.build_transformer(design.layers, design.heads, patch=design.patch)
+        transformer: Any = models.build_transformer()
         self.transformer = transformer
         width, patch = transformer.inner_dim, transformer.config.patch_size
         self.classifier = nn.Sequential(
@@ -75,7 +50,7 @@ class Learner(nn.Module):
         )
         self.inside: list[Tensor] = []
         block = transformer.transformer_blocks[LAYER - 1]
-        block.register_forward_hook(lambda module, given, found: self.inside.append(found[1]))
+        block.register_forward_hook(lambda module, given, output: self.inside.append(output[1]))
 
     def forward(self, x_t: Tensor, t: Tensor, embeds: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity (B, 8, 8, 8) and the classes' logits (B, CONTENTS + PAINTS, 8, 8)."""
@@ -121,44 +96,40 @@ class Prompts:
 
 
 def train_drawing(
-    work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, name: str = "generator",
-    start: Any = None, fall: float = 0.7, compiled: bool = False, rate: float = 1.0, design: Design | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, start: Any = None,
+    compiled: bool = False, rate: float = 1.0, bf16: bool = False,
 ) -> Any:  # fmt: skip
     """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights.
 
     `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter. `rate`: factor of the
-    learning rates; a small one only bends the weights of the start, and the average is shorter. `clock`: of `minutes`.
+    learning rates; a small one only bends the weights of the start, and the average is shorter. `bf16`: autocast to it,
+    which is worth it on machines that have units for it.
     """
     torch.manual_seed(0)
-    design = design or Design()
-    learner = Learner(design).to(DEVICE)
+    learner = Learner().to(DEVICE)
     if start is not None:
         learner.transformer.load_state_dict(start)
-    optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE if design.muon else None)
-    every = np.arange(len(pool))
-    one_thing = np.flatnonzero(np.isin(np.asarray(pool.kinds), SIMPLE))
+    optimisers = optimisers_of(learner, rate * RATE, rate * MUON_RATE)
     decay = 0.999 if rate == 1 else 0.99
-    stage = Stage(name, work, learner.transformer, learner, minutes, optimisers, fall, decay, clock)
+    stage = Stage("generator", work, learner.transformer, learner, minutes, optimisers, fall=0.7, decay=decay)
     if compiled:  # after the stage has copied it for the average
         learner.transformer.forward = torch.compile(learner.transformer.forward, dynamic=False)
 
     def loss_of(generator: torch.Generator, done: float) -> tuple[Tensor, dict[str, float]]:
-        among = one_thing if done < design.simple else every
-        rows = among[torch.randint(len(among), (BATCH,), generator=generator).numpy()]
+        rows = torch.randint(len(pool), (BATCH,), generator=generator).numpy()
         x0 = torch.from_numpy(latents[rows].astype(np.float32))
         t = torch.sigmoid(torch.randn(BATCH, generator=generator) + NOISIER)
         eps = torch.randn(x0.shape, generator=generator)
         x0, t, eps = (tensor.to(DEVICE, non_blocking=True) for tensor in (x0, t, eps))
         level = t[:, None, None, None]
         embedded = prompts.embed(rows, generator)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=design.bf16):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bf16):
             velocity, read = learner((1 - level) * x0 + level * eps, t, *embedded)
         velocity, read = velocity.float(), read.float()
         content, paint = (torch.from_numpy(a[rows].astype(np.int64)).to(DEVICE) for a in (pool.content, pool.paint))
         logits = read.split([CONTENTS, PAINTS], dim=1)
         known = F.cross_entropy(logits[0], content) + F.cross_entropy(logits[1], paint)
         error = F.mse_loss(velocity, eps - x0)
-        return error + design.read * known, {"v": error.item(), "read": known.item()}
+        return error + READ * known, {"v": error.item(), "read": known.item()}
 
     return stage.run(loss_of, BATCH).cpu()

@@ -15,18 +15,8 @@ import torch
 from torch import Tensor, nn
 
 _OUTSIDE = (
-    "embed",
-    "proj_out",
-    "token",
-    "position",
-    "head",
-    "classifier",
-    "norm1",
-    "norm_out",
-    "logit",
-    "projection",
-    "conv_in",
-    "conv_out",
+    *("embed", "proj_out", "token", "position", "head", "classifier"),
+    *("norm1", "norm_out", "logit", "projection", "conv_in", "conv_out"),
 )
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -72,8 +62,8 @@ class Muon(torch.optim.Optimizer):
         return None
 
 
-def optimisers_of(model: nn.Module, rate: float, muon_rate: float | None) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW] over the parameters of `model`; embeddings and in- and output layers are AdamW's, or all (None)."""
+def optimisers_of(model: nn.Module, rate: float, muon_rate: float) -> list[torch.optim.Optimizer]:
+    """[Muon, AdamW] over the parameters of `model`; embeddings and in- and output layers are AdamW's."""
     inside: list[nn.Parameter] = []
     outside: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -81,6 +71,4 @@ def optimisers_of(model: nn.Module, rate: float, muon_rate: float | None) -> lis
             matrix = parameter.ndim in (2, 4) and min(parameter.flatten(1).shape) >= 8
             matrix = matrix and not any(word in name for word in _OUTSIDE)
             (inside if matrix else outside).append(parameter)
-    muon = [] if muon_rate is None else [Muon(inside, muon_rate)]
-    others = outside if muon else [*inside, *outside]
-    return [*muon, torch.optim.AdamW(others, rate, betas=(0.9, 0.99), weight_decay=0.01)]
+    return [Muon(inside, muon_rate), torch.optim.AdamW(outside, rate, betas=(0.9, 0.99), weight_decay=0.01)]

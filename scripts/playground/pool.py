@@ -2,7 +2,7 @@
 
 N scenes of the training split in a folder: images.npy uint8 (N, 64, 64, 3); tokens.npy int16 (N, CAPTIONS, T), captions
 that say different facts of the same scene; truth.npy uint8 (N, FACTS), the index of every fact's value, 255 where the
-scene's kind has no such fact; said.npy uint8 (N, CAPTIONS, FACTS), the same where the caption says it; content.npy and
+scene's kind has no such fact; stated.npy uint8 (N, CAPTIONS, FACTS), where the caption says it; content.npy and
 paint.npy uint8 (N, 8, 8), the class of what each 8 x 8 pixels belong to (shape and style, letter, or head) and of its
 colour; kinds.npy uint8 (N,).
 """
@@ -42,7 +42,7 @@ class Pool:
     images: np.ndarray
     tokens: np.ndarray
     truth: np.ndarray
-    said: np.ndarray
+    stated: np.ndarray
     content: np.ndarray
     paint: np.ndarray
     kinds: np.ndarray
@@ -56,7 +56,7 @@ def _shapes(count: int, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
         "images": ((count, SIZE, SIZE, 3), np.uint8),
         "tokens": ((count, CAPTIONS, length), np.int16),
         "truth": ((count, len(FACTS)), np.uint8),
-        "said": ((count, CAPTIONS, len(FACTS)), np.uint8),
+        "stated": ((count, CAPTIONS, len(FACTS)), np.uint8),
         "content": ((count, CELLS, CELLS), np.uint8),
         "paint": ((count, CELLS, CELLS), np.uint8),
         "kinds": ((count,), np.uint8),
@@ -107,7 +107,7 @@ def cells(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 def caption_of(scene: Scene, rng: np.random.Generator, split: str = "train") -> Caption | None:
     """A caption of the scene that is of the split; None if none of many is (a word of another split)."""
     for _ in range(50):
-        caption = scene.describe(grammar.said_of(scene.kind, rng))
+        caption = scene.describe(grammar.stated_names(scene.kind, rng))
         if caption.split() == split:
             return caption
     return None
@@ -135,7 +135,7 @@ def make_pool(folder: Path, count: int, seed: int, tokenizer: CLIPTokenizer) -> 
         for j, caption in enumerate(captions):
             assert caption is not None
             texts.append(caption.text())
-            pool["said"][i, j] = indices(caption.kind, dict(caption.said))
+            pool["stated"][i, j] = indices(caption.kind, dict(caption.attributes))
         i += 1
         if i % 2000 == 0 or i == count:
             start = i - len(texts) // CAPTIONS

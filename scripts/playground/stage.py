@@ -19,17 +19,15 @@ class Stage:
 
     The learning rate rises over the first 200 steps, stays, and falls linearly to zero over the last `fall` of the
     time. So the schedule fits any machine; a run that is stopped before its end goes on where it stopped.
-    `clock`: in whose seconds `minutes` are; time.process_time on a machine that others use, too.
     `trained`: what learns; `model`, a part of it or all, is what is averaged (decay `decay`) and shipped.
     """
 
     def __init__(
         self, name: str, work: Path, model: nn.Module, trained: nn.Module, minutes: float,
         optimisers: list[torch.optim.Optimizer], fall: float = 0.6, decay: float = 0.999,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name, self.model, self.trained, self.optimisers = name, model, trained, optimisers
-        self.budget, self.fall, self.clock = 60.0 * minutes, fall, clock
+        self.budget, self.fall = 60.0 * minutes, fall
         self.path = work / f"{name}.pt"
         self.average = torch.optim.swa_utils.AveragedModel(
             model, avg_fn=lambda old, new, n: old + (new - old) * max(1 - decay, 1 / (int(n) + 2)), use_buffers=True
@@ -66,7 +64,7 @@ class Stage:
         saved = printed = time.monotonic()
         seen = self.images
         while self.seconds < self.budget:
-            started = self.clock()
+            started = time.monotonic()
             self._schedule()
             # One generator per step: a resumed run draws what an undisturbed one would have drawn.
             generator = torch.Generator().manual_seed(SEED * 1_000_003 + self.step)
@@ -79,7 +77,7 @@ class Stage:
                 optimiser.step()
             self.average.update_parameters(self.model)
             self.step, self.images = self.step + 1, self.images + batch
-            self.seconds += self.clock() - started
+            self.seconds += time.monotonic() - started
             now = time.monotonic()
             if now - printed > 20:
                 extra = " ".join(f"{k} {v:.4f}" for k, v in figures.items())

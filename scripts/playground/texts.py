@@ -26,10 +26,10 @@ _SHAPE, _COLOR, _RELATION = FACTS.index("shape/1"), FACTS.index("color/1"), FACT
 HEADS = [size + 1 for size in SIZES] + [3, 6, 7, 6, 7]
 
 
-def targets(said: Tensor) -> Tensor:
+def targets(stated: Tensor) -> Tensor:
     """Class numbers (B, heads) of what captions say (B, FACTS)."""
     sizes = torch.tensor(SIZES)
-    known = torch.where(said == NOTHING, sizes, said.long())
+    known = torch.where(stated == NOTHING, sizes, stated.long())
     relation = known[:, _RELATION]
     related = relation < 4
     turned = related & (
@@ -69,7 +69,7 @@ def train_texts(work: Path, pool: Pool, tokenizer: CLIPTokenizer, minutes: float
         rows = torch.randint(len(pool), (BATCH,), generator=generator).numpy()
         which = torch.randint(CAPTIONS, (BATCH,), generator=generator).numpy()
         tokens = torch.from_numpy(pool.tokens[rows, which].astype(np.int64))
-        wanted = targets(torch.from_numpy(np.array(pool.said[rows, which])))
+        wanted = targets(torch.from_numpy(np.array(pool.stated[rows, which])))
         outputs = model(tokens)
         loss, right = torch.zeros(()), torch.ones(BATCH, dtype=torch.bool)
         for logits in outputs:

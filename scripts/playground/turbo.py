@@ -49,8 +49,8 @@ def follow(work: Path, teacher: Any, pool: Pool, prompts: Prompts) -> tuple[np.n
     """
     path, grid = work / "paths.npz", levels(STEPS)[:-1]
     if path.exists():
-        kept = np.load(path)
-        return kept["states"], kept["rows"]
+        saved = np.load(path)
+        return saved["states"], saved["rows"]
     states = np.zeros((PATHS, len(grid), 8, 8, 8), np.float16)
     rows = np.zeros(PATHS, np.int64)
     for start in range(0, PATHS, BATCH):
@@ -84,13 +84,13 @@ def train_turbo(work: Path, teacher: Any, pool: Pool, prompts: Prompts, minutes:
         # A path keeps the caption that it was drawn for: the batches of `follow`, one of them whole.
         start = BATCH * int(torch.randint(PATHS // BATCH, (1,), generator=generator))
         here, some = slice(start, start + BATCH), torch.randperm(BATCH, generator=generator)[:ROWS]
-        told = prompts.embed(rows[here], torch.Generator().manual_seed(start))
+        embedded = prompts.embed(rows[here], torch.Generator().manual_seed(start))
         path = torch.from_numpy(states[here].astype(np.float32))[some]
         moves = len(grid) - 1
         wanted = (path[:, 1:] - path[:, :-1]) / (grid[1:] - grid[:-1]).view(1, moves, 1, 1, 1)
-        cond = (tensor[some].repeat_interleave(moves, 0) for tensor in told)
-        found = velocity(student, path[:, :-1].flatten(0, 1), grid[:-1].repeat(len(path)), *cond)
-        error = F.mse_loss(found, wanted.flatten(0, 1))
+        cond = (tensor[some].repeat_interleave(moves, 0) for tensor in embedded)
+        predicted = velocity(student, path[:, :-1].flatten(0, 1), grid[:-1].repeat(len(path)), *cond)
+        error = F.mse_loss(predicted, wanted.flatten(0, 1))
         return error, {"v": error.item()}
 
     return get_peft_model_state_dict(stage.run(loss_of, ROWS))

@@ -1,4 +1,4 @@
-"""What else has to be proved on a GPU: the machine, the suite's own tests, an exact resume, FSDP2, a pretraining."""
+"""What else has to be proved on a GPU: the machine, the suite's own tests, an exact resume, FSDP2, a profile."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,20 @@ from typing import Any
 import psutil
 import torch
 from bare import wait
-from training import METHODS, ROOT, Workshop, clean
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
+from training import ROOT, Workshop, built, clean
 
 from diffrl import __version__
-from diffrl.config import Config, load_config
+from diffrl.config import load_config
 from diffrl.records import checkpoint
 from diffrl.run.train import train
 
 PACKAGES = ("diffusers", "transformers", "peft", "accelerate")
-OPTIONAL = ("xformers", "flash-attn", "sageattention", "bitsandbytes", "pytest", "triton")
+OPTIONAL = ("bitsandbytes", "torchao", "pytest", "triton")
 GIB = 2**30
+PROFILED = 25  # rows of a profile
 
 
 def versions() -> dict[str, str]:
@@ -57,7 +59,7 @@ def machine() -> dict[str, Any]:
 def environment(shop: Workshop, seconds: float) -> dict[str, Any]:
     """Machine, versions, and what the device can do at all: products of matrices and copies of memory a second."""
     cuda = shop.device.type == "cuda"
-    side = 8192 if cuda else 512
+    side = 512 if shop.tiny else 8192
     found: dict[str, Any] = {"machine": machine(), "versions": versions(), "load": round(os.getloadavg()[0], 2)}
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         if cuda or dtype == torch.float32:
@@ -82,79 +84,55 @@ def _seconds(work: Any, device: torch.device, repeats: int = 10) -> float:
 
 
 def suite(shop: Workshop, seconds: float) -> dict[str, Any]:
-    """The test suite's `gpu` marks, in a process of their own."""
-    files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in p.read_text(encoding="utf-8")]
-    report = shop.folder / "gpu-tests.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    done = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    if not report.exists():
-        raise RuntimeError(f"pytest wrote no report: {(done.stderr or done.stdout).strip()[-300:]}")
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    outcome = {case.get("name", "?"): next((child for child in case if child.tag in KINDS), None) for case in cases}
-    count = {"passed": sum(1 for x in outcome.values() if x is None)}
-    count |= {word: sum(1 for x in outcome.values() if x is not None and x.tag == kind) for kind, word in KINDS.items()}
-    reasons = {name: str(x.get("message"))[:200] for name, x in outcome.items() if x is not None}
-    if count["failed"] or count["broken"]:
-        raise RuntimeError(f"{count}: {reasons}")
-    return {**count, "not_passed": reasons}
-
-
-REPEATABLE = ["evaluate.every=1000", "engine.deterministic=true"]
-KINDS = {"failure": "failed", "error": "broken", "skipped": "skipped"}
+    """The test suite's `gpu` marks, in a process of their own: pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    files = ["tests/gpu", "tests/unit/test_rewards_building.py"]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode:
+        raise RuntimeError(said[-500:])
+    return {"pytest": said.splitlines()[-1]}
 
 
 def resume(shop: Workshop, seconds: float) -> dict[str, Any]:
-    """Two epochs at once, twice, and two with a stop between: the same LoRA, moments and averages to the bit?
+    """Do two epochs with a stop between end as two without, to the bit, under `engine.deterministic`?
 
-    With deterministic kernels (`engine.deterministic`): others add in any order in their backward passes, and would
-    prove nothing. Whether the device then repeats itself is what the second undisturbed run shows.
+    Other kernels add in any order in their backward passes and would prove nothing. Where the runs differ, another
+    undisturbed one tells whether the device repeats itself at all.
     """
-    states = {name: _trained(shop, name, stops) for name, stops in (("one", []), ("two", []), ("resumed", [1]))}
-    repeats, away = _apart(states["one"], states["two"]), _apart(states["one"], states["resumed"])
-    found: dict[str, Any] = {
-        "repeats_itself": repeats == 0.0,
-        "resumed_equal": away == 0.0,
-        "numbers": _numbers(states["one"]),
-    }
-    found |= {"largest_difference": {"undisturbed": repeats, "resumed": away}}
-    if repeats == 0.0 and away != 0.0:
-        raise RuntimeError(f"the device repeats itself, but a resumed run ends elsewhere: {found}")
-    return found
+    one = _trained(shop, "one")
+    away = _apart(one, _trained(shop, "resumed", 1))
+    if away:
+        itself = _apart(one, _trained(shop, "two"))
+        raise RuntimeError(f"a resumed run differs by {away:g}, another undisturbed one by {itself:g}")
+    return {"resumed_equal": True, "numbers": sum(tensor.numel() for tensor in one.values())}
 
 
-def _trained(shop: Workshop, name: str, stops: list[int]) -> dict[str, torch.Tensor]:
+def _trained(shop: Workshop, name: str, *stops: int) -> dict[str, torch.Tensor]:
     """All tensors of the last checkpoint of `diffrl train`, left and resumed after the epochs `stops`."""
-    config = shop.config("sd35", METHODS["nft"], REPEATABLE, name=name)
+    config, _ = shop.config("train/sd35/nft", name)
     folder = Path(config.run_dir)
     shutil.rmtree(folder, ignore_errors=True)
+    words = ["evaluate.every=1000", "engine.deterministic=true"]
     with (shop.folder / f"{name}.log").open("w") as log, redirect_stdout(log):
         for number, epochs in enumerate([*stops, config.epochs]):
             clean()
-            train(_until(config, epochs), resume=folder if number else None)
+            asked = load_config(folder.with_suffix(".yaml"), [f"epochs={epochs}", *words])
+            train(asked, resume=folder if number else None)
     path = checkpoint.latest(folder)
     assert path is not None, "train() saves after the last epoch"
-    tensors, _ = checkpoint.load(path)
-    return {
-        f"{part}/{key}": value for part, values in tensors.items() if part != "rng" for key, value in values.items()
-    }
+    parts = checkpoint.load(path)[0].items()
+    return {f"{part}/{key}": value for part, own in parts if part != "rng" for key, value in own.items()}
 
 
-def _until(config: Config, epochs: int) -> Config:
-    return load_config(Path(config.run_dir).with_suffix(".yaml"), [f"epochs={epochs}", *REPEATABLE])
-
-
-def _apart(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> float:
+def _apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
     assert one.keys() == two.keys(), "two runs of one config save the same tensors"
     return max(float((one[key].double() - two[key].double()).abs().max()) for key in one if one[key].numel())
 
 
-def _numbers(state: Mapping[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() for tensor in state.values())
-
-
 def sharded(shop: Workshop, seconds: float) -> dict[str, Any]:
     """FSDP2 with one process: an epoch over a sharded network, in a process of its own, against a plain one."""
-    config = shop.config("sd35", METHODS["nft"], name="sharded")
+    config, _ = shop.config("train/sd35/nft", "sharded")
     script, out = Path(__file__).with_name("one_shard.py"), shop.folder / "sharded.json"
     out.unlink(missing_ok=True)
     with socket.socket() as free:
@@ -171,33 +149,31 @@ def sharded(shop: Workshop, seconds: float) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
-def playground(shop: Workshop, seconds: float) -> dict[str, Any]:
-    """The playground's generator trained further for whatever time is left, in a process of its own.
+def profile(shop: Workshop, model: str) -> dict[str, Any]:
+    """The kernels that take most of an epoch of NFT, and the share of its time in which the device had one.
 
-    Weights and state lie beside the JSON: the shipped ones are not touched, and the next call goes on.
+    Without a device's kernels (on a CPU) it is torch's operators.
     """
-    work, out = shop.folder / "playground", shop.folder / "playground-models"
-    if not out.exists():
-        shutil.copytree(ROOT / "assets" / "playground", out)
-    state = work / "generator.pt"
-    before = _told(state)
-    minutes = (0.05 if shop.tiny else max(seconds - 60, 30) / 60) + before["seconds"] / 60
-    command = [sys.executable, str(ROOT / "scripts" / "train_playground.py"), "--from-shipped", "--work", str(work)]
-    command += ["--out", str(out), "--scenes", "64" if shop.tiny else "20000", "--minutes", f"generator={minutes:.3f}"]
-    command += ["--threads", str(torch.get_num_threads())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    if done.returncode:
-        raise RuntimeError(f"train_playground.py: {(done.stderr or done.stdout).strip()[-500:]}")
-    after = _told(state)
-    images, taken = after["images"] - before["images"], after["seconds"] - before["seconds"]
-    return {"images": after["images"], "trained_seconds": round(after["seconds"], 1), "images_now": images} | {
-        "images_per_second": round(images / taken, 1) if taken else None,
-        "models": str(out),
-    }
-
-
-def _told(state: Path) -> dict[str, float]:
-    if not state.exists():
-        return {"images": 0, "seconds": 0.0}
-    found = torch.load(state, weights_only=True, map_location="cpu")
-    return {name: found[name] for name in ("images", "seconds")}
+    clean()
+    config, _ = shop.config(f"train/{model}/nft")
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if shop.device.type == "cuda" else [])]
+    run = built(config)
+    try:
+        run.loop.run_epoch(0)
+        with profiler(activities=kinds) as seen:
+            mark = time.perf_counter()
+            run.loop.run_epoch(1)
+            wait(shop.device)
+            taken = 1e6 * (time.perf_counter() - mark)  # microseconds, as the profiler's
+    finally:
+        run.close()
+        del run
+        clean()
+    events = list(seen.key_averages())
+    rows = [(e.self_device_time_total, e.count, e.key) for e in events if e.device_type != DeviceType.CPU]
+    found: dict[str, Any] = {"epoch_seconds": round(taken / 1e6, 3), "of": "kernels" if rows else "operators"}
+    if rows:
+        found["busy"] = round(sum(row[0] for row in rows) / taken, 3)
+    rows = sorted(rows or [(e.self_cpu_time_total, e.count, e.key) for e in events], reverse=True)[:PROFILED]
+    table = [{"name": n[:100], "calls": c, "ms": round(t / 1e3, 2), "share": round(t / taken, 4)} for t, c, n in rows]
+    return found | {"table": table}

@@ -28,7 +28,6 @@ class Part:
     name: str
     run: Callable[[float], dict[str, Any]]
     seconds: float  # that it takes about, on one H100; known better once it has run
-    open_end: bool = False  # it uses whatever time is left, and goes on in every call
 
 
 class TimeUp(BaseException):
@@ -90,13 +89,12 @@ def run_parts(parts: Sequence[Part], journal: Journal, seconds: float, say: Call
     """Run what is not done, each part within its time; those that were broken off or failed before come last."""
     end = time.monotonic() + seconds
 
-    def rank(part: Part) -> int:
+    def troubled(part: Part) -> bool:
         before = journal.parts.get(part.name, {})
-        troubled = before.get("digest") == journal.digest and before.get("status") in ("running", "failed")
-        return 2 if part.open_end else 1 if troubled else 0
+        return before.get("digest") == journal.digest and before.get("status") in ("running", "failed")
 
-    for part in sorted(parts, key=rank):
-        if journal.done(part.name) and not part.open_end:
+    for part in sorted(parts, key=troubled):
+        if journal.done(part.name):
             continue
         left = end - time.monotonic() - GRACE
         needed = journal.parts.get(part.name, {}).get("needs", part.seconds)

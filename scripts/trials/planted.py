@@ -41,13 +41,12 @@ def pictures(scenes: Sequence[Scene]) -> Tensor:
 def scores(reward: Any, scenes: list[Scene], texts: list[str]) -> np.ndarray:
     """Points (N,) of rendered scenes."""
     images = pictures(scenes)
-    parts = [
-        reward(images[i : i + 64], texts[i : i + 64], [{}] * len(texts[i : i + 64])) for i in range(0, len(texts), 64)
-    ]
+    batches = [(images[i : i + 64], texts[i : i + 64]) for i in range(0, len(texts), 64)]
+    parts = [reward(batch, words, [{}] * len(words)) for batch, words in batches]
     return torch.cat([part if isinstance(part, Tensor) else torch.tensor(part) for part in parts]).float().numpy()
 
 
-def told(differences: np.ndarray) -> dict[str, float]:
+def summary(differences: np.ndarray) -> dict[str, float]:
     """Mean, deviation, and the 95 % half width of the mean."""
     spread = float(differences.std(ddof=1))
     return {
@@ -59,12 +58,12 @@ def told(differences: np.ndarray) -> dict[str, float]:
 
 def free_captions(count: int, rng: np.random.Generator) -> list[Caption]:
     """Captions of drawn shapes that say neither style nor tone."""
-    found: list[Caption] = []
-    while len(found) < count:
+    captions: list[Caption] = []
+    while len(captions) < count:
         caption = sample_caption(rng, "test")
-        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.said.keys():
-            found.append(caption)
-    return found
+        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.attributes.keys():
+            captions.append(caption)
+    return captions
 
 
 def main() -> None:
@@ -79,11 +78,8 @@ def main() -> None:
     captions = free_captions(args.prompts, rng)
     texts = [caption.text() for caption in captions]
     base = [complete(caption, rng) for caption in captions]
-    result: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "cpus": os.cpu_count(),
-        "prompts": len(base),
-    }
+    command = shlex.join(["python", *sys.argv])
+    result: dict[str, Any] = {"command": command, "cpus": os.cpu_count(), "prompts": len(base)}
     for fact, values in VALUES.items():
         liked, points = BIAS[fact]
         by = {
@@ -91,12 +87,12 @@ def main() -> None:
             for value in values
         }
         result[fact] = {"planted": {liked: points}} | {
-            f"{liked} over {value}": told(by[liked] - by[value]) for value in values if value != liked
+            f"{liked} over {value}": summary(by[liked] - by[value]) for value in values if value != liked
         }
         first, second = (value for value in values if value != liked)
-        result[fact][f"{first} over {second}"] = told(by[first] - by[second])
+        result[fact][f"{first} over {second}"] = summary(by[first] - by[second])
     broken = [one_wrong(caption, scene, rng) for caption, scene in zip(captions, base, strict=True)]
-    result["a stated fact right"] = {"planted": RIGHT} | told(
+    result["a stated fact right"] = {"planted": RIGHT} | summary(
         scores(reward, base, texts) - scores(reward, broken, texts)
     )
     result["choices"] = choices(reward, args.pairs, rng)
@@ -109,11 +105,11 @@ def main() -> None:
 def one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
     """The scene drawn anew with one said fact, chosen at random, at another value."""
     while True:
-        said = dict(caption.said)
-        name = str(rng.choice(sorted(said)))
-        said[name] = str(rng.choice([v for v in grammar.VALUES[grammar.kind_of(name)] if v != said[name]]))
+        attributes = dict(caption.attributes)
+        name = str(rng.choice(sorted(attributes)))
+        attributes[name] = str(rng.choice([v for v in grammar.VALUES[grammar.kind_of(name)] if v != attributes[name]]))
         try:
-            wrong = complete(Caption(caption.kind, said), rng)
+            wrong = complete(Caption(caption.kind, attributes), rng)
         except ValueError:  # two things that would be one
             continue
         style = {fact: scene.facts[fact] for fact in VALUES}
@@ -129,13 +125,13 @@ def choices(reward: Any, count: int, rng: np.random.Generator) -> dict[str, Any]
         texts.append((caption, caption.text()))
     apart = np.array([preference_of(c, a) - preference_of(c, b) for (c, _), (a, b) in zip(texts, pairs, strict=True)])
     words = [text for _, text in texts]
-    found = scores(reward, [a for a, _ in pairs], words) - scores(reward, [b for _, b in pairs], words)
+    differences = scores(reward, [a for a, _ in pairs], words) - scores(reward, [b for _, b in pairs], words)
     sure = apart != 0
     return {
         "pairs": int(sure.sum()),
-        "as the raters": round(float((np.sign(apart) == np.sign(found))[sure].mean()), 3),
-        "correlation": round(float(np.corrcoef(apart, found)[0, 1]), 3),
-        "slope": round(float(np.polyfit(apart, found, 1)[0]), 3),
+        "as the raters": round(float((np.sign(apart) == np.sign(differences))[sure].mean()), 3),
+        "correlation": round(float(np.corrcoef(apart, differences)[0, 1]), 3),
+        "slope": round(float(np.polyfit(apart, differences, 1)[0]), 3),
     }
 
 

@@ -60,23 +60,23 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 def axes(reward: Any, by: dict[str, dict[str, Tensor]], texts: Sequence[str]) -> dict[str, Tensor]:
     """Axes (D,) by name: of images and of words, planted and not."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     with torch.no_grad():
         plain = reward.embed_text(list(texts))
     for fact, values in VALUES.items():
         for value in values:
             others = torch.stack([by[fact][other] for other in values if other != value]).mean(0)
-            found[f"image {fact} {value}"] = (by[fact][value] - others).mean(0)
+            result[f"image {fact} {value}"] = (by[fact][value] - others).mean(0)
             with torch.no_grad():
-                found[f"words {fact} {value}"] = (
+                result[f"words {fact} {value}"] = (
                     reward.embed_text([f"{text}, {value}" for text in texts]) - plain
                 ).mean(0)
     for kind in ("image", "words"):
-        liked = [F.normalize(found[f"{kind} {fact} {value}"], dim=0) for fact, (value, _) in BIAS.items()]
-        found[f"{kind} planted"] = torch.stack(liked).sum(0)
-    found["mean image of the world"] = torch.cat([e for values in by.values() for e in values.values()]).mean(0)
-    found["mean text"] = plain.mean(0)
-    return found
+        liked = [F.normalize(result[f"{kind} {fact} {value}"], dim=0) for fact, (value, _) in BIAS.items()]
+        result[f"{kind} planted"] = torch.stack(liked).sum(0)
+    result["mean image of the world"] = torch.cat([e for values in by.values() for e in values.values()]).mean(0)
+    result["mean text"] = plain.mean(0)
+    return result
 
 
 def paid(score: Callable[[Tensor], Tensor], by: dict[str, dict[str, Tensor]], true: Tensor, wrong: Tensor) -> Any:
@@ -94,17 +94,14 @@ def _score(reward: Any, e_text: Tensor, e_image: Tensor) -> Tensor:
     return reward.score(e_image, e_text)
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """What D2-Align's direction does to the preference model's planted bias."""
-    seeds = told["seeds"]
+    seeds = result["seeds"]
     ways = list(seeds[0]["corrected reward, by length"])
     length = np.mean([seed["length"] for seed in seeds])
     heads = [way.replace("times", "x the direction") for way in ways]
-    lines = [
-        f"| points for | plain reward | {' | '.join(heads)} |",
-        "| --- " * (len(ways) + 2) + "|",
-    ]
-    for name, plain in told["plain reward"].items():
+    lines = [f"| points for | plain reward | {' | '.join(heads)} |", "| --- " * (len(ways) + 2) + "|"]
+    for name, plain in result["plain reward"].items():
         means = [np.mean([seed["corrected reward, by length"][way][name] for seed in seeds]) for way in ways]
         lines.append(f"| {name} | {plain:.2f} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
     cosines = {
@@ -112,9 +109,11 @@ def table(told: dict[str, Any]) -> str:
         for name in ("image planted", "image style striped", "image tone pale", "image style filled", "image tone dark")
     }
     lines += ["", "| axis of rendered pictures | cosine of the direction with it |", "| --- | --- |"]
-    lines += [f"| {name.removeprefix('image ')} | {np.mean(found):+.2f} |" for name, found in cosines.items()]
-    chance = told["deviation of a random direction's cosine"]
-    told_by = f"`{told['command']}`: {len(seeds)} seeds, {told['prompts']} prompts; the learned length is {length:.2f}."
+    lines += [f"| {name.removeprefix('image ')} | {np.mean(cosine_of):+.2f} |" for name, cosine_of in cosines.items()]
+    chance = result["deviation of a random direction's cosine"]
+    told_by = (
+        f"`{result['command']}`: {len(seeds)} seeds, {result['prompts']} prompts; the learned length is {length:.2f}."
+    )
     return "\n".join(lines) + f"\n\n{told_by} A random direction's cosine has a deviation of {chance}.\n"
 
 
@@ -158,8 +157,8 @@ def main() -> None:
         row["corrected reward, by length"] = {}
         for factor in LENGTHS:
             e_guided = guided_embedding(e_text, factor * vector, OMEGA)
-            told = paid(partial(_score, reward, e_guided), by, true, wrong)
-            row["corrected reward, by length"][f"{factor:g} times"] = told
+            points = paid(partial(_score, reward, e_guided), by, true, wrong)
+            row["corrected reward, by length"][f"{factor:g} times"] = points
         result["seeds"].append(row)
     result["cosine of two seeds' directions"] = [cosine(a, b) for i, a in enumerate(vectors) for b in vectors[i + 1 :]]
     text = json.dumps(result, indent=1)

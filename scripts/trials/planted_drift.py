@@ -39,24 +39,24 @@ def measured(folder: str | None, prompts: list[str], per_prompt: int) -> dict[st
     images = np.stack([np.asarray(image) for image in drawn])
     texts = [prompt for prompt in prompts for _ in range(per_prompt)]
     read = shown(images, texts)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for fact, values in FACTS.items():
         # "style", or "style/1" and "style/2" where a prompt has two things
         seen = Counter(value for one in read for name, value in one.items() if grammar.kind_of(name) == fact and value)
-        found |= {value: round(seen[value] / max(seen.total(), 1), 4) for value in values}
+        result |= {value: round(seen[value] / max(seen.total(), 1), 4) for value in values}
     verdicts = verify(images, texts)
-    found["facts right"] = round(float(np.mean([np.mean(list(v.strict.values())) for v in verdicts])), 4)
-    found["all facts right"] = round(float(np.mean([v.all_right for v in verdicts])), 4)
-    return found | {"variety": round(variety(images, texts).value or 0.0, 4)}
+    result["facts right"] = round(float(np.mean([np.mean(list(v.strict.values())) for v in verdicts])), 4)
+    result["all facts right"] = round(float(np.mean([v.all_right for v in verdicts])), 4)
+    return result | {"variety": round(variety(images, texts).value or 0.0, 4)}
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """Which styles and tones trained models draw where they are free."""
-    keys = list(next(iter(told["methods"].values()))[0])
-    liked = set(told["liked"].values())
+    keys = list(next(iter(result["methods"].values()))[0])
+    liked = set(result["liked"].values())
     head = [f"{key} (liked)" if key in liked else key for key in keys]
     lines = [f"| trained by | {' | '.join(head)} |", "| --- " * (len(keys) + 1) + "|"]
-    for label, seeds in told["methods"].items():
+    for label, seeds in result["methods"].items():
         lines.append(f"| {label} | {' | '.join(f'{np.mean([seed[key] for seed in seeds]):.2f}' for key in keys)} |")
     return "\n".join(lines) + "\n"
 
@@ -72,7 +72,7 @@ def main() -> None:
     chosen = [
         prompt
         for prompt in prompt_set("compositional", "test")
-        if not {"style", "tone"} & {grammar.kind_of(name) for name in grammar.parse(prompt).said}
+        if not {"style", "tone"} & {grammar.kind_of(name) for name in grammar.parse(prompt).attributes}
     ][: args.prompts]
     methods: dict[str, list[dict[str, Any]]] = {}
     for text in args.methods:

@@ -64,10 +64,10 @@ def shares(verdicts: Sequence[Verdict], prompts: Sequence[str]) -> dict[str, Any
         for fact in facts(caption):
             by_fact[kind_of(fact.name)].append(verdict.strict[fact.name])
             by_prompt[caption.kind].append(verdict.strict[fact.name])
-    every = [right for found in by_fact.values() for right in found]
+    every = [right for answers in by_fact.values() for right in answers]
 
     def means(table: dict[str, list[bool]]) -> dict[str, float]:
-        return {name: round(float(np.mean(found)), 3) for name, found in sorted(table.items())}
+        return {name: round(float(np.mean(answers)), 3) for name, answers in sorted(table.items())}
 
     return {
         "facts": round(float(np.mean(every)), 3),
@@ -77,9 +77,9 @@ def shares(verdicts: Sequence[Verdict], prompts: Sequence[str]) -> dict[str, Any
     }
 
 
-def table(told: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """How well the playground's generator draws, before and after its last stage."""
-    now, before = told["figures"], told["figures before wrong captions"]
+    now, before = result["figures"], result["figures before wrong captions"]
     columns = {
         "through the autoencoder": now["autoencoder"],
         "before the last stage": before["guidance 1"],
@@ -92,17 +92,17 @@ def table(told: dict[str, Any]) -> str:
     rows |= {f"of {n}": f"by_fact.{n}" for n in ("shape", "color", "count", "relation", "background", "word")}
     for name, path in (rows | {"variety": "variety", "artefact": "artefact"}).items():
         outer, _, inner = path.rpartition(".")
-        found = [(column[outer] if outer else column).get(inner) for column in columns.values()]
-        cells = ["" if x is None else f"{x:.3f}" for x in found]
+        numbers = [(column[outer] if outer else column).get(inner) for column in columns.values()]
+        cells = ["" if x is None else f"{x:.3f}" for x in numbers]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def turbo(told: dict[str, Any], nft: dict[str, Any]) -> str:
+def turbo(result: dict[str, Any], nft: dict[str, Any]) -> str:
     """The distilled student beside the generator, and a trained LoRA on both (nft.json)."""
-    told = told["turbo"]
+    result = result["turbo"]
     lines = ["| | facts right | all facts right | variety | artefact |", "| --- | --- | --- | --- | --- |"]
-    for name, row in told["figures"].items():
+    for name, row in result["figures"].items():
         cells = [f"{row[key]:.3f}" for key in ("facts", "all_right", "variety", "artefact")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     curves = [run["curve"] for run in nft["runs"]]
@@ -136,7 +136,7 @@ def main() -> None:
     rng = np.random.default_rng(args.seed)
     true = np.stack([draw(prompt, rng) for prompt in prompts])
     back = through(pipe.vae, true)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "command": "python " + shlex.join(sys.argv),
         "renderings": shares(verify(true, prompts), prompts),
         "autoencoder": shares(verify(back, prompts), prompts) | {"artefact": round(float(artefact(back).median()), 4)},
@@ -149,11 +149,11 @@ def main() -> None:
             seen = variety(drawn(pipe, few, guidance, args.steps, args.seed + 1), few)
             row |= {"variety": round(seen.value or 0.0, 3), "unreadable": round(seen.unreadable, 3)}
             row["variety_by_fact"] = {name: round(value, 3) for name, value in seen.by_fact.items()}
-        found[f"guidance {guidance:g}"] = row
+        result[f"guidance {guidance:g}"] = row
         if args.picture:
             rows = images[:96].reshape(-1, 16, 64, 64, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 16 * 64, 3)
             Image.fromarray(rows).save(args.picture.with_stem(f"{args.picture.stem}-{guidance:g}"))
-    text = json.dumps(found, indent=2)
+    text = json.dumps(result, indent=2)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import child
+from launching import free_port, train_joined
 
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 
-def started(*commands: list[str], folders: Sequence[Path] = ()) -> list[tuple[int, str]]:
+def started(*commands: list[str], folders: Sequence[Path] = ()) -> list[tuple[int | None, str]]:
     """Exit code and stderr of `diffrl train` with each process's own words, as a launcher starts two."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(commands))}
+    port, said = free_port(), [Path(tempfile.mkstemp()[1]) for _ in commands]
     running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "diffrl", "train", *words],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=folders[rank] if folders else None,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        child(train_joined, rank, port, said[rank], words, folders[rank] if folders else Path.cwd())
         for rank, words in enumerate(commands)
     ]
-    try:
-        said = [one.communicate(timeout=120)[1] for one in running]  # a deadlock is a failure
-    finally:
-        for one in running:
-            one.kill()
-    return [(one.returncode, text) for one, text in zip(running, said, strict=True)]
+    for one in running:
+        one.join(200)
+        one.kill()  # a deadlock is a failure
+        one.join()
+    return [(one.exitcode, path.read_text()) for one, path in zip(running, said, strict=True)]
 
 
 def other_prompts(tmp_path: Path) -> str:
@@ -72,12 +59,16 @@ def test_processes_that_disagree_end_with_one_line(config_file: Any, tmp_path: P
     assert "diffrl: error:" not in silent and not (tmp_path / "apart" / "metrics.jsonl").exists()
 
 
-def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(config_file: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_another_file_behind_the_same_path_is_seen_before_anything_is_loaded(
+    config_file: Any, tmp_path: Path, wrapped: bool
+) -> None:
     path, folders = str(config_file("apart", epochs=1)), [tmp_path / "machine0", tmp_path / "machine1"]
     for rank, folder in enumerate(folders):
         folder.mkdir()
-        (folder / "reward.py").write_text(f"{REDNESS.read_text()}# {rank}\n")
-    words = [path, "rewards.redness.plugin=reward.py:Redness"]
+        plugin = REDNESS.read_text().replace('name = "redness"', "embeds = True")  # as d2 asks of what it wraps
+        (folder / "reward.py").write_text(f"{plugin}# {rank}\n")
+    words = [path, f"rewards.redness.plugin={'d2:' * wrapped}reward.py:Redness"]
     (code, said), (other, _) = started(words, words, folders=folders)
     assert (code, other) == (2, 2) and "rewards.redness (file)" in said
 

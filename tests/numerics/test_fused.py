@@ -172,7 +172,7 @@ def test_at_most_two_snapshots_are_kept_merged() -> None:
     for name in ("old", "default", "third", "default"):
         with ours.using(name), torch.no_grad():
             ours.network(x)
-    kept = ours.fused.groups[0].shelf._kept
+    kept = ours.fused.groups[0].shelf._cache
     assert [name for name, _ in kept] == ["third", "default"]
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from test_mathematics import GROUP, PROMPTS, SDE, STEPS, drawn
-from test_second_ring import listing, plackett_luce
+from test_objectives_and_credit import listing, plackett_luce
 from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid

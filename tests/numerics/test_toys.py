@@ -1,4 +1,4 @@
-"""The second ring on toys whose answer is known: a 2-D mixture, the calibration's fixed point, a linear flow."""
+"""Objectives and credits on toys whose answer is known: a 2-D mixture, the calibration's fixed point, a linear flow."""
 
 from __future__ import annotations
 

@@ -72,14 +72,16 @@ def test_a_method_learns_and_waits_no_more_than_the_table_says(config_file: Any,
 
 @pytest.mark.parametrize("method", ["gardo", "marble"])
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(config_file: Any, method: str) -> None:
-    """With evaluations, checkpoints and the report; the moments and all LoRAs, to the bit."""
+    """With deterministic kernels, evaluations, checkpoints and the report; moments and all LoRAs, to the bit."""
 
     def tensors(name: str, *stops: int) -> dict[str, torch.Tensor]:
         path = Path(str(config_of(config_file, method).run_dir)).with_suffix(".yaml")
         for number, epochs in enumerate([*stops, 2]):
-            drop = ["rewards.redness=null"] if "rewards" in METHODS[method] else []
-            config = load_config(path, [*drop, f"epochs={epochs}", f"run_dir={path.parent / name}"])
+            words = ["rewards.redness=null"] if "rewards" in METHODS[method] else []
+            words.append("engine.deterministic=true")
+            config = load_config(path, [*words, f"epochs={epochs}", f"run_dir={path.parent / name}"])
             train(config, resume=Path(config.run_dir) if number else None)
+            assert torch.are_deterministic_algorithms_enabled()
         saved = checkpoint.latest(path.parent / name)
         assert saved is not None and (path.parent / name / "report.html").is_file()
         return {f"{part}/{key}": value for part, own in checkpoint.load(saved)[0].items() for key, value in own.items()}

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from pretend_runs import config_of
 
+from diffrl.records import checkpoint
+
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
@@ -55,6 +57,39 @@ def test_two_processes_call_the_same_collectives(config_file: Any, method: str, 
     assert [code for code, _ in done] == [0, 0], "\n".join(text[-1500:] for _, text in done)
     assert ("which share the network (FSDP2)" in done[0][1]) == sharded
     assert (Path(config.run_dir) / "report.html").is_file()
+
+
+# Rank 1 ends rank 0, which waits for its scores in an exchange, in the third epoch.
+ENDS = """
+import os, pathlib, signal, time
+{redness}
+score, calls, there = Redness.__call__, [], pathlib.Path(__file__).with_name("pid")
+if os.environ["RANK"] == "0":
+    there.write_text(str(os.getpid()))
+
+def ends(self, *given, **more):
+    calls.append(0)
+    if os.environ["RANK"] == "1" and len(calls) > 8:
+        time.sleep(3)
+        os.kill(int(there.read_text()), signal.SIGTERM)
+        time.sleep(600)
+    return score(self, *given, **more)
+
+Redness.__call__ = ends
+"""
+
+
+def test_a_signal_is_seen_in_an_exchange_and_a_checkpoint_needs_no_peer(config_file: Any, tmp_path: Path) -> None:
+    reward = tmp_path / "ends.py"
+    reward.write_text(ENDS.format(redness=(Path(__file__).parents[1] / "data" / "redness.py").read_text()))
+    path = config_file("ended", epochs=50, checkpoint={"every": 100}, evaluate={"every": 100})
+    done = on_two(
+        ["-m", "diffrl", "train", str(path), f"rewards.redness.plugin={reward}:Redness"], PRETEND_TIMEOUT="300"
+    )
+    assert [code for code, _ in done] == [75, 75], "\n".join(text[-1500:] for _, text in done)
+    assert sum(text.count("--resume") for _, text in done) == 1
+    kept = checkpoint.latest(tmp_path / "ended")
+    assert kept is not None and checkpoint.load(kept)[1]["epoch"] >= 1
 
 
 PLANTED = """

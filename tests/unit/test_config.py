@@ -99,7 +99,11 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("rollout=3", "rollout: expected a section of keys, got 3"),
         ("rewards=[clip]", "rewards: expected a section of keys, got ['clip']"),
         ("model=3", "model: expected text, got 3"),
-        ("tracking.wandb=yes", 'tracking.wandb: expected true or false, got "yes"'),
+        ("prompts.overlap=yes", 'prompts.overlap: expected true or false, got "yes"'),
+        (
+            "tracking.wandb=true",
+            "tracking.wandb: unknown key: removed since an earlier version; name it in tracking.trackers",
+        ),
         ("lora.targets=to_q", 'lora.targets: expected a list such as [a, b], got "to_q"'),
         ("optimise.ema=.nan", "optimise.ema: expected a finite number, got nan"),
         ("optimise.ema=1", "optimise.ema: expected less than 1, got 1"),
@@ -288,9 +292,10 @@ def test_processes_come_from_the_launcher(monkeypatch):
 
 def test_a_missing_extra_is_said_before_the_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert message("tracking.wandb=true") == (
-        'command line: tracking.wandb: wandb is not installed: pip install "diffrl[wandb]"'
+    assert message("tracking.trackers=[wandb]") == (
+        'command line: tracking.trackers: wandb is not installed: pip install "diffrl[wandb]"'
     )
+    assert message("tracking.trackers=[mlflow]").endswith("mlflow is not installed: pip install mlflow")
 
 
 def test_models():

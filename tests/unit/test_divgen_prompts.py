@@ -91,8 +91,8 @@ def test_the_playgrounds_prompts_are_of_its_grammar() -> None:
         assert parse(prompt.text).text() == prompt.text
     for dimension in DIMENSIONS:
         assert is_even([prompt.metadata["keyword"] for prompt in of(dimension, PLAYGROUND)]), dimension
-    assert {parse(p.text).said["style"] for p in of("style", PLAYGROUND)} == {"filled", "outlined", "striped"}
-    assert {parse(p.text).said["tone"] for p in of("tonal", PLAYGROUND)} == {"plain", "dark", "pale"}
+    assert {parse(p.text).attributes["style"] for p in of("style", PLAYGROUND)} == {"filled", "outlined", "striped"}
+    assert {parse(p.text).attributes["tone"] for p in of("tonal", PLAYGROUND)} == {"plain", "dark", "pale"}
 
 
 @pytest.mark.parametrize("prompts", [GENERAL, PLAYGROUND], ids=["general", "playground"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from diffrl import evaluation
-from diffrl.evaluation import score_policy
+from diffrl.evaluation import Evaluated, score_policy
+from diffrl.playground.renderer import draw
+from diffrl.playground.variety import FIGURES, variety
 from diffrl.prompts import Prompt
+from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 
@@ -83,3 +88,124 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
     for rank in range(world):
         score(rank)
     assert torch.stack(shares).sum(0)[:, 0].tolist() == [0.0, 0.25, 0.5, 0.75] * 3
+
+
+class Thirds:
+    """Figures of a stranger's: the mean over prompts of a third of their images' mean brightness, which rounds."""
+
+    size = 2
+
+    def applies(self, prompt: str, metadata: Any) -> bool:
+        return prompt != "x"
+
+    def read(self, images: Tensor, prompts: list[str], metadata: Any) -> list[float]:
+        assert len(images) == len(prompts) == len(metadata)
+        return images.double().mean((1, 2, 3)).tolist()
+
+    def sums(self, prompt: str, readings: list[float]) -> tuple[float, float]:
+        assert len(readings) == 4
+        return sum(readings) / 3, 1
+
+    def figures(self, sums: list[float]) -> dict[str, float | None]:
+        return {"thirds": sums[0] / sums[1], "unknown": None}
+
+
+class Judge:
+    name = "judge"
+
+    def __init__(self, figures: Any = None) -> None:
+        self.figures = figures
+
+    def __call__(self, images: Tensor, prompts: list[str], metadata: Any) -> Tensor:
+        return images.mean((1, 2, 3))
+
+
+def measured(judge: Any, prompts: list[Prompt], per_prompt: int = 4, accelerator: Any = None) -> Evaluated:
+    return score_policy(
+        POLICY,
+        Scorer({"judge": judge}),
+        lambda images: images.flatten(1)[:, :2],
+        prompts,
+        SamplerSpec(),
+        seed=0,
+        per_prompt=per_prompt,
+        batch_size=3,
+        accelerator=accelerator,
+    )
+
+
+def on_processes(world: int, judge: Any, prompts: list[Prompt]) -> list[Evaluated]:
+    """The same on several processes, as threads that really exchange their tensors."""
+    barrier, given, found = Barrier(world), [torch.empty(0)] * world, [None] * world
+
+    def work(rank: int) -> None:
+        def exchange(value: Tensor) -> list[Tensor]:
+            given[rank] = value
+            barrier.wait(60)
+            everything = list(given)
+            barrier.wait(60)
+            return everything
+
+        accelerator = SimpleNamespace(process_index=rank, num_processes=world, device=torch.device("cpu"))
+        accelerator.gather = lambda value: torch.cat(exchange(value))
+        accelerator.reduce = lambda value, reduction: torch.stack(exchange(value)).sum(0)
+        found[rank] = measured(judge, prompts, accelerator=accelerator)  # type: ignore[call-overload]
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found  # type: ignore[return-value]
+
+
+def test_a_judges_own_figures_are_reported_beside_the_diversity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "generate", drawn)
+    breadth = measured(Judge(Thirds()), PROMPTS).breadth()
+    brightness = torch.tensor([[(10 * p + m) / 100 for m in range(4)] for p in range(3)])
+    assert list(breadth) == ["diversity", "thirds"]
+    assert breadth["thirds"] == pytest.approx(float(brightness.sum(1).mean() / 3), rel=1e-6)
+    assert list(measured(Judge(), PROMPTS).breadth()) == ["diversity"]
+    assert list(measured(Judge(Thirds()), [*PROMPTS, Prompt("x")]).breadth()) == ["diversity"]  # not of all prompts
+    assert list(measured(Judge(Thirds()), PROMPTS, per_prompt=1).breadth()) == ["diversity"]  # there are no groups
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_find_the_same_figures_to_the_bit(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    """With fewer prompts than processes, too."""
+    monkeypatch.setattr(evaluation, "generate", drawn)
+    alone = measured(Judge(Thirds()), PROMPTS).breadth()
+    assert [one.breadth() for one in on_processes(world, Judge(Thirds()), PROMPTS)] == [alone] * world
+
+
+def test_figures_that_cannot_read_an_image_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "generate", drawn)
+    source = Thirds()
+    source.read = lambda *given: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(RewardError, match='reward "judge": its figures failed to read images with ZeroDivisionError'):
+        measured(Judge(source), PROMPTS)
+
+
+@pytest.mark.parametrize("judge", [Judge(), Judge(FIGURES)], ids=["no judge of the world", "the world's own"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_prompts_of_the_world_have_their_variety(monkeypatch: pytest.MonkeyPatch, judge: Any, world: int) -> None:
+    """Whatever the rewards are, once, and equal to that of the images and to the bit on two processes."""
+    rng = np.random.default_rng(3)
+    prompts = [
+        Prompt(text) for text in ("a red circle", "two blue squares on white", "a green star left of a red circle")
+    ]
+    pictures = {p.text: np.stack([draw(p.text, rng) for _ in range(4)]) for p in prompts}
+    images = {text: torch.from_numpy(one).permute(0, 3, 1, 2).float() / 255 for text, one in pictures.items()}
+
+    def rendered(policy: Any, prompts: list[Prompt], spec: Any, *, per_prompt: int, batch_size: int, **_: Any) -> Any:
+        everything = torch.cat([images[prompt.text] for prompt in prompts])
+        for index in torch.arange(len(everything)).split(batch_size):
+            yield index, everything[index]
+
+    monkeypatch.setattr(evaluation, "generate", rendered)
+    found = measured(judge, prompts) if world == 1 else on_processes(2, judge, prompts)[1]
+    truth = variety(torch.cat(list(images.values())), [p.text for p in prompts for _ in range(4)])
+    assert set(found.figures) == {"variety", "unreadable"} and truth.readings > 0
+    assert found.figures["unreadable"] == truth.unreadable
+    assert found.figures["variety"] == pytest.approx(truth.value, rel=1e-7)
+    assert found.figures == measured(Judge(), prompts).figures

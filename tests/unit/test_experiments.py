@@ -52,14 +52,41 @@ def test_a_seed_stands_as_long_as_what_is_asked(one: Experiment, monkeypatch: py
     assert reproduce.state_of(one)[0] == "other weights" and kept(one) == {}
 
 
-def test_a_key_that_a_result_lacks_has_its_default_and_one_that_is_gone_says_nothing(one: Experiment) -> None:
-    told = result(one, gone={"beta": 1})
+def test_a_key_that_a_result_lacks_has_its_default_and_a_removed_one_that_said_nothing_is_left_out(
+    one: Experiment,
+) -> None:
+    told = result(one, rehearsal=None)
     del told["config"]["optimise"]["max_grad_norm"]
-    told["config"]["optimise"]["gone"] = 3
+    told["config"]["grpo"]["clip_low"] = None
+    told["config"]["rewards"]["clip"]["params"] = {}
+    told["config"]["watch"]["strict"]["weight"] = 1.0
     assert differences(one, told) == []
     told["config"]["rewards"]["clip"]["param"] = 1  # a reward's own, which the schema does not know
     assert differences(one, told) == ["config"]
     assert differences(one, result(one, epochs="many")) == ["config"]
+
+
+@pytest.mark.parametrize("change", [{"rehearsal": {"weight": 0.1}}, {"never": 1}, {"penalty": "mse"}])
+def test_a_removed_key_that_said_something_is_another_config(one: Experiment, change: dict[str, Any]) -> None:
+    assert differences(one, result(one, **change)) == ["config"]
+
+
+def test_a_correction_of_the_code_outdates_the_results_before_it_and_no_others(one: Experiment) -> None:
+    told = result(one)
+    del told["code"]  # as results are that are older than the entry
+    assert differences(one, told) == []
+    corrected = replace(one, code="the weight at pure noise")
+    assert differences(corrected, told) == ["code"] and differences(corrected, result(corrected)) == []
+    assert corrected.name_of(0) != one.name_of(0), "another folder: nothing of the old run is gone on with"
+
+
+def test_a_merged_seed_says_which_correction_it_is_of(one: Experiment, tmp_path: Path) -> None:
+    corrected = replace(one, code="the weight at pure noise")
+    run = {"seed": 0, "before": {"clip": 0.5}, "after": {"clip": 0.6}}
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps(result(one) | {"runs": [run]}))
+    reproduce.merge(corrected, part)
+    assert kept(corrected) == {0: run} and kept(one) == {}
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])

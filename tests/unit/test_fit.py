@@ -15,7 +15,7 @@ from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run import fit
-from diffrl.run.held import held
+from diffrl.run.buffers import held
 from diffrl.run.train import Run
 
 MODELS = {

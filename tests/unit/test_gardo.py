@@ -180,7 +180,7 @@ def test_auxiliary_rewards_are_scored_on_training_images_and_not_optimised(make)
     assert run.scorer.names == ["redness", "blue"]
     metrics = run.loop.run_epoch(0)
     assert {"reward/redness", "watch/blue", "gardo/nearest", "gardo/resets"} <= metrics.keys()
-    assert {"eval/redness", "eval/blue", "eval/diversity"} <= set(run.evaluate())
+    assert {"eval/redness", "eval/blue", "eval/diversity"} <= set(run.evaluation.scores())
 
 
 def test_an_auxiliary_reward_of_which_less_is_better_counts_the_other_way() -> None:
@@ -233,7 +233,7 @@ def test_state_survives_json(make) -> None:
     for epoch in range(4):
         run.loop.run_epoch(epoch)
     state = json.loads(json.dumps(gardo_of(run).state_dict()))
-    assert state["steps"] == 8 and len(state["window"]) == 3 and {"old_is_theta"} == state["base"].keys()
+    assert len(state["window"]) == 3 and {"old_is_theta"} == state["base"].keys()
     other = gardo_of(make({"window": 3}))
     other.load_state_dict(state)
     assert other.state_dict() == state == gardo_of(run).state_dict()

@@ -138,7 +138,7 @@ def test_watched_rewards_are_evaluated_and_never_optimised(config_file) -> None:
     reward = {"plugin": str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness", "power": 2.0}
     run = make(config_file, [], watch={"squared": reward})
     assert run.scorer.names == ["redness"]
-    judged = run.evaluate()
+    judged = run.evaluation.scores()
     measured = {"eval/redness", "eval/squared", "eval/diversity", "eval/saturation", "eval/saturation/std"}
     assert measured == judged.keys()
     assert "reward/squared" not in run.loop.run_epoch(0)

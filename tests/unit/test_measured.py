@@ -31,7 +31,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         runs = [run(seed, 0.5, 0.5 + gain) for seed, gain in enumerate(gains)]
         (tmp_path / f"pilots/{name}.json").write_text(json.dumps({"diffrl_version": "0", "runs": runs}))
     costs = {"base": {"epoch": 1.0}, "method": {"epoch": 1.52}}
-    (tmp_path / "ring_cost.json").write_text(json.dumps({"methods": costs}))
+    (tmp_path / "method_cost.json").write_text(json.dumps({"methods": costs}))
     return tmp_path
 
 
@@ -42,7 +42,7 @@ def test_a_share_of_a_gain_is_paired_by_seed() -> None:
 
 
 @pytest.mark.usefixtures("results")
-def test_a_method_of_the_ring_stands_beside_its_base() -> None:
+def test_a_method_stands_beside_its_base() -> None:
     lines = results_table.beside("base", "method").splitlines()
     assert lines[2].startswith("| the model before |  |  |  | 0.500 |")
     # against the base: -0.05 and 0, so -0.025 and a half width of 12.706 * 0.0354 / sqrt(2) = 0.318

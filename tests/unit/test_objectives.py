@@ -116,7 +116,7 @@ def test_a_wrong_path_is_named(mine: str, config_file: Any, change: tuple[str, s
 def test_an_installed_objective_has_its_name(mine: str, config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(mine.rpartition(":")[0])
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setattr("diffrl.config.door.installed", lambda: {"mine": "mine:Mine"})
+    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {"mine": "mine:Mine"})
     config = load_config(config_file("run", objective="mine", mine={"tau": 2.0}))
     assert config.objective_section.tau == 2.0 and config.objective == "mine"
 

@@ -135,9 +135,9 @@ def test_other_words_for_the_same_are_of_the_same_split(one: str, other: str) ->
 def test_what_is_said_does_not_depend_on_the_values() -> None:
     """Else what a prompt leaves free would not have the world's distribution."""
     rng = np.random.default_rng(0)
-    hats = [names for names in (grammar.said_of("heads", rng) for _ in range(4000)) if "hat" in names]
+    hats = [names for names in (grammar.stated_names("heads", rng) for _ in range(4000)) if "hat" in names]
     assert 0.4 < len(hats) / 4000 < 0.6
-    said = Counter(c.said["hat"] for c in captions(1500, "train", "heads") if "hat" in c.said)
+    said = Counter(c.attributes["hat"] for c in captions(1500, "train", "heads") if "hat" in c.attributes)
     assert 0.42 < said["yes"] / sum(said.values()) < 0.58
 
 
@@ -147,8 +147,8 @@ def test_prompt_sets_are_distinct_stable_and_of_their_split() -> None:
         assert len(prompts) == len(set(prompts)) and len(prompts) >= 100, subset
         assert prompts == prompt_set(subset, "test")
         assert all(parse(prompt).split() == "test" for prompt in prompts[:300])
-    assert all("style" in parse(prompt).said for prompt in prompt_set("styles", "train"))
-    assert all("tone" in parse(prompt).said for prompt in prompt_set("tones", "test"))
+    assert all("style" in parse(prompt).attributes for prompt in prompt_set("styles", "train"))
+    assert all("tone" in parse(prompt).attributes for prompt in prompt_set("tones", "test"))
     assert len(prompt_set("compositional", "train")) == SET_LIMIT
     kinds = {parse(prompt).kind for prompt in prompt_set("compositional", "train")}
     assert kinds == {"objects", "counts", "pairs", "relations"}
@@ -167,10 +167,10 @@ def test_careless_captions_say_the_same_facts_and_tell_them_wrongly(share: float
     wrong: list[bool] = []
     for caption in captions(500):
         told = misdescribe(caption, rng, share)
-        assert told.said.keys() == caption.said.keys() and possible(told)
+        assert told.attributes.keys() == caption.attributes.keys() and possible(told)
         assert told.split() == caption.split() or share == 1.0
-        assert told.said.get("word") == caption.said.get("word")
-        wrong += [told.said[name] != value for name, value in caption.said.items() if name != "word"]
+        assert told.attributes.get("word") == caption.attributes.get("word")
+        wrong += [told.attributes[name] != value for name, value in caption.attributes.items() if name != "word"]
     if share in (0.0, 1.0):
         assert set(wrong) == {bool(share)}
     else:

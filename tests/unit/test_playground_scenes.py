@@ -17,10 +17,10 @@ def test_a_scene_holds_what_its_prompt_says() -> None:
     for _ in range(500):
         caption = sample_caption(rng, "train")
         scene = complete(caption, rng)
-        assert caption.said.items() <= scene.facts.items()
-        assert scene.describe(tuple(caption.said)) == caption
+        assert caption.attributes.items() <= scene.facts.items()
+        assert scene.describe(tuple(caption.attributes)) == caption
         for fact in free(caption):
-            assert scene[fact.name] in fact.values and fact.name not in caption.said
+            assert scene[fact.name] in fact.values and fact.name not in caption.attributes
 
 
 @pytest.mark.parametrize(

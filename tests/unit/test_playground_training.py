@@ -15,7 +15,7 @@ from diffrl.resources import shipped
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "playground"))
 
-from drawing import Design, Learner, Prompts
+from drawing import Learner, Prompts
 
 
 def prompts(kinds: np.ndarray, wrong: float) -> Prompts:
@@ -34,11 +34,9 @@ def test_a_share_of_captions_is_of_another_scene_of_the_same_kind() -> None:
     assert taken.min() > 80  # of 500, from all over the pool
 
 
-def test_every_design_reads_the_cells_and_draws_the_latents() -> None:
+def test_the_cells_are_read_from_the_image_tokens() -> None:
     x, t, embeds, pooled = torch.randn(2, 8, 8, 8), torch.rand(2), torch.randn(2, 16, 128), torch.randn(2, 128)
-    for design, tokens in ((Design(), 16), (Design(patch=1), 64), (Design(heads=6, layers=2), 16)):
-        learner = Learner(design)
-        inside: list[int] = []
-        learner.classifier.register_forward_pre_hook(lambda module, given, seen=inside: seen.append(given[0].shape[1]))
-        velocity, read = learner(x, t, embeds, pooled)
-        assert velocity.shape == x.shape and read.shape[2:] == (8, 8) and inside == [tokens]
+    learner, inside = Learner(), []
+    learner.classifier.register_forward_pre_hook(lambda module, given: inside.append(given[0].shape[1]))
+    velocity, read = learner(x, t, embeds, pooled)
+    assert velocity.shape == x.shape and read.shape[2:] == (8, 8) and inside == [16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffrl.config import load_config
+from diffrl.config import Config, load_config
 from diffrl.conformance.bases import dequantise
 from diffrl.conformance.check import scramble
 from diffrl.conformance.tinies import make
@@ -18,6 +19,8 @@ from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise
+from diffrl.records.identity import compare, identity_of_config
+from diffrl.run import fit
 
 MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image")}
 BASES = {"int8": 1, "fp8": 1, "nf4": 0.5}  # bytes of a weight's code
@@ -158,3 +161,33 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
     with pytest.raises(UserError, match=r'"nf4" needs bitsandbytes .*pip install "diffrl\[8bit\]"'):
         Quantised(nn.Linear(8, 8), "nf4")
+
+
+def test_a_model_in_fewer_bits_is_refused(tmp_path: Path) -> None:
+    folder = tiny_flux(tmp_path / "flux")
+    file = folder / "transformer" / "config.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
+    with pytest.raises(
+        UserError, match=r"transformer of .* is quantised already \(bitsandbytes\); give the full model"
+    ):
+        load_policy(str(folder), resolution=16)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_doctor_counts_true_bytes(model: str, base: str) -> None:
+    rows = {"groups": 1, "group_size": 2, "batch_size": 2, "resolution": 16}
+    settings = {"model": model, "objective": "sft", "lora": {"rank": 4, "alpha": 8}, "rollout": rows}
+    settings |= {"optimise": {"batch_size": 2, "accumulation": 1}, "engine": {"base": base}}
+    estimate = fit.estimate(Config.model_validate(settings))
+    policy = load(model, base)
+    assert estimate.parts["network"] == sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)
+
+
+def test_a_resume_over_another_base_is_refused() -> None:
+    then, now = ({"engine.base": base} for base in ("int8", "full"))
+    with pytest.raises(UserError, match=r'engine\.base: "full", but step-1 was trained with "int8"'):
+        compare(then, now, "step-1")
+    values = load_config("configs/playground/nft.yaml", ["engine.base=int8"]).resolved()
+    assert identity_of_config(values)["engine.base"] == "int8"

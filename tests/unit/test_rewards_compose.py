@@ -18,7 +18,6 @@ from diffrl.rewards.compose import (
     clip,
     modulate,
     spread,
-    threshold,
     win_rate,
 )
 from diffrl.rewards.order import STEPS, in_order
@@ -35,10 +34,6 @@ def same(result: Tensor, *expected: float) -> None:
 def test_clip_holds_scores_within_bounds() -> None:
     same(clip(SCORES, -1, 3), -1, 0, NAN, 1, 3, NAN)
     same(clip(SCORES, low=0), 0, 0, NAN, 1, 5, NAN)
-
-
-def test_threshold_counts_from_its_value_on() -> None:
-    same(threshold(SCORES, at=1.0), 0, 0, NAN, 1, 1, NAN)
 
 
 def test_win_rate_compares_inside_a_group() -> None:
@@ -88,13 +83,13 @@ def test_taming_follows_the_spread_with_hysteresis() -> None:
 
 
 def test_steps_have_one_order_and_read_others_after_their_own_steps() -> None:
-    scores = torch.tensor([[4.0, 0.2, 10.0], [9.0, 0.8, 20.0], [6.0, 0.9, NAN]])
+    scores = torch.tensor([[4.0, -0.2, 10.0], [9.0, 1.8, 20.0], [6.0, 1.9, NAN]])
     steps = {
         "a": {"modulate": {"by": "b", "base": 0.0}, "tame": {"delta": 0.1}, "clip": {"high": 6.0}},
-        "b": {"threshold": {"at": 0.5}},
+        "b": {"clip": {"low": 0.0, "high": 1.0}},
     }
-    composed = Composition(["a", "b", "c"], steps, kept=1)(scores, torch.zeros(3, dtype=torch.int64))
-    same(composed[:, 0], 0, math.log(7), math.log(7))  # clipped before the logarithm, times b's threshold
+    composed = Composition(["a", "b", "c"], steps, returned=1)(scores, torch.zeros(3, dtype=torch.int64))
+    same(composed[:, 0], 0, math.log(7), math.log(7))  # clipped before the logarithm, times b, clipped
     assert composed.shape == (3, 1) and scores[1, 0] == 9  # the measured scores stay what they are
 
 
@@ -105,7 +100,7 @@ def test_no_steps_change_nothing() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_makes_a_number_of_a_nan_or_a_nan_of_a_number(step: str) -> None:
-    arguments = {"threshold": {"at": 0.0}, "modulate": {"by": "b"}, "tame": {"delta": 0.1}}
+    arguments = {"modulate": {"by": "b"}, "tame": {"delta": 0.1}}
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 2, generator=generator)
     scores[torch.rand(40, 2, generator=generator) < 0.4] = NAN
@@ -153,7 +148,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
     shape = {"bound": {"at": 5.0}, "modulate": {"by": "ocr", "base": 0.0}}
     config = load_config(write({"aesthetic": {"shape": shape}}, {"clip": {}, "ocr": {}}))
     composition = build_composition(config)
-    assert composition.names == ["aesthetic", "ocr"] and composition.kept == 1
+    assert composition.names == ["aesthetic", "ocr"] and composition.returned == 1
     scores = torch.tensor([[5.0, 0.0], [5.0, 1.0]])
     same(composition(scores, torch.zeros(2, dtype=torch.int64))[:, 0], 0, 0.5)
 

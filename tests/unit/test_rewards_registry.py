@@ -86,6 +86,11 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
         ("def R(images, prompts, metadata): ...", "it is a function, not a class"),
         ("class R:\n    name = 'r'\n    embeds = True\n    def __call__(self, i, p, m): ...", "embed_text is missing"),
         ("class R:\n    name = 'r'\n    batch_size = 0\n    def __call__(self, i, p, m): ...", "`batch_size` is 0"),
+        ("class R:\n    name = 'r'\n    figures = 1\n    def __call__(self, i, p, m): ...", "lacks the method applies"),
+        (
+            "class R:\n    name = 'r'\n    applies = 1\n    def __call__(self, i, p, m): ...",
+            "`applies` is not a method",
+        ),
         ("class R:\n    name = 'r'\n    card = {}\n    def __call__(self, i, p, m): ...", "not a diffrl.rewards.Card"),
         (
             "class R:\n    name = 'r'\n    groupwise = 1\n    def __call__(self, i, p, m): ...",

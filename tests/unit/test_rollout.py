@@ -187,7 +187,7 @@ def test_the_step_loop_never_waits_for_the_device() -> None:
         job = module._job(policy, spec, 1, 2, "default", keep=spec.stochastic_steps > 0)  # type: ignore[arg-type]
         x, noise = torch.empty(2, *SHAPE, device="meta"), torch.empty(2, spec.stochastic_steps, *SHAPE, device="meta")
         with torch.no_grad():
-            drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise, [0, 0])  # type: ignore[arg-type]
+            drawn = chain(job, x, Known().encode(["a", "b"]).to("meta"), noise)  # type: ignore[arg-type]
         assert drawn.latents.shape == x.shape and (drawn.states is None) == (spec.stochastic_steps == 0)
 
 

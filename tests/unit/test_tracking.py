@@ -106,7 +106,7 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Tracker(tmp_path, tensorboard=True) as tracker:
+    with Tracker(tmp_path, ["tensorboard"]) as tracker:
         tracker.log({"epoch": 3, "reward/clip": 0.25, "loss": float("nan")})
         tracker.log({"epoch": 3, "reward/clip": 9.0})  # already written
         tracker.images(3, [Image.new("RGB", (5, 4), "red")], ["a red circle"])
@@ -121,7 +121,7 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with Tracker(tmp_path, wandb=True, config={"seed": 3}) as tracker:
+    with Tracker(tmp_path, ["wandb"], {"seed": 3}) as tracker:
         tracker.log({"epoch": 0, "loss": 0.5})
         tracker.images(0, [Image.new("RGB", (4, 4))], ["a red circle"])
     (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
@@ -135,7 +135,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_tracker_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(UserError, match=rf'{extra} is not installed: pip install "diffrl\[{extra}\]"'):
-        Tracker(tmp_path, wandb=extra == "wandb", tensorboard=extra == "tensorboard")
+        Tracker(tmp_path, [extra])
 
 
 def test_outside_trackers_are_not_imported_unasked(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_accelerate_s_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch:
 
     from diffrl.records import tracking
 
-    with Tracker(tmp_path, config={"epochs": 2, "lora": {"rank": 4}}, others=["tensorboard"]) as tracker:
+    with Tracker(tmp_path, ["tensorboard"], {"epochs": 2, "lora": {"rank": 4}}) as tracker:
         tracker.log({"epoch": 1, "loss": 0.25, "reward/a": 0.5, "alarm/x": "text"})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()

@@ -23,8 +23,8 @@ from diffrl_zoo.geneval_rules import (
     Detection,
     Thresholds,
     correct,
+    filter_detections,
     iou,
-    kept,
     parse_prompt,
     partial_credit,
     relations,
@@ -113,10 +113,10 @@ def test_the_verdict_is_the_published_one(tag: str) -> None:
         def colours(things: Sequence[Detection], name: str, colour_of: dict = colour_of) -> list[str]:
             return [colour_of[thing.box] for thing in things]
 
-        verdict = correct(kept(found, tag), metadata, colours)
+        verdict = correct(filter_detections(found, tag), metadata, colours)
         assert verdict == published(rows, metadata), (rows, metadata)
         verdicts.append(verdict)
-        part = partial_credit(kept(found, tag), metadata, colours)
+        part = partial_credit(filter_detections(found, tag), metadata, colours)
         assert 0.0 <= part <= 1.0
         if part == 1.0:  # exactly the number asked for, and all right
             assert verdict
@@ -137,10 +137,12 @@ def test_relations_by_hand() -> None:
 
 def test_what_is_kept() -> None:
     rows = [Detection((i, 0, i + 10, 10), 0.31 + 0.01 * i) for i in range(20)]
-    assert [d.score for d in kept({"dog": rows}, "")["dog"]] == [d.score for d in rows[:3:-1]]  # the 16 surest
-    assert kept({"dog": [Detection((0, 0, 1, 1), 0.3)]}, "") == {}  # above, not at
-    assert kept({"dog": [Detection((0, 0, 1, 1), 0.9)]}, "counting") == {}
-    apart = kept({"dog": rows}, "", Thresholds(overlap=0.5))["dog"]
+    assert [d.score for d in filter_detections({"dog": rows}, "")["dog"]] == [
+        d.score for d in rows[:3:-1]
+    ]  # the 16 surest
+    assert filter_detections({"dog": [Detection((0, 0, 1, 1), 0.3)]}, "") == {}  # above, not at
+    assert filter_detections({"dog": [Detection((0, 0, 1, 1), 0.9)]}, "counting") == {}
+    apart = filter_detections({"dog": rows}, "", Thresholds(overlap=0.5))["dog"]
     assert [d.box[0] for d in apart] == [19, 15, 11, 7]  # boxes 4 pixels apart share 7 of 15 columns
     assert iou((0, 0, 9, 9), (0, 0, 9, 9)) == 1.0 and iou((0, 0, 9, 9), (10, 0, 19, 9)) == 0.0
 

@@ -38,13 +38,13 @@ def progress(what: str, total: int, every: float | None = None) -> Iterator[Call
 class _Lines:
     def __init__(self, what: str, total: int, every: float) -> None:
         self.what, self.total, self.every, self.done = what, total, every, 0
-        self.began = self.said = time.monotonic()
+        self.began = self.last_line = time.monotonic()
 
     def advance(self, count: int) -> None:
         self.done += count
         now = time.monotonic()
-        if now - self.said < self.every or self.done >= self.total:
+        if now - self.last_line < self.every or self.done >= self.total:
             return
-        self.said = now
+        self.last_line = now
         left = (now - self.began) / max(self.done, 1) * (self.total - self.done)
         sys.stderr.write(f"{self.what}: {self.done} of {self.total} images, {duration(left)} to go\n")

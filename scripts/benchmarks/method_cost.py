@@ -1,8 +1,8 @@
-"""What an epoch of each method of the second ring costs beside its base, on the playground, in one run.
+"""What an epoch of each method costs beside its base, on the playground, in one run.
 
-    OMP_NUM_THREADS=1 python scripts/benchmarks/ring.py --out assets/results/ring_cost.json
+    OMP_NUM_THREADS=1 python scripts/benchmarks/method_cost.py --out assets/results/method_cost.json
 
-Every recipe of `RING` and its base draw, score and train the same number of images a round, one after the other; a
+Every recipe of `METHODS` and its base draw, score and train the same number of images a round, one after the other; a
 ratio is the median over the rounds of the method's seconds by its base's in the same round. `forwards`: of the network
 in the rollout, by images. Levels are not calibrated (`dense.calibrate`), which is paid once before a training.
 """
@@ -26,7 +26,7 @@ from diffrl.config import load_config
 from diffrl.run.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-RING = {
+METHODS = {
     "nft": ("dpo", "rwr", "sft", "gdro", "qma"),
     "grpo": (
         "prdp",
@@ -51,13 +51,13 @@ def opened(name: str, groups: int, folder: Path) -> Run:
 
 def measure(runs: dict[str, Run], warm: int, repeats: int) -> dict[str, list[dict[str, Any]]]:
     """An epoch of each run in turn, `repeats` times after `warm`."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     for turn in range(warm + repeats):
         for name, run in runs.items():
             epoch = run.loop.run_epoch(turn)
             if turn >= warm:
-                found[name].append(epoch)
-    return found
+                epochs[name].append(epoch)
+    return epochs
 
 
 def compared(epochs: list[dict[str, Any]], base: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def main() -> None:
         "images": args.groups * 16,
         "methods": {},
     }
-    for base, names in RING.items():
+    for base, names in METHODS.items():
         with tempfile.TemporaryDirectory() as folder:
             runs = {name: opened(name, args.groups, Path(folder)) for name in (base, *names)}
-            found = measure(runs, args.warm, args.repeats)
+            epochs = measure(runs, args.warm, args.repeats)
             for run in runs.values():
                 run.close()
         for name in (base, *names):
-            result["methods"][name] = {"base": base} | compared(found[name], found[base])
+            result["methods"][name] = {"base": base} | compared(epochs[name], epochs[base])
             print(f"{name:<18} {result['methods'][name]}", flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

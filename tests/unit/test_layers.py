@@ -1,4 +1,4 @@
-"""The house's one rule: imports run downward only. Its floors are the contracts in pyproject.toml."""
+"""The one rule: imports run downward only. The layers are the contracts in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ UPSIDE_DOWN = """
 [importlinter]
 root_package = diffrl
 
-[importlinter:contract:floors]
-name = the cellar on top
+[importlinter:contract:layers]
+name = errors on top
 type = layers
 containers = diffrl
 layers =
@@ -39,15 +39,15 @@ def test_imports_run_downward_only() -> None:
 
 
 def test_an_upward_import_is_found_and_named(tmp_path: Path) -> None:
-    config = tmp_path / "house.ini"
+    config = tmp_path / "layers.ini"
     config.write_text(UPSIDE_DOWN)
     code, said = lint(config)
     assert code == 1 and "diffrl.samplers is not allowed to import diffrl.errors" in said
 
 
-def test_the_picture_of_the_house_is_the_contract() -> None:
-    """CONTRIBUTING's plan has the contract's floors, in its order, with the same rooms."""
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    """CONTRIBUTING's plan has the contract's layers, in its order, with the same modules."""
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
-    drawn = (ROOT / "CONTRIBUTING.md").read_text().split("## The house")[1].split("Inside `trainers/`")[0]
-    floors = [line[:58].split() for line in drawn.splitlines() if line.startswith("    ")]
-    assert floors == [re.split(r" *[|:] *", layer) for layer in contract]
+    drawn = (ROOT / "CONTRIBUTING.md").read_text().split("## The layers")[1].split("Inside `trainers/`")[0]
+    layers = [line[:58].split() for line in drawn.splitlines() if line.startswith("    ")]
+    assert layers == [re.split(r" *[|:] *", layer) for layer in contract]

@@ -1,4 +1,4 @@
-"""The second ring's objectives and credits on a tiny pipeline of the true classes: what they run, keep and refuse."""
+"""The other objectives and credits on a tiny pipeline of the true classes: what they run, keep and refuse."""
 
 from __future__ import annotations
 

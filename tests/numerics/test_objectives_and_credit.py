@@ -318,14 +318,13 @@ def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
     assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 99)] == [[0, 1], [0, 2], [0, 2]]
 
 
-@pytest.mark.parametrize("stop", [None, 3])
-def test_depth_pruning_slides_from_deep_to_shallow_as_in_its_code(stop: int | None) -> None:
+def test_depth_pruning_slides_from_deep_to_shallow_as_in_its_code() -> None:
     """Its code names the depths of children, one more than the step's number, and stops at the last split's depth."""
     splits, steps, interval = (0, 3, 6, 9), 20, 30
-    tree = Branched(group=16, splits=splits, branch=2, steps=steps, skip=4, skip_every=interval, skip_last=stop)
+    tree = Branched(group=16, splits=splits, branch=2, steps=steps, skip=4, skip_every=interval)
     depths = list(range(steps - 3, steps + 1))
     for epoch in (0, 29, 30, 200, 300, 1000):
-        shift = min(epoch // interval, depths[0] - (max(splits) if stop is None else stop + 1))
+        shift = min(epoch // interval, depths[0] - max(splits))
         skipped = {depth - shift - 1 for depth in depths}
         assert {i for i, trained in enumerate(tree.trained_steps(epoch)) if not trained} == skipped
     assert bool(tree.trained_steps(0)[list(splits)].all()), "no split waits at first"

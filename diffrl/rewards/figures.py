@@ -1,0 +1,68 @@
+"""Figures of prompts' groups in an evaluation: who has them, and how they come together over batches and processes.
+
+P prompts of an evaluation, S sums of a source (`diffrl.rewards.protocol.GroupFigures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import in_one_line
+from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
+
+if TYPE_CHECKING:
+    from diffrl.prompts import Prompt
+
+# Reported wherever they apply to all prompts, whatever judges there are: the shipped world can be read exactly.
+ALWAYS = ("diffrl.playground.variety:FIGURES",)
+
+
+@dataclass
+class Collected:
+    """One source's readings of a process's images, in the order of its prompts. `owner`: for messages."""
+
+    owner: str
+    source: GroupFigures
+    readings: list[Any] = field(default_factory=list)
+
+    def read(self, images: Tensor, prompts: Sequence[Prompt]) -> None:
+        """Note what images (B, 3, H, W) of these prompts show. RewardError if that fails."""
+        try:
+            self.readings += self.source.read(images, [p.text for p in prompts], [dict(p.metadata) for p in prompts])
+        except Exception as error:
+            raise RewardError(f"{self.owner}: its figures failed to read images with {in_one_line(error)}") from error
+
+    def sums(self, prompts: Sequence[Prompt], first: int, total: int) -> Tensor:
+        """(P, S) float64: those of this process's prompts, which stand from `first` on among `total`, and zeros.
+
+        One row for each prompt, so that adding them up does not depend on which process had which.
+        """
+        each = len(self.readings) // max(len(prompts), 1)
+        sums = torch.zeros(total, self.source.size, dtype=torch.float64)
+        for i, prompt in enumerate(prompts):
+            part = self.source.sums(prompt.text, self.readings[i * each : (i + 1) * each])
+            sums[first + i] = torch.tensor(part, dtype=torch.float64)
+        return sums
+
+    def figures(self, sums: Tensor) -> dict[str, float]:
+        """From the sums (P, S) of all prompts, without what cannot be said."""
+        total = torch.zeros(self.source.size, dtype=torch.float64)
+        for row in sums:
+            total += row
+        return {name: value for name, value in self.source.figures(total.tolist()).items() if value is not None}
+
+
+def find_figures(judges: Mapping[str, Reward], prompts: Sequence[Prompt]) -> list[Collected]:
+    """What judges declare, and what is always reported, each source once: those that apply to all of the prompts."""
+    declared = [(f'reward "{name}"', ability(judge, "figures")) for name, judge in judges.items()]
+    sources: dict[int, Collected] = {}
+    for owner, source in [*declared, *((name, resolve_name(name)) for name in ALWAYS)]:
+        if source is not None and id(source) not in sources:
+            sources[id(source)] = Collected(owner, source)
+    return [one for one in sources.values() if all(one.source.applies(p.text, p.metadata) for p in prompts)]

@@ -1,0 +1,143 @@
+"""The evaluations of a run: held-out scores, the fixed sample images, the guard rails, DivGenBench's small version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from diffrl.config import Config
+from diffrl.divgen.diversity import Features
+from diffrl.divgen.prompts import world_of
+from diffrl.divgen.run import SmallBenchmark
+from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.policy import Policy
+from diffrl.prompts import load_prompts
+from diffrl.records.guard import Guard
+from diffrl.rewards.scoring import Scorer
+from diffrl.rollout import SamplerSpec, generate
+from diffrl.run.folder import RunFolder
+from diffrl.run.journal import Journal
+from diffrl.run.parts import evaluation_spec
+from diffrl.run.students import Student
+
+
+class Evaluation:
+    """Everything with fixed seeds, of `snapshot`: the averaged LoRA, or the trained one without an average."""
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        snapshot: str,
+        judges: Scorer,
+        features: Features,
+        students: Sequence[Student],
+        guard: Guard,
+        folder: RunFolder,
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.policy, self.snapshot, self.judges = config, policy, snapshot, judges
+        self.features, self.students, self.guard = features, students, guard
+        self.folder, self.accelerator = folder, accelerator
+        self.prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
+        self.divgen: SmallBenchmark | None = None
+        if config.evaluate.divgen:
+            self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, accelerator.device)
+        self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
+        self.check: Callable[[], None] = lambda: None  # may raise, between batches
+
+    def measure(
+        self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True, divgen: bool = False
+    ) -> list[str]:
+        """Evaluate, and measure DivGenBench's small version, into `metrics`; returns the guard rails' alarms."""
+        alarms: list[str] = []
+        mark = time.perf_counter()
+        if evaluated:
+            journal.status("evaluating")
+            metrics |= self.scores()
+            self._draw_samples(metrics["epoch"], journal)
+            alarms = self._look_out(metrics)
+        if divgen:
+            journal.status("evaluating, DivGenBench")
+            metrics |= self.small_benchmark()
+        if evaluated or divgen:
+            metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
+        return alarms
+
+    def scores(self) -> dict[str, Any]:
+        """Held-out scores on the model, and on its students as `eval/STUDENT/...`."""
+        found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot)
+        means = summarise(self.judges.names, found.scores) | found.breadth()
+        spread = float(found.saturation.std(correction=0))
+        means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
+        for student in self.students:
+            with student.wearing(self.policy.state(self.snapshot)) as policy:
+                found = self._judge(policy, student.spec, "default")
+            values = summarise(self.judges.names, found.scores) | found.breadth()
+            means |= {f"{student.name}/{name}": value for name, value in values.items()}
+        return {f"eval/{name}": value for name, value in means.items()}
+
+    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:
+        """The held-out prompts' images of a model, scored; every process draws its share."""
+        return score_policy(
+            policy,
+            self.judges,
+            self.features,
+            self.prompts,
+            spec,
+            seed=self.config.seed,
+            per_prompt=self.config.evaluate.per_prompt,
+            batch_size=self.config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=snapshot,
+            check=self.check,
+        )
+
+    def _look_out(self, metrics: dict[str, Any]) -> list[str]:
+        """The guard rails' alarms for an evaluation's metrics, into which they are written.
+
+        Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
+        """
+        self.past.append(dict(metrics))
+        alarms = self.guard.alarms(self.past)
+        for alarm in alarms:
+            metrics[f"alarm/{alarm.name}"] = alarm.text
+        if metrics["epoch"] and not alarms:
+            self.folder.save_healthy(self.policy, self.snapshot, metrics)
+        return [alarm.text for alarm in alarms]
+
+    def small_benchmark(self) -> dict[str, Any]:
+        """DivGenBench's small version."""
+        assert self.divgen is not None
+        return self.divgen.measure(
+            self.policy,
+            evaluation_spec(self.config),
+            seed=self.config.seed,
+            batch_size=self.config.rollout.batch_size,
+            accelerator=self.accelerator,
+            snapshot=self.snapshot,
+        )
+
+    def _draw_samples(self, epoch: int, journal: Journal) -> None:
+        """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
+        prompts = self.prompts[: self.config.tracking.samples]
+        if not prompts:
+            return
+        with self.policy.together():
+            if not self.accelerator.is_main_process:
+                return
+            batches = generate(
+                self.policy,
+                prompts,
+                evaluation_spec(self.config),
+                seed=self.config.seed,
+                per_prompt=1,
+                batch_size=self.config.rollout.batch_size,
+                snapshot=self.snapshot,
+            )
+            images, texts = torch.cat([batch for _, batch in batches]), [prompt.text for prompt in prompts]
+            journal.images(epoch, self.folder.save_samples(epoch, images, texts, self.config.seed), texts)
