@@ -69,7 +69,7 @@ def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tupl
 
     found = on(run.policy, evaluation_spec(run.config), snapshot)
     means = summarise(run.judges.names, found.scores) | found.breadth()
-    for student in run.students:
+    for student in run.evaluation.students:
         with student.wearing(run.policy.state(snapshot or "default")) as policy:
             there = on(policy, student.spec, None if snapshot is None else "default")
         values = summarise(run.judges.names, there.scores) | there.breadth()
@@ -81,7 +81,7 @@ def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) 
     """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
     config = run.config.resolved()
     depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
-    depends += [config["engine"]["base"], [student.name for student in run.students]]
+    depends += [config["engine"]["base"], [student.name for student in run.evaluation.students]]
     depends += [evaluation_spec(run.config).model_dump(), args.prompts, args.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]
