@@ -31,6 +31,7 @@ class Drawing:
     limit: int | None = None
     sampler: str | None = None
     guidance_scale: float = 1.0
+    shift: float | None = None  # of the schedule, as rollout.shift
     resolution: Resolution = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
@@ -49,7 +50,8 @@ class Drawing:
 
     def spec(self, policy: Policy) -> SamplerSpec:
         name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
-        spec = SamplerSpec(sampler=name, steps=self.steps or 10, guidance_scale=self.guidance_scale)
+        steps = self.steps or 10
+        spec = SamplerSpec(sampler=name, steps=steps, guidance_scale=self.guidance_scale, shift=self.shift)
         return spec.model_copy(update={"noise_level": 0.0}) if name == "ddim" else spec
 
     def amount(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from diffrl.continuations import Branches, Plan, Tree
 from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
 from diffrl.forward import Process
-from diffrl.samplers import check_process
+from diffrl.samplers import check_process, schedule
 from diffrl.sampling import SamplerSpec
 from diffrl.seeds import noise as noise_of
 
@@ -257,7 +257,7 @@ def _job(
     if keep and spec.stochastic_steps == 0:
         text = f'"{spec.sampler}" at noise level {spec.noise_level} and {spec.steps} steps has no stochastic step'
         raise UserError(f"rollout.sampler: {text} to train on")
-    sigmas = policy.timesteps(spec.steps).tolist()
+    sigmas = schedule(policy, spec).tolist()
     return Job(policy, spec, seed, epoch, snapshot, sigmas, keep, plan, group)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -154,6 +154,30 @@ def check_process(name: str, process: Process) -> None:
     if facts.flow_only and not isinstance(process, FlowMatching):
         fit = [n for n, other in SAMPLERS.items() if other.stochastic == facts.stochastic and not other.flow_only]
         raise UserError(f'rollout.sampler: "{name}" is not defined for a {type(process).__name__} model; use {fit[0]}')
+
+
+class Scheduled(Protocol):
+    """What `schedule` asks of a policy."""
+
+    process: Process
+
+    def timesteps(self, steps: int) -> Tensor:
+        """(steps + 1,) noise levels of the model's own schedule."""
+
+
+def schedule(policy: Scheduled, spec: SamplerSpec) -> Tensor:
+    """Noise levels (S + 1,) on the CPU, noisiest first, the last 0: the model's own, or evenly spaced and then shifted.
+
+    Raises:
+        UserError: `spec.shift` for a model whose levels are those of a training grid.
+    """
+    if spec.shift is None:
+        return policy.timesteps(spec.steps)
+    if not isinstance(policy.process, FlowMatching):
+        kind = type(policy.process).__name__
+        raise UserError(f"rollout.shift: is not defined for a {kind} model, which has a grid of its own; leave it out")
+    t = 1 - torch.arange(spec.steps + 1, dtype=torch.float64) / spec.steps
+    return (spec.shift * t / (1 + (spec.shift - 1) * t)).float()
 
 
 def sde_kernel(

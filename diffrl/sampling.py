@@ -133,6 +133,13 @@ class SamplerSpec(Section, metaclass=_OneLine):
         "is for models of DDPM type; renoise, with noise_level 1 (RLCM), for models of few steps; or an own one, "
         "path/to/file.py:NAME",
     )
+    shift: FiniteFloat | None = key(
+        None,
+        "levels s t / (1 + (s - 1) t) of t = 1, 1 - 1/S, ..., 0 in place of the model's own, for flow matching: 3 is "
+        "SD3's; evaluations, too; null: the model's own",
+        gt=0,
+        le=100,
+    )
     guidance_scale: FiniteFloat = key(1.0, "classifier-free guidance; 1 is none, at half the cost", ge=1, le=1000)
     noise_level: FiniteFloat = key(
         0.7, "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim", ge=0, le=100

@@ -56,7 +56,7 @@ def check_fit(config: Config) -> bool:
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
-    print(f"{fit.host / GIB:9.2f} GiB  text encoders, in main memory between their visits to the device")
+    print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
     print(_work(fit.work))
     where, free = _free()
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
@@ -73,6 +73,14 @@ def check_fit(config: Config) -> bool:
         return False
     print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
     return False
+
+
+def _together(host: int, world: int) -> str:
+    """What the processes of one machine need of its memory."""
+    text = ", and a network that waits there"
+    if world == 1:
+        return text
+    return f"{text}; {world} processes of one machine: {host * world / GIB:.2f}, shared where files have the run's type"
 
 
 def _work(work: Mapping[str, float]) -> str:

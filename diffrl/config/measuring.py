@@ -39,6 +39,14 @@ class Student(Section):
         """Is it the trained model over another base? Then it draws as that does: steps and guidance are not its own."""
         return not (self.model or self.merge)
 
+    def drawn(self, config: Any) -> Any:
+        """The trained model's config with this one's model, base and guidance."""
+        guidance = config.rollout.guidance_scale if self.same else self.guidance_scale
+        rollout = config.rollout.model_copy(update={"guidance_scale": guidance})
+        engine = config.engine.model_copy(update={"base": self.base})
+        update = {"model": self.source(config.model), "rollout": rollout, "engine": engine}
+        return config.model_copy(update=update)
+
 
 class Evaluate(Section):
     every: int = key(10, "evaluate after every so many epochs, and before the first and after the last", "epochs", ge=1)

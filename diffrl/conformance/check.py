@@ -129,7 +129,7 @@ def company_changes_nothing(subject: Subject) -> str:
         return encode(prompt, device)
 
     policy.backbone.encode = counted  # type: ignore[method-assign]
-    policy._cache.clear()
+    policy.texts.forget()
     lengths = []
     with torch.no_grad():
         for guidance in (1.0, GUIDANCE):

@@ -10,6 +10,7 @@ import torch
 
 from diffrl.advantages import weighted_sum
 from diffrl.run.loop import Loop
+from diffrl.samplers import schedule
 from diffrl.trainers.dense import Dense, calibrated, gains_of
 
 FLOOR, TOP = 0.01, 5.0
@@ -30,8 +31,8 @@ def calibrate(loop: Loop, rounds: int) -> None:
     """
     credit = loop.objective.credit
     assert isinstance(credit, Dense)
-    schedule = loop.policy.timesteps(loop.spec.steps).tolist()
-    levels = start_levels(schedule, loop.spec.noise_level)
+    sigmas = schedule(loop.policy, loop.spec).tolist()
+    levels = start_levels(sigmas, loop.spec.noise_level)
     common, credit.common = credit.common, False
     try:
         for number in range(rounds):

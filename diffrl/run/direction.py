@@ -30,6 +30,7 @@ from diffrl.rewards.direction import Corrected, Direction, Identity, essential, 
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Embedder, Reward
 from diffrl.rollout import Revision, SamplerSpec, generate, remake
+from diffrl.samplers import schedule
 from diffrl.trainers.d2align import learn, reconstructed, word_direction
 
 FOLDER, FILE, EVIDENCE = "d2align", "direction.safetensors", "evidence.json"
@@ -123,6 +124,7 @@ def identity_of(config: Config, prompts: Sequence[Prompt]) -> Identity:
     entry = config.rewards[name]
     digest = hashlib.sha256("\n".join(prompt.text for prompt in prompts).encode()).hexdigest()
     drawn = {"model": config.model, "sampler": config.rollout.sampler, "sampling_steps": config.rollout.steps}
+    drawn["shift"] = config.rollout.shift
     learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool", "word", "embed")}
     arguments = essential(entry.arguments)
     return Identity(entry.plugin or name, arguments, digest, config.seed, section.omega, {**drawn, **learned})
@@ -235,8 +237,8 @@ class _Stage1:
     def revised(self, x0: Tensor, cond: Conditioning, names: Sequence[tuple[str, int]]) -> Tensor:
         """Algorithm 1's images: noised, and reconstructed in one step with the guidance that stage 2 trains at."""
         keys = [(self.config.seed, "d2align", *name) for name in names]
-        schedule = self.policy.timesteps(self.spec.steps)
-        return reconstructed(self.policy, x0, cond, keys, schedule, self.config.direct.guidance_scale)
+        levels = schedule(self.policy, self.spec)
+        return reconstructed(self.policy, x0, cond, keys, levels, self.config.direct.guidance_scale)
 
     def keep(self, step: int, learned: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         self.save(len(self.e_img) + step, {"learned": learned}, {"learned": numbers})

@@ -48,6 +48,7 @@ GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
+MERGED = f"merged weights, {KEPT} of them"
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
 
@@ -58,7 +59,7 @@ class Fit:
     parts: Mapping[str, int]
     peaks: Mapping[str, int]
     rows: int  # of a training micro-batch
-    host: int  # text encoders, between their visits to the device
+    host: int  # of main memory: text encoders, what else waits there; as pages of files processes share it
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
 
     @property
@@ -79,13 +80,18 @@ def advise(
     fit = estimate(config, world, sharded) if fit is None else fit
     while fit.total > free:
         optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
-        key, value = "", 0  # the type of both kinds of values
+        key: str = ""
+        value: int | str = 0
         if worst.startswith("training") and not optimise.gradient_checkpointing:
             key, value = "optimise.gradient_checkpointing", True
         elif worst.startswith("training") and fit.rows > 1:
             key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
             if optimise.micro_batch is not None:
                 key, value = "optimise.micro_batch", fit.rows // 2
+        elif worst == "encoding" and config.engine.encoders == "beside" and not sharded:
+            key, value = "engine.encoders", "apart"
+        elif worst == "decoding" and config.engine.decode != 1:
+            key, value = "engine.decode", 1
         elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a student, too
             key, value = "rollout.batch_size", config.rollout.batch_size // 2
         if not key:
@@ -93,7 +99,7 @@ def advise(
         section, name = key.split(".")
         update = getattr(config, section).model_copy(update={name: value})
         config, changed[key] = config.model_copy(update={section: update}), value
-        touched = "training" if section == "optimise" else "sampling"
+        touched = {"optimise": "training", "rollout": "sampling", "engine": "decoding"}[section]
         known = {phase: peak for phase, peak in fit.peaks.items() if not phase.startswith(touched)}
         fit = estimate(config, world, sharded, known)
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
@@ -142,7 +148,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     with _counting(backbone):
         kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
         if kept:
-            parts[f"merged weights, {KEPT} of them"] = KEPT * sum(tensor.nbytes for tensor in kept)
+            parts[MERGED] = KEPT * sum(tensor.nbytes for tensor in kept)
         phases: dict[str, Callable[[], None]] = {
             f"sampling {batch} rows": partial(_forward, backbone, config, batch, train=False),
             "decoding": partial(_decode, backbone, config),
@@ -159,7 +165,8 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     parts[EPOCH] = kept_by_epoch.always
     for name in peaks.keys() - old.keys():
         peaks[name] += getattr(kept_by_epoch, name.split()[0])
-    peaks["text encoders while they encode"] = sum(_bytes(encoder) for encoder in backbone.text_encoders)
+    waits = parts["network"] + parts.get(MERGED, 0) if config.engine.encoders == "apart" else 0
+    peaks["encoding"] = sum(_bytes(encoder) for encoder in backbone.text_encoders) - waits
     images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
     silent = sampling / batch * forwards
     if config.method.decodes:  # every row is decoded, too, and its gradient comes back through the decoder
@@ -169,7 +176,9 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
         "decoding": images * decoding / _chunk(backbone, config),
         "training": images * passes * objective.share(config.rollout.group_size) * (training / rows + silent),
     }
-    host = sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_students(config, peaks)
+    # The network lies there before it is spread over devices, and while encoders take its place.
+    below = frozen if whole or waits else 0
+    host = below + sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_students(config, peaks)
     return Fit(parts, peaks, rows, host, {} if known else work)
 
 
@@ -177,16 +186,12 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
     """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
     host = 0
     for name, section in config.evaluate.also.items():
-        guidance = config.rollout.guidance_scale if section.same else section.guidance_scale
-        rollout = config.rollout.model_copy(update={"guidance_scale": guidance})
-        engine = config.engine.model_copy(update={"base": section.base})
-        update = {"model": section.source(config.model), "rollout": rollout, "engine": engine}
-        own = config.model_copy(update=update)
+        own = section.drawn(config)
         backbone = hollow_backbone(own)
         _, fused = _with_lora(backbone, own)
         weights = _bytes(backbone.network) + _bytes(backbone.vae)
         fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
-        rows = config.rollout.batch_size * (2 if backbone.classifier_free and guidance != 1 else 1)
+        rows = config.rollout.batch_size * (2 if backbone.classifier_free and own.rollout.guidance_scale != 1 else 1)
         with _counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
             phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone, config))
@@ -219,7 +224,8 @@ def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelera
         tried = config.model_copy(update={"optimise": optimise})
         fit = estimate(tried, world, sharded)
         peak = max(size for name, size in fit.peaks.items() if name.startswith("training"))
-        return tried, SLACK * (peak + fit.parts[EPOCH])
+        to_come = fit.parts["network"] if sharded and world > 1 else 0  # it is shared out later
+        return tried, SLACK * (peak + fit.parts[EPOCH] + to_come)
 
     found, needed = training(AUTO_ROWS)
     rows = AUTO_ROWS if needed <= free else max(int(AUTO_ROWS * free / needed), 1)
@@ -381,7 +387,8 @@ def _forward(backbone: Any, config: Config, rows: int, train: bool, silent: bool
 def _chunk(backbone: Any, config: Config) -> int:
     """How many latents are decoded at a time."""
     _, height, width = backbone.latent_shape
-    return min(decoded_at_once(height, width, backbone.scale), config.rollout.batch_size)
+    most = config.engine.decode or decoded_at_once(height, width, backbone.scale)
+    return min(most, config.rollout.batch_size)
 
 
 def _decode(backbone: Any, config: Config) -> None:

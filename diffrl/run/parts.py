@@ -31,6 +31,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
+from diffrl.samplers import schedule
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
 from diffrl.trainers.bank import TOTALS, set_columns
@@ -129,13 +130,12 @@ def evaluation_spec(config: Config) -> SamplerSpec:
     Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
     """
     rollout = config.rollout
-    guidance = rollout.guidance_scale
-    if rollout.sampler == "renoise":
-        steps = max(config.evaluate.steps or rollout.steps, 2)
-        return SamplerSpec(sampler="renoise", steps=steps, guidance_scale=guidance, noise_level=rollout.noise_level)
-    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
     steps = config.evaluate.steps or rollout.steps
-    return SamplerSpec(sampler=name, steps=steps, guidance_scale=guidance, noise_level=0.0)
+    same: dict[str, Any] = {"guidance_scale": rollout.guidance_scale, "shift": rollout.shift}
+    if rollout.sampler == "renoise":
+        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise_level, **same)
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    return SamplerSpec(sampler=name, steps=steps, noise_level=0.0, **same)
 
 
 def loop_settings(config: Config) -> LoopSettings:
@@ -185,10 +185,15 @@ def set_deterministic(asked: bool) -> None:
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
+    policy.decoded = config.engine.decode
+    if config.engine.encoders == "apart":
+        if policy.sharded:
+            raise UserError("engine.encoders: apart moves a whole network, and FSDP2 leaves a share of it; use beside")
+        policy.texts.room = policy.apart
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
             clock = partial(_clock, policy.device)
-            policy.attention_times = choose_attention(network, partial(trial, policy), clock)
+            policy.attention_times = choose_attention(network, partial(trial, policy), clock, policy.sharded)
     elif config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
@@ -212,7 +217,8 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     if config.rollout.cache.kind != "off":
         if policy.sharded:
             raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
-        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), config.rollout.steps)
+        levels = schedule(policy, config.rollout).tolist()
+        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:

@@ -49,7 +49,8 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
         f"diffrl {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
-        f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}.",
+        f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
+        + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
         *_over(config),
         "## How to load it",
         f"```python\n{snippet(facts, prompts[0] if prompts else 'a photo')}```",
@@ -103,10 +104,16 @@ def snippet(facts: Facts, prompt: str) -> str:
     extra |= {"width": facts.resolution[0], "height": facts.resolution[1], **facts.plain_call}
     load = "".join(f", {name}=None" for name in facts.absent)
     words = ", ".join(f"{key}={value!r}" for key, value in extra.items())
+    scheduler = []
+    if config.rollout.shift is not None:  # evenly spaced levels, which the scheduler then shifts
+        lines[lines.index("from diffusers import DiffusionPipeline")] += ", FlowMatchEulerDiscreteScheduler"
+        scheduler = [f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={config.rollout.shift!r})"]
+        words += f", sigmas=[1 - i / {config.rollout.steps} for i in range({config.rollout.steps})]"
     lines += [
         f"pipe = DiffusionPipeline.from_pretrained({base}, torch_dtype=torch.{kind}{load})",
         'pipe.load_lora_weights(".", adapter_name="rl")  # this folder, or its name on the hub',
         'pipe.set_adapters("rl", 1.0)  # the strength',
+        *scheduler,
         f"image = pipe({prompt!r}, {words}).images[0]",
     ]
     return "\n".join(lines) + "\n"

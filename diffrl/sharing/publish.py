@@ -82,7 +82,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     if (tensors := for_comfyui(family, state, spec)) is not None:
         save_file(tensors, out / COMFY, metadata={"format": "pt"})
     shown = held_out[:SHOWN]
-    drawing = Drawing(config.model, steps=config.rollout.steps, guidance_scale=config.rollout.guidance_scale)
+    same = {name: getattr(config.rollout, name) for name in ("steps", "guidance_scale", "shift")}
+    drawing = Drawing(config.model, **same)
     sheet = gallery(policy, shown, drawing.spec(policy), seed=config.seed, batch_size=config.rollout.batch_size)
     sheet.save(out / GALLERY)
     dump(config.model_copy(update={"run_dir": f"runs/{run.resolve().name}"}), out / "config.yaml")

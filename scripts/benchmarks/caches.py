@@ -79,7 +79,7 @@ def main() -> None:
         """Seconds, latents, scores (P, G, K)."""
         policy._rollouts = None
         if cache is not None:
-            policy.cache_rollouts(cache, args.steps)
+            policy.cache_rollouts(cache, policy.timesteps(args.steps).tolist())
         seconds, mark, scores = 0.0, clock(), []
 
         def on_batch(images: Tensor, part: slice) -> None:

@@ -25,7 +25,7 @@ from diffrl.run.train import train
 MOMENTS = {
     "sampling": ("diffrl.policy.base:Policy.decode", 5),
     "optimising": ("diffrl.run.loop:Loop._step", 3),
-    "evaluating": ("diffrl.run.train:Run.evaluate", 2),
+    "evaluating": ("diffrl.run.evaluation:Evaluation.scores", 2),
 }
 EVERY = {"every": 3}  # epochs between checkpoints, more than the run has until the signal
 

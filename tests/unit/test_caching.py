@@ -68,7 +68,7 @@ def test_a_cache_leaves_attention_out_in_rollouts_alone(policies, monkeypatch, n
 
     full, exact = count(lambda: latents(policy))
     all_of_it, images = count(evaluated)
-    policy.cache_rollouts(spec, SPEC.steps)
+    policy.cache_rollouts(spec, policy.timesteps(SPEC.steps).tolist())
     try:
         fewer, cheaper = count(lambda: latents(policy))
         again, _ = count(lambda: latents(policy))
@@ -87,14 +87,14 @@ def test_a_cache_that_leaves_nothing_out_changes_nothing(policies) -> None:
     policy = policies["sd3"]
     exact = latents(policy)
     for kind in ("taylorseer", "pyramid"):
-        policy.cache_rollouts(CacheSpec(kind, interval=1), SPEC.steps)
+        policy.cache_rollouts(CacheSpec(kind, interval=1), policy.timesteps(SPEC.steps).tolist())
         assert torch.equal(latents(policy), exact)
     policy._rollouts = None
 
 
 def test_networks_without_what_a_cache_needs_are_refused(policies) -> None:
     with pytest.raises(UserError, match=r'rollout.cache: "taylorseer" does not work with UNet2DConditionModel'):
-        policies["sd"].cache_rollouts(CacheSpec("taylorseer"), 4)
+        policies["sd"].cache_rollouts(CacheSpec("taylorseer"), policies["sd"].timesteps(4).tolist())
     assert all(policy._rollouts is None for policy in policies.values())
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl import evaluation
+from diffrl.config import load_config
 from diffrl.evaluation import Evaluated, score_policy
 from diffrl.playground.renderer import draw
 from diffrl.playground.variety import FIGURES, variety
@@ -20,6 +21,7 @@ from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
+from diffrl.run.parts import evaluation_spec
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
@@ -88,6 +90,12 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
     for rank in range(world):
         score(rank)
     assert torch.stack(shares).sum(0)[:, 0].tolist() == [0.0, 0.25, 0.5, 0.75] * 3
+
+
+@pytest.mark.parametrize("recipe", ["nft", "renoise"])
+def test_evaluations_draw_on_the_training_s_shifted_schedule(recipe: str) -> None:
+    spec = evaluation_spec(load_config(f"configs/playground/{recipe}.yaml", ["rollout.shift=3", "evaluate.steps=7"]))
+    assert (spec.shift, spec.steps) == (3.0, 7)
 
 
 class Thirds:

@@ -21,7 +21,8 @@ from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy
 from diffrl.policy.family import pack, unpack
-from diffrl.samplers import ode_step
+from diffrl.samplers import ode_step, schedule
+from diffrl.sampling import SamplerSpec
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "flux-dev": lambda folder: tiny_flux(folder, dev=True),
@@ -149,6 +150,21 @@ def test_noise_levels_are_the_plain_pipelines(family: tuple[str, str]) -> None:
         else:
             assert torch.equal(policy.process.index(levels[:-1]).round(), pipe.scheduler.timesteps.float())
         assert levels[-1] == 0 and (levels.diff() < 0).all()
+
+
+def test_a_shift_is_that_of_a_plain_scheduler_which_is_told_it(family: tuple[str, str]) -> None:
+    name, model = family
+    policy, pipe = load_policy(model, lora=SPEC, resolution=16), plain_pipeline(model)
+    if not name.startswith("flux"):
+        with pytest.raises(UserError, match=r"rollout\.shift: is not defined for a VariancePreserving model"):
+            schedule(policy, SamplerSpec("dpm2", 4, shift=3.0))
+        return
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, shift=3.0, use_dynamic_shifting=False)
+    for steps in (1, 4, 16):
+        pipe("a dog", num_inference_steps=steps, height=16, width=16, output_type="latent", guidance_scale=1.0)
+        levels = schedule(policy, SamplerSpec("euler", steps, shift=3.0))
+        torch.testing.assert_close(levels, pipe.scheduler.sigmas, rtol=0, atol=1e-6)
+        assert torch.equal(schedule(policy, SamplerSpec("euler", steps)), policy.timesteps(steps))
 
 
 def test_sd_keeps_the_grid_of_other_solvers(tmp_path: Path) -> None:

@@ -260,6 +260,16 @@ def test_window_moves_from_epoch_to_epoch() -> None:
     assert starts == set(Known().timesteps(6)[:-1].tolist())
 
 
+@pytest.mark.parametrize("name", ["flow_sde", "dance", "cps", "renoise"])
+def test_every_sampler_draws_on_the_shifted_schedule(name: str) -> None:
+    found = draw(spec=SamplerSpec(name, 4, noise_level=0.7, shift=3.0), keep_trajectory=True)
+    close(found.schedule, torch.tensor([1, 9 / 10, 3 / 4, 1 / 2, 0]))  # 3 t / (1 + 2 t) of 1, 3/4, 1/2, 1/4, 0
+    assert set(found.trajectory.t[0].tolist()) <= set(found.schedule.tolist())
+    even = draw(spec=SamplerSpec("dpm2", 4, shift=1.0))
+    close(even.schedule, torch.tensor([1, 0.75, 0.5, 0.25, 0]))
+    assert not torch.equal(even.latents, draw(spec=SamplerSpec("dpm2", 4, shift=3.0)).latents)
+
+
 def test_same_noise_is_shared_by_a_group_only() -> None:
     found = draw(spec=SamplerSpec("flow_sde", 6, window=2, same_noise=True), keep_trajectory=True)
     start = found.trajectory.x[:, 0].unflatten(0, (3, GROUP))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 from tiny import SPEC, scramble, tiny_sd
@@ -78,6 +79,22 @@ def test_the_card_s_snippet_loads_and_draws_the_same(
             mine = np.asarray(model.draw([name], seed=7, steps=2)[0]) / 255
         assert np.abs(plain - mine).max() < 2 / 255
         assert np.abs(mine - np.asarray(diffrl.load(tiny_model).draw([name], seed=7, steps=2)[0]) / 255).max() > 0.05
+
+
+def test_the_card_of_a_shifted_schedule_says_so_and_its_snippet_sets_it(run: diffrl.Run, tmp_path, monkeypatch) -> None:
+    shifted = tmp_path / "mine"
+    shutil.copytree(run.folder, shifted, ignore=shutil.ignore_patterns("publish"))
+    config = yaml.safe_load((shifted / "config.yaml").read_text())
+    config["rollout"]["shift"] = 5.0
+    (shifted / "config.yaml").write_text(yaml.safe_dump(config))
+    text = (publish(shifted) / "README.md").read_text()
+    assert "guidance 1, schedule shift 5." in text
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(shifted / "publish")
+    names: dict = {}
+    exec(code[1], names)
+    assert names["pipe"].scheduler.sigmas.tolist() == pytest.approx([1, 5 * 0.5 / (1 + 4 * 0.5), 0])
 
 
 def test_the_card_tells_what_was_measured(folder: Path) -> None:
