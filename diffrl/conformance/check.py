@@ -31,6 +31,7 @@ from diffrl.conformance.subject import (
 from diffrl.forward import FlowMatching
 from diffrl.policy import Conditioning, Policy
 from diffrl.run import fit
+from diffrl.run.buffers import Alive
 from diffrl.samplers import ode_step
 
 
@@ -226,7 +227,7 @@ def resident(subject: Subject) -> str:
             "model": subject.model,
             "family": subject.family,
             "lora": {"rank": SPEC.rank, "alpha": SPEC.alpha},
-            "objective": "sft",  # no forward beside the trained one
+            "objective": "rwr",  # no forward beside the trained one, and no row is left out
             "rollout": {"resolution": subject.resolution, "groups": 1, "group_size": rows, "batch_size": rows},
             "optimise": {"batch_size": rows, "accumulation": 10},
         }
@@ -241,7 +242,7 @@ def resident(subject: Subject) -> str:
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
-    with fit.Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
+    with Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
     real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]
     if abs(predicted - real) > 0.05 * real:
