@@ -74,7 +74,7 @@ class Scorer:
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         self.check: Callable[[], object] = lambda: None
-        self.growth = dict.fromkeys(self.names, 0)
+        self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
@@ -131,9 +131,11 @@ class Scorer:
         return scores
 
     def take_growth(self) -> dict[str, int]:
-        """Bytes by which the process grew in each reward's calls since this was last asked."""
+        """Bytes by which the process grew in each reward's calls since this was last asked, as far as it kept them:
+        what a call takes and gives back after it is no growth."""
         growth, self.growth = self.growth, dict.fromkeys(self.names, 0)
-        return growth
+        before, self._size = self._size, _memory()
+        return {name: min(size, max(self._size - before, 0)) for name, size in growth.items()}
 
     def close(self) -> None:
         """Ends the worker thread, if there is one. Batches that wait are dropped."""

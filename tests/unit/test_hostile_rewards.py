@@ -191,16 +191,17 @@ def test_a_reward_that_hangs_is_left_behind_by_its_limit_and_by_a_signal() -> No
 
 
 def test_rewards_are_suspected_of_what_they_do() -> None:
-    suspicions = Suspicions(["flat", "fine"])
+    suspicions = Suspicions(["flat", "fine"], memory=8 * 2**30)
     said = []
     for epoch in range(1, EPOCHS + 3):
         metrics = {"epoch": epoch, "reward/flat": 0.5, "reward/flat/std": 0.0 if epoch != 3 else 0.1}
         metrics |= {"reward/fine": 0.5, "reward/fine/std": 0.1}
-        said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**19}))
+        said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**23}))
     flat = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if '"flat" gave all images' in text]
     assert flat == [1, 4]  # each time that it begins
-    leaks = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if "grew by 20 MiB" in text]
-    assert leaks == [EPOCHS] and not any("watched" in text for texts in said for text in texts)
+    leaks = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if "grew by 20 MiB an epoch over the last 10, 2% of" in text]
+    assert leaks == [EPOCHS] == [10], "small growth, and a few epochs of it, are the allocator's"
+    assert not any("watched" in text for texts in said for text in texts)
 
 
 def test_growth_is_counted_by_reward() -> None:
@@ -211,6 +212,9 @@ def test_growth_is_counted_by_reward() -> None:
     growth = scorer.take_growth()
     assert growth["keeps"] > 24 * 2**20 > growth["plain"]
     assert scorer.take_growth() == {"keeps": 0, "plain": 0}
+    scorer.score(IMAGES, PROMPTS)
+    kept.clear()
+    assert scorer.take_growth()["keeps"] < 8 * 2**20, "what is given back after the call was not kept"
 
 
 def test_doctor_survives_a_constructor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
