@@ -70,7 +70,7 @@ def calls(monkeypatch):
     stub("diffrl.evaluation", "evaluate", scores)
     stub("diffrl.report", "write_comparison")
     stub("diffrl.rewards.check", "check", False)
-    stub("diffrl.rewards.cards", "table", "the cards")
+    stub("diffrl.rewards.cards", "overview", "the cards")
     return calls
 
 
@@ -219,15 +219,16 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
 
 
-def test_compare_and_rewards(calls, capsys):
+def test_compare_and_rewards(calls, capsys, monkeypatch):
     assert main(["compare", "runs/one", "runs/two", "--out", "x.html"]) == 0
     assert main(["rewards", "check", "clip", "model=tiny", "scale=1e-2"]) == 1  # the check failed
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["rewards", "list"]) == 0
     runs = [Path("runs/one"), Path("runs/two")]
     assert calls == [
         ("write_comparison", (runs, Path("x.html")), {}),
         ("check", ("clip",), {"model": "tiny", "scale": 0.01}),
-        ("table", (), {}),
+        ("overview", (80,), {}),
     ]
     assert "the cards" in capsys.readouterr().out
 
@@ -348,3 +349,26 @@ def test_a_shell_completes_commands_options_choices_and_files(capsys):
     )
     assert answers.returncode == 0, answers.stderr
     assert answers.stdout.splitlines() == ["doctor", "--per-prompt", "euler dpm2 ddim", "ok.yaml", "runs"]
+
+
+def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, tmp_path, capsys):
+    import huggingface_hub
+
+    from diffrl.cli import doctor
+    from diffrl.rewards import registry
+
+    installed = importlib.metadata.entry_points(group="diffrl.rewards")
+    monkeypatch.setattr(registry, "available", lambda: {name: installed[name] for name in ("pickscore", "jpeg")})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    built = []
+    monkeypatch.setattr(registry, "load_reward", lambda name: built.append((name, os.environ.get("HF_HUB_OFFLINE"))))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for part in ("libraries", "devices", "assets"):
+        monkeypatch.setattr(doctor, part, lambda: iter([]))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "reward pickscore is installed; weights not here: yuvalkirstain/PickScore_v1 (4 GB)" in out
+    assert "HF_HUB_OFFLINE" not in out and "HF_HUB_OFFLINE" not in os.environ and built == [("jpeg", "1")]
+    (tmp_path / "models--yuvalkirstain--PickScore_v1" / "snapshots" / "abc").mkdir(parents=True)
+    (found, _) = doctor.rewards()
+    assert found[2].startswith("is installed; weights here: ")
