@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
+from diffrl.divgen.diversity import Features, default_features, group_distances, load_features
 from diffrl.drawing import Drawing
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
@@ -29,18 +29,31 @@ from diffrl.version import __version__
 
 
 class Evaluated(NamedTuple):
-    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1]; figures of the
-    prompts' groups by their names (`diffrl.rewards.figures`), without those of which nothing could be said.
+    """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
+    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.figures`),
+    without those of which nothing could be said.
     """
 
     scores: Tensor
-    diversity: float
+    distances: Tensor
     saturation: Tensor
     figures: Mapping[str, float] = {}  # nobody writes into it
+
+    @property
+    def diversity(self) -> float:
+        """The mean over prompts."""
+        return float(self.distances.mean())
 
     def breadth(self) -> dict[str, float]:
         """ "diversity", and the figures."""
         return {"diversity": self.diversity, **self.figures}
+
+    def by_prompt(self, names: Sequence[str], per_prompt: int) -> dict[str, list[float | None]]:
+        """Each prompt's mean of each reward, by the rewards' names, its "diversity" and its "saturation"."""
+        means = self.scores.view(-1, per_prompt, len(names)).nanmean(dim=1)
+        columns = dict(zip(names, means.unbind(1), strict=True)) | {"diversity": self.distances}
+        columns["saturation"] = self.saturation.view(-1, per_prompt).mean(1)
+        return {name: [None if v != v else round(v, 6) for v in column.tolist()] for name, column in columns.items()}
 
 
 def score_policy(
@@ -94,11 +107,11 @@ def score_policy(
         values[first * per_prompt : end * per_prompt] = torch.cat(parts)
     values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
     groups = torch.arange(total) // per_prompt
-    diversity = float(group_diversity(values[:, columns + 1 :], groups))
+    distances = group_distances(values[:, columns + 1 :], groups)
     known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
-    return Evaluated(values[:, :columns], diversity, values[:, columns], known)
+    return Evaluated(values[:, :columns], distances, values[:, columns], known)
 
 
 def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:

@@ -19,6 +19,7 @@ from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
+from diffrl.records.held_out import read_held_out
 from diffrl.report.data import FACES
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
@@ -230,6 +231,7 @@ class Run:
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []
         self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        self.evaluation.held = read_held_out(self.folder.path)
         # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
         self.folder.save_lora(self.policy, self.judged)
 

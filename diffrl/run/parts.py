@@ -256,6 +256,23 @@ def features_name(config: Config) -> str:
     return default_features(config.model) if name == "auto" else name
 
 
+def meanings(run: Any) -> str:
+    """What the values are that evaluations show, by the judges' cards: a line each, beginning with a line break."""
+    config, lines = run.config, []
+    for name, reward in run.judges.rewards.items():
+        card, entry = getattr(reward, "card", None), config.rewards.get(name) or config.watch.get(name)
+        given = ", ".join(f"{key} {value}" for key, value in (entry.arguments if entry else {}).items())
+        about = f"{name}{f' ({given})' if given else ''}: {getattr(card, 'measures', 'a reward without a card')}"
+        lines.append(f"{about}{' (lower is better)' if name in run.lower else ''}")
+    lines.append("diversity: mean distance between the images of one prompt, in a space of features")
+    if config.model == "playground":
+        lines.append(
+            "variety: what prompts leave free, in as many ways as in the world: 1; unreadable: the share not read"
+        )
+    lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
+    return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)
+
+
 def describe(run: Any) -> str:
     """One paragraph that says what is about to happen."""
     config, policy, spec = run.config, run.policy, run.spec

@@ -199,7 +199,12 @@ def test_rewards_are_suspected_of_what_they_do() -> None:
         said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**23}))
     flat = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if '"flat" gave all images' in text]
     assert flat == [1, 4]  # each time that it begins
-    leaks = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if "grew by 20 MiB an epoch over the last 10, 2% of" in text]
+    leaks = [
+        epoch
+        for epoch, texts in enumerate(said, start=1)
+        for text in texts
+        if "grew by 20 MiB an epoch over the last 10, 2% of" in text
+    ]
     assert leaks == [EPOCHS] == [10], "small growth, and a few epochs of it, are the allocator's"
     assert not any("watched" in text for texts in said for text in texts)
 
