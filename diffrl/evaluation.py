@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from diffrl.divgen.diversity import Features, default_features, group_distances, load_features
 from diffrl.drawing import Drawing
+from diffrl.pictures import grid
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.disk import write_text
+from diffrl.records.disk import replacing, write_text
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
@@ -26,6 +28,8 @@ from diffrl.rewards.figures import find_figures
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
+
+SHOWN = 64  # pictures of a grid, at most
 
 
 class Evaluated(NamedTuple):
@@ -134,11 +138,14 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
 
 
 def sample(*, out: Path, **drawing: Any) -> None:
-    """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`."""
+    """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`, and the
+    first `SHOWN` of them with their prompts as one picture, `grid.png`."""
     job = Drawing(**drawing)
     chosen, policy = job.chosen(), job.policy()
     out.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines: list[str] = []
+    pictures: list[Image.Image] = []
+    captions: list[str] = []
     with progress("drawing", len(chosen) * job.per_prompt) as advance:
         for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
             for i, image in zip(index.tolist(), images, strict=True):
@@ -146,8 +153,16 @@ def sample(*, out: Path, **drawing: Any) -> None:
                 name = f"{i // job.per_prompt:05d}-{member:02d}.png"
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
                 lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
+                if len(pictures) < SHOWN:
+                    with Image.open(out / name) as picture:
+                        pictures.append(
+                            ImageOps.contain(picture, (256, 256)) if max(picture.size) > 256 else picture.copy()
+                        )
+                    captions.append(prompt.text)
             advance(len(images))
     write_text(out / "images.jsonl", "\n".join(lines) + "\n")
+    with replacing(out / "grid.png") as temporary:
+        grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
 
 
 def evaluate(

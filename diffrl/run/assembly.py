@@ -28,6 +28,7 @@ from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
 from diffrl.run.evaluation import Evaluation
+from diffrl.run.first_words import ask_rewards
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
@@ -70,6 +71,7 @@ class Run:
         sharding = plugin_of(self.accelerator)
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
+        ask_rewards(config, self.accelerator.device)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(

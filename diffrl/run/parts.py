@@ -89,6 +89,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     limits: dict[str, Any] = {
         "retries": {name: entry.retries for name, entry in entries.items()},
         "timeout": {name: entry.timeout for name, entry in entries.items()},
+        "plugins": {name: entry.plugin or name for name, entry in entries.items()},
     }
     asked = {
         name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)

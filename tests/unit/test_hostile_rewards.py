@@ -190,6 +190,53 @@ def test_a_reward_that_hangs_is_left_behind_by_its_limit_and_by_a_signal() -> No
     assert scorer.score(IMAGES, PROMPTS).isfinite().all()  # in a new thread
 
 
+FAILING = """
+import numpy as np, torch
+class Base:
+    name = "mine"
+    def __call__(self, images, prompts, metadata): return self.answer(images)
+class Scalar(Base):
+    def answer(self, images): return images.mean()
+class Listed(Base):
+    def answer(self, images): return [0.0] * len(images)
+class Nothing(Base):
+    def answer(self, images): pass
+class Numpy(Base):
+    def answer(self, images): return np.zeros(len(images))
+class Raises(Base):
+    def answer(self, images): raise ValueError(f"of {tuple(images.shape)}")
+class Fine(Base):
+    def answer(self, images): return torch.rand(len(images))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Scalar", "returned the shape () instead of (2,)"),
+        ("Listed", "returned a list instead of a tensor"),
+        ("Nothing", "returned a NoneType"),
+        ("Numpy", "returned a ndarray"),
+        ("Raises", "failed with ValueError: of (2, 3, 64, 64)"),
+        ("Fine", ""),
+    ],
+)
+def test_a_file_s_reward_is_asked_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, name, said) -> None:
+    from diffrl.cli.main import main
+    from diffrl.run import assembly
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FAILING)
+    monkeypatch.setattr(assembly, "load_policy", lambda *args, **given: (_ for _ in ()).throw(UserError("loading")))
+    assert main(["train", "playground/nft", f"rewards.mine.plugin=mine.py:{name}", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    if not said:
+        assert error.strip() == "diffrl: error: loading"
+        return
+    assert error.startswith('diffrl: error: rewards.mine: on two random images of 64 x 64 pixels, reward "mine"')
+    assert said in error and f"diffrl rewards check mine.py:{name}" in error and error.count("\n") == 1
+
+
 def test_rewards_are_suspected_of_what_they_do() -> None:
     suspicions = Suspicions(["flat", "fine"], memory=8 * 2**30)
     said = []
