@@ -26,6 +26,10 @@ class Engine(Section):
         "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
         "off: never",
     )
+    encoders: Literal["beside", "apart"] = key(
+        "beside", "apart: the network waits in main memory while the text encoders are on the device: two copies of it"
+    )
+    decode: int | None = key(None, "images decoded at a time; null: as many as make 2 megapixels", "images", ge=1)
     offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
     tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
 

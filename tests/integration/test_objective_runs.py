@@ -29,6 +29,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "rwr": {"rwr": {"tau": 0.1}},
     "sft": {},
     "gdro": {},
+    "awm": {},
+    "dgpo": {"dgpo": {"sample_old": 2}},
     "prdp": {"rollout": GRPO["rollout"]},
 }
 ALL: dict[str, dict[str, Any]] = {name: {"objective": name, **more} for name, more in OBJECTIVES.items()}
@@ -47,7 +49,7 @@ def weights(run: Run) -> list[torch.Tensor]:
     return [p.detach().clone() for _, p in run.policy.trainable]
 
 
-@pytest.mark.parametrize("name", ["dpo", "prdp", "dense", "branches", "tree"])
+@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "prdp", "dense", "branches", "tree"])
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])
     lines = [whole.loop.run_epoch(0)]
@@ -67,7 +69,7 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
 
 
-@pytest.mark.parametrize("name", ["rwr", "gdro", "prdp", "tree"])
+@pytest.mark.parametrize("name", ["rwr", "gdro", "awm", "dgpo", "prdp", "tree"])
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
     for pieces in (1, 4):
@@ -99,7 +101,7 @@ def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
 
 
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
-    kinds = {"dpo": ALL["dpo"], "dense": ALL["dense"], "tree": ALL["tree"]}
+    kinds = {"dpo": ALL["dpo"], "dgpo": ALL["dgpo"], "dense": ALL["dense"], "tree": ALL["tree"]}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
     _train(paths, tmp_path, world=1)
     mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
@@ -138,6 +140,8 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         ("sft", 4 * 3, {}),  # the best of each group
         ("dpo", 8 * 3, {("default", False): 16 * 3 + 8 * 3, ("pretrained", False): 8 * 3}),  # its pair, measured first
         ("gdro", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 16 * 3}),
+        ("awm", 16 * 3, {("pretrained", False): 16 * 3, ("average", False): 16 * 3}),  # on policy: no old
+        ("dgpo", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 2 * 16 * 3}),  # and its KL
     ):
         run = make(name, objective=name, **one)
         seen = count_forwards(run, monkeypatch)
@@ -155,7 +159,7 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         assert line["rollout/forwards"] == forwards
 
 
-@pytest.mark.parametrize("name", ["dpo", "dense min", "tree"])
+@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "dense min", "tree"])
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
     plugin = Path(__file__).parents[1] / "data" / "warmth.py"
     gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}

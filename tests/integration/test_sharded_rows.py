@@ -44,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rwr-beta": {"objective": "rwr", "rwr": {"beta": 0.1}},
     "gdro": {"objective": "gdro"},
+    "awm": {"objective": "awm", "awm": {"beta": 0.1}},
+    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
     "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
     "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
     "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},

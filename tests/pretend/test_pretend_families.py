@@ -24,7 +24,7 @@ OLDER: dict[str, Callable[[Path], Path]] = {
 }
 NAMES = [*OLDER, *(name for name in TINY if not name.endswith(("-turbo", "-distilled")))]
 # Waits of a forward of two texts, all of them in diffusers' own code; the other families have none.
-WAITS = {"qwen-image": 1, "chroma": 1, "lumina2": 4, "qwen-image-2.1": 28, "hidream": 31}
+WAITS = {"qwen-image": 1, "lumina2": 1, "qwen-image-2.1": 26, "hidream": 31}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
