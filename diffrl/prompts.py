@@ -256,7 +256,8 @@ class PromptStream:
         """`groups`: prompts per epoch, at least 1 and at most P (else UserError)."""
         if groups > len(prompts):
             raise UserError(
-                f"rollout.groups: {groups} different prompts an epoch, but there are only {len(prompts)} prompts"
+                f"rollout.groups: {groups} different prompts an epoch, but there are only {len(prompts)} prompts: set "
+                f"rollout.groups to {len(prompts)} or less, and optimise.batch_size to divide groups x group_size"
             )
         if groups < 1:
             raise UserError(f"rollout.groups: expected at least 1, got {groups}")

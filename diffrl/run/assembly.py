@@ -20,6 +20,7 @@ from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
+from diffrl.records.held_out import read_held_out
 from diffrl.report.data import FACES
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
@@ -29,6 +30,7 @@ from diffrl.run.ahead import Ahead
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
 from diffrl.run.evaluation import Evaluation
+from diffrl.run.first_words import ask_rewards
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
@@ -73,6 +75,7 @@ class Run:
             raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
+        ask_rewards(config, self.accelerator.device)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         self.policy = load_policy(
@@ -245,6 +248,7 @@ class Run:
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []
         self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        self.evaluation.held = read_held_out(self.folder.path)
         # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
         self.folder.save_lora(self.policy, self.judged)
 
