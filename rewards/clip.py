@@ -27,7 +27,7 @@ _CACHE_TEXTS = 16_384
 
 
 def resized(shape: tuple[int, int], size: tuple[int, int], mode: str) -> tuple[int, int]:
-    """The height and width to which a picture of `shape` is resized for a model's `size`, before it is cropped or padded.
+    """The height and width to which a picture of `shape` is resized for a model's `size`; then it is cropped or padded.
 
     To the pixel that of the code which the model comes with; see `fit` for the modes.
     """
