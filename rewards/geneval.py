@@ -176,8 +176,8 @@ class GenEval:
     name = "geneval"
     card = Card(
         measures="objects, counts, colours and positions that the prompt asks for, found by a detector: all right "
-        "(mode: correct), or the share that is right (mode: partial; mode: flow_grpo is that of Flow-GRPO's server, which "
-        "goes below 0 for too many objects and gives a wrong position 3/4: partial holds at 0 and gives 2/3)",
+        "(mode: correct), or the share that is right (mode: partial; mode: flow_grpo is that of Flow-GRPO's server, "
+        "which goes below 0 for too many objects and gives a wrong position 3/4: partial holds at 0 and gives 2/3)",
         range=(0.0, 1.0),
         citation="GenEval (Ghosh et al. 2023, arXiv:2310.11513); partial, flow_grpo: Flow-GRPO (arXiv:2505.05470) and "
         "github.com/yifan123/reward-server",
