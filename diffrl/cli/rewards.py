@@ -30,7 +30,7 @@ def add_rewards(add: Callable[..., Any]) -> None:
     check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
-    text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata (default: the check's own)"
+    text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
     check.add_argument("--prompts", metavar="SET", help=text)
     _add_serve(action)
 
