@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any, Literal
 
-from diffrl.config.base import Problem, Section, key
+from diffrl.config.base import Base, Problem, Section, key
 
 
 class Engine(Section):
@@ -13,6 +13,11 @@ class Engine(Section):
         "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
     )
     compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
+    base: Base = key(
+        "full",
+        "the frozen weights of the network's blocks: int8 and fp8 take half of bf16's memory, nf4 (bitsandbytes; "
+        "extra: diffrl[8bit]) a quarter; the LoRA and the arithmetic stay as they are",
+    )
     optimiser: Literal["adamw", "adamw8bit"] = key(
         "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
     )
@@ -26,6 +31,10 @@ class Engine(Section):
         "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
         "off: never",
     )
+    encoders: Literal["beside", "apart"] = key(
+        "beside", "apart: the network waits in main memory while the text encoders are on the device: two copies of it"
+    )
+    decode: int | None = key(None, "images decoded at a time; null: as many as make 2 megapixels", "images", ge=1)
     offload_vae: bool = key(False, "the autoencoder leaves the device while the LoRA is optimised")
     tile_vae: bool = key(False, "decode in overlapping tiles: less memory above 512 pixels, seams may show")
 
@@ -36,5 +45,19 @@ class Engine(Section):
         if self.merge == "all" and config.method.on_steps and config.optimise.precision != "fp32":
             text = f'"all" rounds what is sampled, and the ratios of objective "{name}" would show it; use exact'
             raise Problem("engine.merge", text)
+        self._check_base(config.optimise.precision)
         if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
+
+    def _check_base(self, precision: str) -> None:
+        where = "engine.base"
+        if self.base == "full":
+            return
+        if self.merge == "all":
+            raise Problem(where, f'"{self.base}" with engine.merge: all; nothing merges into such weights, use exact')
+        if self.compile:
+            raise Problem(where, f'"{self.base}" with engine.compile: not tried together; leave one of them out')
+        if self.base == "fp8" and precision == "fp16":
+            raise Problem(where, '"fp8" with optimise.precision: fp16: not tried together; use bf16, or int8')
+        if self.base == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+            raise Problem(where, '"nf4" needs bitsandbytes: pip install "diffrl[8bit]"')

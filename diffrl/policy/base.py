@@ -23,10 +23,9 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
 from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep, shard
+from diffrl.policy.texts import Texts
 from diffrl.records.disk import replacing
 
-# Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
-CACHE_BYTES = 4 << 30
 # One decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, at most 16 (more leave a CPU's caches: 1.7 times slower).
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
 
@@ -107,6 +106,8 @@ class Policy:
         lora: rank, alpha and targets.
         device: where network and autoencoder live. Text encoders visit it only while they have something to encode.
         seed: of the LoRA's gaussian start.
+        base: "full", or the fewer bits of the network's frozen weights (`diffrl.policy.quantised`).
+        whole: False: the network stays in main memory until `shard` brings this process's share to the device.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
     """
@@ -118,14 +119,18 @@ class Policy:
         lora: LoraSpec | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        base: str = "full",
+        whole: bool = True,
     ) -> None:
         self.backbone, self.device = backbone, torch.device(device)
         self.process, self.latent_shape = backbone.process, backbone.latent_shape
         for module in (backbone.network, backbone.vae, *backbone.text_encoders):
             module.requires_grad_(False).eval()
-        self.network: nn.Module = backbone.network.to(self.device)
+        self.network: nn.Module = backbone.network
+        dtype = next(self.network.parameters()).dtype  # before weights become bytes
+        if base == "full" and whole:  # else it waits: converted layers go to the device one by one
+            self.network.to(self.device)
         self.vae = backbone.vae.to(self.device)
-        dtype = next(self.network.parameters()).dtype
         self._autocast_to = None if dtype == torch.float32 else dtype
         self.lora = Adapters(
             self.network,
@@ -134,10 +139,15 @@ class Policy:
             dead=backbone.dead_targets,
             seed=seed,
             cast_input=self._autocast_to is None,
+            base=base,
+            device=self.device,
         )
+        if whole:
+            self.network.to(self.device)
         self.attention_times: dict[str, float] = {}  # seconds of a trial by kernel, where they were measured
         self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
-        self._cache: dict[str | None, Conditioning] = {}  # one row each, on the CPU, oldest first
+        self.decoded: int | None = None  # images decoded at a time; None: by their size
+        self.texts = Texts(backbone, self.device)
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device
         self._lockstep: Lockstep | None = None  # of a sharded network
         self._rollouts: RolloutCache | None = None
@@ -152,40 +162,21 @@ class Policy:
         which the prompt came first: a resumed run or one on more processes meets them in other company.
         """
         distinct = list(dict.fromkeys(prompts))
-        self._learn(distinct)
-        cond = Conditioning.cat([self._cache[prompt] for prompt in distinct]).to(self.device)
-        self._forget_oldest()
+        cond = Conditioning.cat(self.texts(distinct)).to(self.device)
         if len(distinct) == len(prompts):
             return cond
         row = {prompt: i for i, prompt in enumerate(distinct)}
         return cond.select(torch.tensor([row[prompt] for prompt in prompts]))
 
-    def _learn(self, prompts: Sequence[str]) -> None:
-        """Encode what of them, and of the empty prompt, is not in the cache."""
-        wanted = dict.fromkeys([self.backbone.empty, *prompts])
-        missing = [prompt for prompt in wanted if prompt not in self._cache]
-        if missing:
-            with self._text_encoders(), torch.no_grad():
-                for prompt in missing:
-                    self._cache[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
-
     @contextmanager
-    def _text_encoders(self) -> Iterator[None]:
-        """The text encoders on the device, and off it afterwards."""
+    def apart(self) -> Iterator[None]:
+        """The network waits in main memory inside the context, for which it is copied there and back."""
+        self.lora.fused.forget()  # merged copies of its weights
+        self.backbone.network.to("cpu")
         try:
-            for encoder in self.backbone.text_encoders:
-                encoder.to(self.device)
             yield
         finally:
-            for encoder in self.backbone.text_encoders:
-                encoder.to("cpu")
-
-    def _forget_oldest(self) -> None:
-        total = sum(row.nbytes for row in self._cache.values())
-        for prompt in [prompt for prompt in self._cache if prompt != self.backbone.empty]:
-            if total <= CACHE_BYTES:
-                break
-            total -= self._cache.pop(prompt).nbytes
+            self.backbone.network.to(self.device)
 
     # ---- the denoiser
 
@@ -221,9 +212,13 @@ class Policy:
     def _empty(self) -> Conditioning:
         """The one row that guidance contrasts with, on the device."""
         if self._negative is None:
-            self._learn([])
-            self._negative = self._cache[self.backbone.empty].to(self.device)
+            self._negative = self.texts.empty().to(self.device)
         return self._negative
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of the frozen weights, the texts and the arithmetic."""
+        return self._autocast_to or torch.float32
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_to is None:
@@ -271,8 +266,8 @@ class Policy:
 
     def shard(self, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:
         """Keep only this process's share of the frozen network, see `sharding`; after the last `add_snapshot`."""
-        layers = self.lora.layers.values()
-        shard(self.network, [part for layer in layers for part in (layer.lora_A, layer.lora_B)], plugin, accelerator)
+        loras = [part.to(self.device) for layer in self.lora.layers.values() for part in (layer.lora_A, layer.lora_B)]
+        shard(self.network, loras, plugin, accelerator)
         self.lora.fused.merging = False  # a process has its share of a weight only
         self._lockstep = Lockstep(self._idle, self.device)
 
@@ -299,9 +294,10 @@ class Policy:
     def decode(self, latents: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
         """Images (B, 3, H, W) of latents (B, C, h, w): fp32 in [0, 1], on the device.
 
-        `chunk` images at a time (default: 2 megapixels, at most 16 images). `grad` keeps the graph, for rewards that
-        are back-propagated.
+        `chunk` images at a time (default: `decoded`, else 2 megapixels and at most 16 images). `grad` keeps the graph,
+        for rewards that are back-propagated.
         """
+        chunk = chunk or self.decoded
         if chunk is None:
             height, width = latents.shape[-2:]
             chunk = decoded_at_once(height, width, self.backbone.scale)

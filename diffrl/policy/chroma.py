@@ -29,12 +29,17 @@ class Chroma(Family):
         self.mask: Tensor | None = None  # (B, text + image tokens) of the forward that runs
         enable = self.network.enable_gradient_checkpointing
         self.network.enable_gradient_checkpointing = partial(enable, self.recomputed)
+        self.network.time_text_embed.guidance_proj.register_forward_hook(self.sent)
 
     def recomputed(self, block: nn.Module, *inputs: Any) -> Any:
         """Checkpointed call of a block. diffusers 0.42 leaves the mask out of a checkpointed single block's inputs."""
         if isinstance(block, ChromaSingleTransformerBlock) and len(inputs) == 3:  # states, modulation, rotation
             inputs = (*inputs, self.mask)  # as an input: by the backward pass another forward may have its own mask
         return checkpoint(block.__call__, *inputs, use_reentrant=False)
+
+    def sent(self, _: nn.Module, given: Any, made: Tensor) -> Tensor:
+        """What diffusers computes on the CPU, on its way to the device; diffusers itself would wait for it there."""
+        return made if self.mask is None else made.to(self.mask.device, non_blocking=True)
 
     def channels(self) -> int:
         return self.network.config.in_channels // 4

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend
-from diffusers.models.attention_dispatch import AttentionBackendName
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from diffrl.errors import UserError, nearest
 
@@ -70,13 +72,17 @@ def set_attention(network: Any, kernel: str) -> None:
         raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error
 
 
-def choose_attention(network: Any, trial: Callable[[], Tensor], clock: Callable[[], float]) -> dict[str, float]:
+def choose_attention(
+    network: Any, trial: Callable[[], Tensor], clock: Callable[[], float], sharded: bool = False
+) -> dict[str, float]:
     """Run attention with the exact kernel that is fastest here; returns the seconds of those that can run, by name.
 
     Args:
         network: whose attention it is.
         trial: a forward and a backward pass as in training, of the same rows each time; returns the predictions.
         clock: seconds, with the device's work done.
+        sharded: a forward is an exchange between processes, which an error would break off: kernels are tried alone
+            first, with native's inputs, and only those that run on all processes are tried in the network.
 
     A kernel whose predictions are not native's up to rounding is left out. All processes choose the same.
     """
@@ -92,7 +98,10 @@ def choose_attention(network: Any, trial: Callable[[], Tensor], clock: Callable[
 
     times: dict[str, float] = {}
     expected: Tensor | None = None
-    for kernel in EXACT if modern else ("native", "xformers"):
+    kernels: tuple[str, ...] = EXACT if modern else ("native", "xformers")
+    if sharded:
+        kernels = _runnable(trial) if modern else ("native",)
+    for kernel in kernels:
         taken = math.inf
         try:
             use(kernel)
@@ -113,6 +122,45 @@ def choose_attention(network: Any, trial: Callable[[], Tensor], clock: Callable[
     listed = ", ".join(f"{kernel} {taken * 1000:.1f} ms" for kernel, taken in found.items())
     log.info("%s: auto chose %s (%s)", ATTENTION, best, listed)
     return found
+
+
+class _Inputs(TorchFunctionMode):
+    """While it is entered: what torch's attention is called with, once for each kind of call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, tuple[list[Tensor], Tensor | None]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
+            rows, mask = [given[name] for name in ("query", "key", "value")], given.get("attn_mask")
+            kind = str([(x.shape, x.dtype) for x in (*rows, mask) if x is not None])
+            self.seen.setdefault(kind, ([x.detach() for x in rows], mask))
+        return func(*args, **kwargs)
+
+
+def _runnable(trial: Callable[[], Tensor]) -> tuple[str, ...]:
+    """Those of the exact kernels that take, on every process, what the network's attention is called with."""
+    with _Inputs() as inputs:
+        device = trial().device
+    there = torch.tensor([_runs(kernel, inputs) for kernel in EXACT], dtype=torch.int64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(there, dist.ReduceOp.MIN)
+    return tuple(kernel for kernel, good in zip(EXACT, there.tolist(), strict=True) if good or kernel == "native")
+
+
+def _runs(kernel: str, inputs: _Inputs) -> bool:
+    """Does it run on its own, with a backward pass?"""
+    try:
+        for rows, mask in inputs.seen.values():  # torch has heads before tokens, diffusers behind
+            q, k, v = (x.transpose(1, 2).contiguous().requires_grad_() for x in rows)
+            dispatch_attention_fn(q, k, v, attn_mask=mask, backend=AttentionBackendName(kernel)).sum().backward()
+    except Exception as error:
+        log.debug("%s: %s cannot run here (%s)", ATTENTION, kernel, error)
+        return False
+    return True
 
 
 def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:

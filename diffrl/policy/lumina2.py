@@ -6,6 +6,8 @@ the empty one without it. The pipeline shifts its schedule by the number of late
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +41,9 @@ class Lumina2(Family):
         return Conditioning(embeds, embeds.new_zeros(1, 0), torch.tensor([embeds.shape[1]]))
 
     def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
+        rope: Any = self.network.rope_embedder
+        if x_t.is_cuda and not rope.freqs_cis[0].is_cuda:  # else diffusers would bring them there in every forward
+            rope.freqs_cis = [table.to(x_t.device) for table in rope.freqs_cis]
         output = network(
             hidden_states=x_t,
             timestep=1 - t,

@@ -55,7 +55,7 @@ class QwenImage21(Family):
         outputs: dict[int, Tensor] = {}
         for length in cond.lengths.unique().tolist():
             rows = (cond.lengths == length).nonzero().flatten()
-            here = rows.to(x_t.device)
+            here = rows.to(x_t.device, non_blocking=True)
             output = self._one_length(network, x_t[here], t[here], cond.select(rows))
             outputs |= dict(zip(rows.tolist(), output, strict=True))
         return torch.stack([outputs[i] for i in range(len(x_t))])

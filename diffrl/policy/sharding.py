@@ -3,6 +3,8 @@
 A LoRA is trained, and it is small: its gradients are summed over the processes by one all-reduce, as without sharding,
 and snapshots, checkpoints and MARBLE's per-sample gradients do not notice. What fills the memory is the frozen base.
 FSDP2 keeps 1 / N of it on each of N processes and gathers a block's weights for the moment in which the block runs.
+Nor is it ever whole on a device: it waits in main memory, and each block in turn goes to the device and is cut there.
+Weights in their files' own type are pages of the files until then, which the processes of a machine share.
 
 Every forward is then an exchange between all processes, so all of them must run the same number of them. Micro-batches
 are equally many everywhere. Where the work is uneven (evaluation, GARDO's gate, pictures that one process draws) it
@@ -87,7 +89,8 @@ def shard(
 ) -> None:
     """Spread the network's weights over the processes, in place, block by block; the modules `whole` stay as they are.
 
-    The blocks are the model's own (diffusers' `_no_split_modules`), unless the launcher names classes.
+    What of the network lies in main memory comes to the device on the way, one block at a time. The blocks are the
+    model's own (diffusers' `_no_split_modules`), unless the launcher names classes.
     """
     plugin.ignored_modules = list(whole)
     plugin.cpu_ram_efficient_loading = False  # it is for weights that only the main process has read

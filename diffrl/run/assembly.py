@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.suspicion import Suspicions
 from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.run.ahead import Ahead
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
 from diffrl.run.evaluation import Evaluation
@@ -67,6 +69,8 @@ class Run:
             peers.join(self.accelerator)
         check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
+        if sharding is not None and config.engine.base != "full":
+            raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
@@ -79,6 +83,8 @@ class Run:
             resolution=config.rollout.resolution,
             seed=config.seed,
             family=config.family,
+            base=config.engine.base,
+            whole=sharding is None,
         )
         if config.optimise.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
@@ -114,6 +120,7 @@ class Run:
         guard = build_guard(config, self.lower)
         held_out = (self.judges, self.features, students, guard)
         self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
+        self.ahead = self._ahead()
         shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
         self.suspicions = Suspicions(list(config.rewards), shaped)
         self.epoch = 0
@@ -141,6 +148,14 @@ class Run:
             compose=build_composition(config),
             fp16=config.optimise.precision == "fp16",
         )
+
+    def _ahead(self) -> Ahead:
+        config = self.config
+        files = {key: value for key, value in self.identity.items() if key.startswith(("model", "family"))}
+        key = f"{files} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
+        tests = [prompt.text for prompt in self.evaluation.prompts]
+        stream, folder = self.loop.stream, self.folder.path
+        return Ahead(self.policy, stream, tests, config.epochs, self.accelerator, folder, key)
 
     def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
         """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""
@@ -237,12 +252,15 @@ class Run:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
         config = self.config
         self.loop.status = journal.status
+        journal.status("encoding prompts")
+        self.ahead.before(self.epoch, self.loop.check)
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
             self.evaluation.measure(metrics, journal, divgen=bool(config.evaluate.divgen))
             self.loop.clock.take()  # evaluation's forwards are not the first epoch's
             journal.log(metrics)
         while self.epoch < config.epochs:
+            self.ahead.before(self.epoch, self.loop.check)
             self.begin_epoch()
             metrics = self.loop.run_epoch(self.epoch) | direction_metrics(self.scorer.rewards)
             self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
@@ -268,7 +286,8 @@ class Run:
             if stop:
                 healthy = self.folder.path / "healthy"
                 journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
-                return
+                break
+        self.ahead.end()
 
     def close(self) -> None:
         """Drop what waits to be scored."""

@@ -65,7 +65,8 @@ def pretend(module: nn.Module) -> None:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                part._parameters[name] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
+                fake = torch.empty(p.shape).to(p.dtype)  # codes of weights, too, are whole numbers, and no layout
+                part._parameters[name] = nn.Parameter(fake, requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:
                 part._buffers[name] = _empty(b)
@@ -75,4 +76,5 @@ def pretend(module: nn.Module) -> None:
 
 
 def _empty(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    made = torch.zeros if _whole(tensor.dtype) else torch.empty  # whole numbers are real, floats are fake
+    return made(tensor.shape, dtype=tensor.dtype)

@@ -185,10 +185,15 @@ def set_deterministic(asked: bool) -> None:
 def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
+    policy.decoded = config.engine.decode
+    if config.engine.encoders == "apart":
+        if policy.sharded:
+            raise UserError("engine.encoders: apart moves a whole network, and FSDP2 leaves a share of it; use beside")
+        policy.texts.room = policy.apart
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
             clock = partial(_clock, policy.device)
-            policy.attention_times = choose_attention(network, partial(trial, policy), clock)
+            policy.attention_times = choose_attention(network, partial(trial, policy), clock, policy.sharded)
     elif config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
@@ -264,7 +269,7 @@ def describe(run: Any) -> str:
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     also = "".join(
-        f"; judged on {one.base(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
+        f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
         for name, one in config.evaluate.also.items()
     )
     return (

@@ -26,7 +26,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,13 @@ def saved_mib(adapters: Adapters, given: dict[str, Any]) -> float:
     return sum(saved.values()) / 2**20
 
 
-def score(device: torch.device) -> None:
-    """Call a reward that computes with all threads."""
+class Heavy:
+    """A reward that computes with all threads."""
 
-    def heavy(images: Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> Tensor:
+    name = "heavy"
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> Tensor:
         return (images[:, 0] @ images[:, 1]).mean((1, 2))
-
-    Scorer({"heavy": heavy}).score(torch.rand(2, 3, 512, 512, device=device), [Prompt("a cat"), Prompt("a dog")])
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
@@ -227,7 +227,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for threads in args.threads:
         torch.set_num_threads(threads)
-        score(device)
+        Scorer({"heavy": Heavy()}).score(torch.rand(2, 3, 512, 512, device=device), [Prompt("a cat")] * 2)
         by_rows = result["threads"][str(threads)] = {}
         for rows in args.rows:
             by_rows[str(rows)] = measure(sides, plain, rows, args.repeats, device)

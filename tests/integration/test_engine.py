@@ -21,7 +21,7 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import LoraSpec, Policy, engine, load_policy
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
 from diffrl.run.parts import trial
 from diffrl.run.train import Run, train
@@ -91,6 +91,31 @@ def test_the_fastest_exact_kernel_is_chosen_by_measurement(policies: dict[str, P
         assert "native" in times and "flash" not in times
         assert [parameter.grad for _, parameter in policy.trainable] == grads
         set_attention(policy.backbone.network, "native")
+
+
+def test_under_fsdp2_a_kernel_runs_alone_before_it_runs_in_the_network(
+    policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in a forward would leave the other processes in the exchange of its weights."""
+    policy = policies["flux"]
+    network, used = policy.backbone.network, []
+    use = network.set_attention_backend
+    monkeypatch.setattr(network, "set_attention_backend", lambda kernel: (used.append(kernel), use(kernel)))
+    dispatch, asked = engine.dispatch_attention_fn, []
+
+    def alone(*rows: torch.Tensor, backend: Any, **more: Any) -> torch.Tensor:
+        asked.append(backend.value)
+        assert all(x.shape[2] == 2 for x in rows), "(B, T, heads, D)"
+        if backend.value == "_native_efficient":
+            raise RuntimeError("planted")
+        return dispatch(*rows, backend=backend, **more)
+
+    monkeypatch.setattr(engine, "dispatch_attention_fn", alone)
+    times = choose_attention(network, partial(trial, policy), time.perf_counter, sharded=True)
+    assert set(asked) == set(engine.EXACT) and "native" in times
+    assert used and not {"flash", "_flash_3", "xformers", "_native_efficient"} & set(used)
+    older = choose_attention(policies["sd3"].backbone.network, partial(trial, policies["sd3"]), time.perf_counter, True)
+    assert list(older) == ["native"]
 
 
 def test_on_a_cpu_auto_is_native(config_file: Any) -> None:

@@ -249,6 +249,7 @@ int64_t p_install() {
   }
 }
 void p_set_devices(int count) { device_count = count; }
+void p_set_limit(int64_t bytes) { limit_bytes = bytes; }
 void p_set_sync_mode(int mode) { sync_mode = mode; }
 int p_sync_mode() { return sync_mode; }
 void p_set_listener(void (*told)(const char*, const char*)) { listener = told; }

@@ -23,7 +23,7 @@
 using namespace at;
 
 static constexpr DeviceType CUDA_TYPE = DeviceType::CUDA;
-static std::atomic<int64_t> live_bytes{0}, peak_bytes{0}, kernels_run{0};
+static std::atomic<int64_t> live_bytes{0}, peak_bytes{0}, kernels_run{0}, limit_bytes{INT64_MAX};
 static std::atomic<int> sync_mode{0};  // as torch.cuda.set_sync_debug_mode: 0 nothing, 1 tell, 2 raise
 static int device_count = 1;
 static thread_local DeviceIndex current = 0;
@@ -31,6 +31,7 @@ static void (*listener)(const char* kind, const char* op) = nullptr;
 static Generator device_stream = at::detail::createCPUGenerator(1234);  // random numbers of the device's default
 
 static void add_live(int64_t bytes) {
+  if (live_bytes + bytes > limit_bytes) throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "CUDA out of memory");
   int64_t now = (live_bytes += bytes), before = peak_bytes;
   while (now > before && !peak_bytes.compare_exchange_weak(before, now)) {}
 }
@@ -57,10 +58,10 @@ struct PretendAllocator final : c10::Allocator {
   }
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &release, Device(CUDA_TYPE, current)};
+    add_live(bytes);
     void* data = c10::alloc_cpu(bytes);
     // A fresh page of the host is zero, a GPU's memory is not: what is read before it was written must show.
     memset(data, 0x7f, std::min<size_t>(bytes, 1 << 22));
-    add_live(bytes);
     return {data, new Allocation{data, (int64_t)bytes}, &release, Device(CUDA_TYPE, current)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }

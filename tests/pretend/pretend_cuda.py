@@ -4,7 +4,7 @@ Tensors of device "cuda" lie in host memory and kernels are the CPU's; torch.cud
 CUDA refuses is refused, and `waits()` tells where the host would wait for the device. No streams, no kernels' own
 limits (alignment, masks, Triton), no speed, no torch.compile; attention runs the math path, so memory is indicative.
 
-Environment: PRETEND_DEVICES (1), PRETEND_GIB (78; what the device says it has), PRETEND_PEAK (a file that the peak's
+Environment: PRETEND_DEVICES (1), PRETEND_GIB (78; more raises OutOfMemoryError), PRETEND_PEAK (a file that the peak's
 bytes are written into at exit). With RANK set, collectives follow NCCL's rules (`pretend_nccl`).
 """
 
@@ -32,6 +32,7 @@ import torch  # noqa: E402
 for _name in ("p_live", "p_peak", "p_kernels", "p_install"):
     getattr(_library, _name).restype = ctypes.c_int64
 _library.p_seed.argtypes = [ctypes.c_uint64]
+_library.p_set_limit.argtypes = [ctypes.c_int64]
 _LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
 
 DEVICES = int(os.environ.get("PRETEND_DEVICES", "1"))
@@ -290,6 +291,7 @@ def _note_peak(path: str) -> None:
 
 _answer()
 _library.p_set_devices(DEVICES)
+_library.p_set_limit(TOTAL)
 KERNELS = int(_library.p_install())
 assert KERNELS > 0, "no kernel was replaced"
 for _kind in ("flash", "mem_efficient", "cudnn"):

@@ -14,7 +14,7 @@ from tiny import PROMPTS, SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.policy import Conditioning, Policy, base, load_policy
+from diffrl.policy import Conditioning, Policy, load_policy, texts
 from diffrl.samplers import euler_step
 
 
@@ -157,17 +157,15 @@ def test_guidance_is_one_forward_and_equals_two(policy: Policy) -> None:
 
 def test_every_prompt_is_encoded_once(policy: Policy) -> None:
     calls: list[int] = []
-    moves: list[object] = []
     for encoder in policy.backbone.text_encoders:
         encoder.register_forward_pre_hook(lambda _m, a, _k: calls.append(len(a[0])), with_kwargs=True)
-        encoder.to = lambda *a, **_k: moves.append(a)
     cond = policy.encode(["a red dog", "an ox", "a red dog"])
     assert calls == [1] * 6, "two encoders, two prompts and the empty one"
     assert len(cond) == 3 and torch.equal(cond.embeds[0], cond.embeds[2])
     assert not torch.equal(cond.embeds[0], cond.embeds[1])
-    assert len(moves) == 4
+    assert policy.texts.visits == 1
     again = policy.encode(["an ox", "a red dog", ""])
-    assert len(calls) == 6 and len(moves) == 4
+    assert len(calls) == 6 and policy.texts.visits == 1
     assert torch.equal(again.embeds[:2], cond.embeds[[1, 0]]) and torch.equal(again.pooled[:2], cond.pooled[[1, 0]])
     policy.encode(["new", "an ox"])
     assert len(calls) == 8
@@ -181,9 +179,9 @@ def test_an_embedding_does_not_depend_on_its_company(policy: Policy, model: str)
 
 def test_the_cache_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     one = policy.encode([""])
-    monkeypatch.setattr(base, "CACHE_BYTES", 3 * (one.embeds.nbytes + one.pooled.nbytes))
+    monkeypatch.setattr(texts, "CACHE_BYTES", 3 * (one.embeds.nbytes + one.pooled.nbytes))
     cond = policy.encode(["a", "b", "c", "d"])
-    assert len(cond) == 4 and list(policy._cache) == ["", "c", "d"]
+    assert len(cond) == 4 and list(policy.texts._rows) == ["", "c", "d"]
     assert torch.equal(policy.encode(["b"]).embeds[0], cond.embeds[1])
 
 
