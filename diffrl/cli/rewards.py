@@ -29,9 +29,11 @@ def add_rewards(add: Callable[..., Any]) -> None:
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
     example = "diffrl rewards check my_reward.py:Redness threshold=0.5"
     check = action("check", _check, text, example, words_anywhere=True)
-    check.usage = "diffrl rewards check NAME [parameter=value ...]"
+    check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
+    text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
+    check.add_argument("--prompts", metavar="SET", help=text)
     _add_serve(action)
 
 
@@ -105,7 +107,12 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     check_plugin(name)
     from diffrl.rewards.check import check
 
-    return 0 if check(name, **parameters) else 1
+    given = None
+    if arguments.prompts is not None:
+        from diffrl.prompts import load_prompts
+
+        given = [(prompt.text, prompt.metadata) for prompt in load_prompts(arguments.prompts)]
+    return 0 if check(name, given, **parameters) else 1
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
