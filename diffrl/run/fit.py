@@ -117,7 +117,7 @@ def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mappi
     compiled, merge = config.engine.compile, config.engine.merge  # what is compiled does not merge
     fused.merging, fused.lossy = merge != "off" and not (compiled or (sharded and world > 1)), merge == "all"
     objective = build_objective(config, config.rollout, {})
-    copies = 1 + len(objective.snapshots) + bool(config.optimise.ema)
+    copies = 1 + len(objective.snapshots) + len(objective.frozen) + bool(config.optimise.ema)
     frozen, whole = _bytes(backbone.network) - lora, 0
     if sharded and world > 1:
         kinds = getattr(backbone.network, "_no_split_modules", None) or ()
@@ -241,10 +241,11 @@ def free_bytes(device: torch.device) -> int:
 
 def silent_forwards(objective: Objective, classifier_free: bool, split: bool, steps: int) -> float:
     """Forwards without gradient for each training row: the objective's own, and those of what its penalty refers to."""
-    penalty, plain = objective.penalty, objective.guidance_scale
-    held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
-    row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
-    return objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
+    penalty, passes = objective.penalty, list(objective.silent(split, steps))
+    if penalty.beta:
+        own = None if penalty.reference is not None else penalty.guidance
+        passes.append((penalty.share, objective.guidance_scale if own is None else own))
+    return sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in passes)
 
 
 def architecture(model: str) -> Path | None:

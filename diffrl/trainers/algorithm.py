@@ -166,12 +166,13 @@ class Objective(ABC):
 
     section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
     samples_from = "default"  # the snapshot that rollouts are drawn with
-    keep_trajectory = False
+    keep_trajectory: bool | Literal["path"] = False  # the stochastic steps, or all of them
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
     # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
-    selects = False  # True: `pairs` leaves rows out
+    selects = False  # True: `pairs` leaves rows out, or orders them
+    frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
@@ -220,6 +221,10 @@ class Objective(ABC):
         """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
         `steps`: optimiser steps of an epoch. For estimates."""
         return int("old" in self.snapshots)
+
+    def silent(self, split: bool, steps: int) -> Sequence[tuple[float, float]]:
+        """The same as (forwards, their guidance), where not all have that of the trained rows."""
+        return [(self.forwards(split, steps), self.guidance_scale)]
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
