@@ -24,7 +24,7 @@ class Teacher(Section):
     )
     guidance: FiniteFloat | None = key(None, "guidance of its prediction; null: rollout.guidance_scale", ge=1, le=1000)
     everywhere: FiniteFloat = key(
-        0.0, "weight of the distance from it on the rows of all prompts (Flow-OPD's anchor: 0.04)", ge=0
+        0.0, "weight of the distance from it on the rows of all prompts: an anchor (Flow-OPD: 0.04)", ge=0
     )
 
     def taught(self, sources: Iterable[str]) -> list[str]:
