@@ -47,7 +47,7 @@ def merged(states: Sequence[State], start: State) -> dict[str, Tensor]:
 
     Components that the mean has not keep their row of A in `start`, with 0 in B, so that they can be trained.
     """
-    result = {}
+    result: dict[str, Tensor] = {}
     for name in (key.removesuffix(A) for key in start if key.endswith(A)):
         first = start[name + A]
         ups = torch.cat([state[name + B] for state in states], dim=1).double() / len(states)

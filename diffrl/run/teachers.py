@@ -19,7 +19,6 @@ from diffrl.policy.merging import merged, padded
 from diffrl.trainers.opd import slot
 
 
-
 def teachers_files(config: Config) -> dict[str, Path]:
     """{key of the config: the LoRA's file} of every teacher that has one, from the hub if it is there.
 

@@ -1,4 +1,4 @@
-"""On-policy distillation on a tiny pipeline of the true classes: who teaches whom, what is kept, and what is refused."""
+"""On-policy distillation on a tiny pipeline of the true classes: who teaches whom, what is kept and what is refused."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def test_teachers_are_read_and_not_kept_and_a_resume_is_of_the_same_ones(build: 
     train(config, resume=Path(config.run_dir))
     whole = load_config(path, ["epochs=2", f"run_dir={config.run_dir}-whole"])
     train(whole)
-    ours, theirs = (load_file(Path(one.run_dir) / "lora" / "pytorch_lora_weights.safetensors") for one in (config, whole))
+    ours, theirs = (
+        load_file(Path(one.run_dir) / "lora" / "pytorch_lora_weights.safetensors") for one in (config, whole)
+    )
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     teacher("a", rank=2, std=0.3)  # trained on
     with pytest.raises(UserError, match=r"opd.teachers.a.lora: the file changed since .*; a resume may change"):

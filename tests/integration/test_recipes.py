@@ -1,6 +1,6 @@
 """Shipped recipes pass `--dry-run` and `doctor` on a tiny pipeline of their family: what their headers call evidence.
 
-The rewards are stand-ins that need no weights, as the model without a LoRA is for teachers; everything else is the recipe's own.
+The rewards are stand-ins that need no weights, and so is a teacher without a LoRA; everything else is the recipe's own.
 """
 
 from __future__ import annotations

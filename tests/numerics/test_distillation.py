@@ -85,7 +85,10 @@ def test_a_smaller_rank_is_padded_with_nothing() -> None:
 
 
 def test_the_merge_is_the_mean_of_products_where_the_rank_suffices() -> None:
-    one, two = padded(lora(2, 1), LoraSpec(2, 2), LoraSpec(4, 4), ""), padded(lora(2, 2), LoraSpec(2, 2), LoraSpec(4, 4), "")
+    one, two = (
+        padded(lora(2, 1), LoraSpec(2, 2), LoraSpec(4, 4), ""),
+        padded(lora(2, 2), LoraSpec(2, 2), LoraSpec(4, 4), ""),
+    )
     mean = (product(one) + product(two)) / 2
     found = merged([one, two], start=lora(4, 3))
     torch.testing.assert_close(product(found), mean, rtol=1e-12, atol=1e-12)
