@@ -43,6 +43,13 @@ class Gains:
     def views(self, spec: SamplerSpec) -> int:
         return spec.stochastic_steps + (not self.common)
 
+    def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        """A state's own prediction is there already, so its continuation takes one less than its steps."""
+        steps = range(start + self.common, start + spec.stochastic_steps)
+        most = spec.steps if self.ode_steps is None else self.ode_steps
+        views = sum(min(most, spec.steps - step) - 1 for step in steps)
+        return len(members) * (chain_forwards(spec, start) + views)
+
     def final(self, spec: SamplerSpec) -> int:
         return self.views(spec) - 1
 
@@ -62,6 +69,12 @@ class Branches:
     def views(self, spec: SamplerSpec) -> int:
         return len(self.steps) * len(self.strides)
 
+    def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        paths = {(prompt, member * self.seeds // group) for prompt, member in members}
+        levels = range(spec.steps + 1)
+        views = sum(len(strided(levels, step + 1, stride)) - 1 for step in self.steps for stride in self.strides)
+        return len(paths) * (self.steps[-1] + 1) + len(members) * views
+
     def final(self, spec: SamplerSpec) -> int:
         return 0  # the noisiest step's: the later ones differ less and less within a path
 
@@ -76,6 +89,11 @@ class Tree:
     def views(self, spec: SamplerSpec) -> int:
         return 1
 
+    def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        """A step is taken by the nodes that the step before led to: one for all its children."""
+        taken = [1, *(self.nodes(min(step, spec.stochastic_steps - 1)) for step in range(spec.steps - 1))]
+        return sum(len({(prompt, member * nodes // group) for prompt, member in members}) for nodes in taken)
+
     def final(self, spec: SamplerSpec) -> int:
         return 0
 
@@ -85,6 +103,23 @@ class Tree:
 
 
 Plan = Gains | Branches | Tree
+
+
+def chain_forwards(spec: SamplerSpec, start: int) -> int:
+    """Of one trajectory whose stochastic steps begin at `start`: fewer than its steps where its tail is thinned."""
+    behind = start + spec.stochastic_steps
+    if spec.tail is None or behind >= spec.steps:
+        return spec.steps
+    return behind + len(tail_sigmas(range(spec.steps + 1), behind, spec.tail)) - 1
+
+
+def batch_forwards(
+    plan: Plan | None, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int
+) -> int:
+    """Of the network for a batch of images, each a (prompt number, member of G = `group`)."""
+    if plan is None:
+        return len(members) * chain_forwards(spec, start)
+    return plan.forwards(spec, start, members, group)
 
 
 def strided(sigmas: Sequence[float], start: int, stride: int) -> list[float]:

@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -45,34 +46,56 @@ def examine() -> bool:
     return good
 
 
-def check_fit(config: Config) -> bool:
-    """Print what a config needs on each device, and what to change if that is more than there is."""
-    from diffrl.policy.sharding import launched_with_fsdp
-    from diffrl.run.fit import advise, estimate
+def check_fit(config: Config, gpu: float | None = None, processes: int | None = None) -> bool:
+    """Print what a config needs on each device, and what to change if that is more than there is.
 
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    `gpu`: GiB of the devices that it is meant for; None: what is free here. `processes`: None: WORLD_SIZE.
+    """
+    from diffrl.policy.sharding import launched_with_fsdp
+    from diffrl.run.advice import advise
+    from diffrl.run.fit import estimate
+
+    world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     sharded = launched_with_fsdp()
-    fit = estimate(config, world, sharded)
+    with _progress() as tell:
+        fit = estimate(config, world, sharded, tell=tell)
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
     print(_work(fit.work))
-    where, free = _free()
+    where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
     print(f"{free / GIB:9.2f} GiB  free: {where}")
     if fit.total <= free:
         print("it fits")
         return True
-    advice = advise(config, free, world, fit, sharded)
-    if advice is None:
+    with _progress() as tell:
+        advice = advise(config, free, world, fit, sharded, tell)
+        spread = None if advice else estimate(config, max(world, 8), sharded=True, tell=tell)
+    if advice is not None:
+        print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
+    else:
         print("it does not fit, and smaller micro-batches would not help: lower rollout.resolution or lora.rank")
-        if (spread := estimate(config, 8, sharded=True)).total < fit.total:
-            text = f"spread over 8 devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs {spread.total / GIB:.1f} GiB"
-            print(f"{text} on each, and less with smaller micro-batches")
-        return False
-    print(f"it does not fit; with {advice[0].total / GIB:.1f} GiB it would: {' '.join(advice[1])}")
+    if spread is not None and spread.total < fit.total:
+        text = f"spread over {max(world, 8)} devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs"
+        print(f"{text} {spread.total / GIB:.1f} GiB on each, and less with smaller micro-batches")
     return False
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """One line on a terminal that says what is being done; nothing is left of it."""
+    terminal = sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        tell("")
 
 
 def _together(host: int, world: int) -> str:

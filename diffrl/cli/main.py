@@ -22,6 +22,7 @@ from diffrl.cli.arguments import guidance, named_rewards, subcommand, whole_numb
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
+from diffrl.cli.examining import add_doctor
 from diffrl.cli.interrupted import leave_peers, resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
@@ -42,7 +43,7 @@ FAILURES = (
     ("diffrl.records.disk", "DiskError", ""),
     ("diffrl.records.ownership", "OwnershipError", ""),
     ("diffrl.rollout", "SamplingError", ""),
-    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or raise optimise.accumulation"),
+    ("torch", "OutOfMemoryError", "; lower rollout.batch_size or optimise.micro_batch"),
 )
 
 
@@ -150,19 +151,7 @@ def _parser() -> _Parser:
     add_recipes(add)
     add_divgen(add, _add_drawing)
     add_sharing(add)
-    doctor = add(
-        "doctor",
-        _doctor,
-        "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
-        "diffrl doctor",
-        "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
-        words_anywhere=True,
-    )
-    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...]]"
-    text = (
-        "estimate what this config needs (of the model only its configs are read), and what to change if it is too much"
-    )
-    doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    add_doctor(add)
     add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")
     return parser
@@ -351,18 +340,6 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
     write_comparison(arguments.runs, arguments.out)
     print(f"report: {arguments.out}")
     return 0
-
-
-def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
-    words = [*arguments.words, *rest]
-    if not words:
-        from diffrl.cli.doctor import examine
-
-        return 0 if examine() else 1
-    from diffrl.cli.doctor import check_fit
-    from diffrl.config import load_config
-
-    return 0 if check_fit(load_config(words[0], words[1:])) else 1
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:

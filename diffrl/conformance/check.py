@@ -22,6 +22,7 @@ from diffrl.policy import Conditioning, LoraSpec, Policy, find_model, load_polic
 from diffrl.policy.pipelines import Resolution, load_pipeline
 from diffrl.rollout import collect
 from diffrl.run import fit
+from diffrl.run.buffers import Alive
 from diffrl.samplers import SamplerSpec, gaussian_log_prob, ode_step, sde_kernel
 from diffrl.seeds import noise
 
@@ -284,7 +285,7 @@ def resident(subject: Subject) -> str:
             "model": subject.model,
             "family": subject.family,
             "lora": {"rank": SPEC.rank, "alpha": SPEC.alpha},
-            "objective": "sft",  # no forward beside the trained one
+            "objective": "rwr",  # no forward beside the trained one, and no row is left out
             "rollout": {"resolution": subject.resolution, "groups": 1, "group_size": rows, "batch_size": rows},
             "optimise": {"batch_size": rows, "accumulation": 10},
         }
@@ -299,7 +300,7 @@ def resident(subject: Subject) -> str:
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
-    with fit.Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
+    with Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
     real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]
     if abs(predicted - real) > 0.05 * real:

@@ -7,13 +7,15 @@ of them float32.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from diffrl.config import Config
 from diffrl.trainers.algorithm import Objective
@@ -74,15 +76,20 @@ def _training(config: Config, objective: Objective, lora: int, latent: int, worl
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time."""
+    """Counts the bytes of tensors that are made while it is entered and not yet freed; `peak` is the most at a time.
+
+    `operations`: floating-point ones, as torch counts them: those of products and attention, all else is little.
+    """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.operations = 0
         self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=made)
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue
@@ -94,6 +101,13 @@ class Alive(TorchDispatchMode):
                 self.peak = max(self.peak, self.now)
                 weakref.finalize(storage, self._free, key)
         return made
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, bytes are counted, and no operations."""
+        before = self.operations
+        yield
+        self.operations = before
 
     def _free(self, key: int) -> None:
         self.now -= self._sizes.pop(key, 0)

@@ -2,53 +2,36 @@
 
 So every family, resolution, LoRA and option is counted as it is, on any machine: the largest sum of bytes that are
 alive at one time in a rollout's forward, a decoding and a training micro-batch. What is not seen: the allocator's gaps,
-the device's own context, and the rewards. The arithmetic of an epoch is counted in the same way.
+the device's own context, and the rewards. The arithmetic of an epoch is counted in the same pass.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import diffusers
 import psutil
 import torch
-import transformers
 from accelerate import Accelerator
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.errors import UserError
-from diffrl.policy import PRECISIONS, find_family, find_model
-from diffrl.policy.base import decoded_at_once
-from diffrl.policy.fused import Fused
-from diffrl.policy.lora import find_layers
+from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
-from diffrl.policy.pipelines import settings_of
-from diffrl.resources import shipped
-from diffrl.run.buffers import Alive, held
-from diffrl.run.layout import Layout, pretend
+from diffrl.run.buffers import held
+from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
 from diffrl.run.parts import build_objective
+from diffrl.run.phases import ImageItself, Phase, Phases
+from diffrl.run.selection import micro_batches, rollout_forwards
 from diffrl.trainers.algorithm import Objective
-from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
+from diffrl.trainers.microbatches import AUTO_ROWS
 
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
-MERGED = f"merged weights, {KEPT} of them"
-TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
+MERGED, ENCODING = f"merged weights, {KEPT} of them", "encoding"
 
 
 @dataclass(frozen=True)
@@ -60,6 +43,8 @@ class Fit:
     rows: int  # of a training micro-batch
     host: int  # of main memory: text encoders, what else waits there; as pages of files processes share it
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
+    # Of one batch, one chunk and one micro-batch, keyed as `peaks`.
+    operations: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -67,118 +52,129 @@ class Fit:
         return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
 
 
-def advise(
-    config: Config, free: int, world: int = 1, fit: Fit | None = None, sharded: bool = False
-) -> tuple[Fit, list[str]] | None:
-    """What to change so that the config fits into `free` bytes, as overrides (none if it fits); None: nothing helps.
-
-    Nothing of it changes what is learned: activations recomputed, more and smaller micro-batches, smaller forwards.
-    `fit`: the config's estimate, if it is known.
-    """
-    changed: dict[str, Any] = {}
-    fit = estimate(config, world, sharded) if fit is None else fit
-    while fit.total > free:
-        optimise, worst = config.optimise, max(fit.peaks, key=fit.peaks.__getitem__)
-        key: str = ""
-        value: int | str = 0
-        if worst.startswith("training") and not optimise.gradient_checkpointing:
-            key, value = "optimise.gradient_checkpointing", True
-        elif worst.startswith("training") and fit.rows > 1:
-            key, value = "optimise.accumulation", optimise.accumulation * (2 if fit.rows % 2 == 0 else fit.rows)
-            if optimise.micro_batch is not None:
-                key, value = "optimise.micro_batch", fit.rows // 2
-        elif worst == "encoding" and config.engine.encoders == "beside" and not sharded:
-            key, value = "engine.encoders", "apart"
-        elif worst == "decoding" and config.engine.decode != 1:
-            key, value = "engine.decode", 1
-        elif worst.startswith("sampling") and config.rollout.batch_size > 1:  # on a student, too
-            key, value = "rollout.batch_size", config.rollout.batch_size // 2
-        if not key:
-            return None
-        section, name = key.split(".")
-        update = getattr(config, section).model_copy(update={name: value})
-        config, changed[key] = config.model_copy(update={section: update}), value
-        touched = {"optimise": "training", "rollout": "sampling", "engine": "decoding"}[section]
-        known = {phase: peak for phase, peak in fit.peaks.items() if not phase.startswith(touched)}
-        fit = estimate(config, world, sharded, known)
-    return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
-
-
-def estimate(config: Config, world: int = 1, sharded: bool = False, known: Mapping[str, int] | None = None) -> Fit:
-    """What one process of `world` needs for this config. Only configs of the model are read, no weights.
+class Estimator:
+    """Counts what one process of `world` needs for a config, of which only the model's configs are read, no weights.
 
     `sharded`: FSDP2 spreads the network over them; the block that runs is whole, and so is the next one on its way.
-    `known`: peaks of phases that are not to be measured again; then only memory is counted, and `work` is empty.
-
-    Raises UserError as loading the model would.
+    `tell` hears which phase is being counted, and how many there are. Raises UserError as loading the model would.
     """
-    backbone = hollow_backbone(config)
-    lora, fused = _with_lora(backbone, config)
-    compiled, merge = config.engine.compile, config.engine.merge  # what is compiled does not merge
-    fused.merging, fused.lossy = merge != "off" and not (compiled or (sharded and world > 1)), merge == "all"
-    objective = build_objective(config, config.rollout, {})
-    copies = 1 + len(objective.snapshots) + len(objective.frozen) + bool(config.optimise.ema)
-    frozen, whole = _bytes(backbone.network) - lora, 0
-    if sharded and world > 1:
-        kinds = getattr(backbone.network, "_no_split_modules", None) or ()
-        whole = 2 * max((_bytes(m) for m in backbone.network.modules() if type(m).__name__ in kinds), default=0)
-    parts = {
-        "network": frozen if not whole else frozen // world + whole,
-        "autoencoder": _bytes(backbone.vae),
-        f"LoRA, {copies} of them": copies * lora,
-        "gradient and Adam's moments": 3 * lora,
-    }
-    steps = config.objective_section.trained_steps(config.rollout)
-    sizes = micro_batches(config, world, objective.whole_groups)
-    rows = max(sizes)
-    guided = backbone.classifier_free and config.rollout.guidance_scale != 1
-    batch = config.rollout.batch_size * (2 if guided else 1)
-    trained = rows * (2 if backbone.classifier_free and objective.guidance_scale != 1 else 1)
-    epoch = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
-    split = any(size % config.rollout.group_size for size in sizes)
-    forwards = silent_forwards(objective, backbone.classifier_free, split, epoch)
-    # Forwards of the snapshot and the reference come while the graph waits; before it come GARDO's gated ones, and
-    # those that measure a coupled objective's step.
-    gated = config.gardo is not None and config.gardo.gate != "all"
-    beside = objective.penalty.beta if hasattr(objective, "coupling") else forwards
-    silent_too = beside > 0 and not gated
-    if config.optimise.gradient_checkpointing:
-        backbone.network.enable_gradient_checkpointing()
-    with _counting(backbone):
-        kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
-        if kept:
-            parts[MERGED] = KEPT * sum(tensor.nbytes for tensor in kept)
-        phases: dict[str, Callable[[], None]] = {
-            f"sampling {batch} rows": partial(_forward, backbone, config, batch, train=False),
-            "decoding": partial(_decode, backbone, config),
-            f"training {trained} rows": partial(_forward, backbone, config, trained, train=True, silent=silent_too),
+
+    def __init__(
+        self,
+        config: Config,
+        world: int = 1,
+        sharded: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config, self.world, self.tell = config, world, tell
+        self.sharded = sharded and world > 1
+        self.backbone = hollow_backbone(config)
+        self.lora, self.fused = with_lora(self.backbone, config)
+        engine = config.engine  # what is compiled does not merge
+        self.fused.merging = engine.merge != "off" and not (engine.compile or self.sharded)
+        self.fused.lossy = engine.merge == "all"
+        stand_ins = {name: ImageItself(name) for name in config.rewards} if config.method.decodes else {}
+        self.objective = build_objective(config, config.rollout, stand_ins)
+        self.sizes = micro_batches(config, self.objective, world)
+        if config.optimise.gradient_checkpointing:
+            self.backbone.network.enable_gradient_checkpointing()
+            if self.backbone.vae._supports_gradient_checkpointing:
+                self.backbone.vae.enable_gradient_checkpointing()
+        self.phases = Phases(self.backbone, config)
+
+    def fit(self, known: Fit | None = None) -> Fit:
+        """`known`: a fit whose `peaks` are not to be counted again."""
+        config, backbone, objective = self.config, self.backbone, self.objective
+        parts, peaks, operations = self._parts(), dict[str, int](), dict[str, int]()
+        text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes
+        beside = held(config, backbone, objective, self.lora, text, self.world)
+        parts[EPOCH] = beside.always
+        phases = self._phases()
+        with counting(backbone):
+            kept = self.merged()
+            if kept:
+                parts[MERGED] = KEPT * sum(tensor.nbytes for tensor in kept)
+            for number, (name, phase) in enumerate(phases.items(), start=1):
+                if known is not None and name in known.peaks:
+                    peaks[name], operations[name] = known.peaks[name], known.operations[name]
+                    continue
+                self.tell(f"counting {name} ({number} of {len(phases)})")
+                peak, operations[name] = self.phases.count(phase, kept)
+                # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
+                peaks[name] = peak + getattr(beside, name.split()[0])
+        encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
+        waits = parts["network"] + parts.get(MERGED, 0) if config.engine.encoders == "apart" else 0
+        peaks[ENCODING] = encoders - waits
+        # The network lies there before it is spread over devices, and while encoders take its place.
+        below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0
+        host = below + encoders + _add_students(config, peaks)
+        return Fit(parts, peaks, max(self.sizes), host, self._work(*operations.values()), operations)
+
+    def merged(self) -> list[Tensor]:
+        """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""
+        return self.fused.prepare(PRECISIONS[self.config.optimise.precision]) if self.fused.merging else []
+
+    def _parts(self) -> dict[str, int]:
+        network, optimise = self.backbone.network, self.config.optimise
+        copies = 1 + len(self.objective.snapshots) + len(self.objective.frozen) + bool(optimise.ema)
+        frozen = bytes_of(network) - self.lora
+        if self.sharded:
+            kinds = getattr(network, "_no_split_modules", None) or ()
+            blocks = (bytes_of(m) for m in network.modules() if type(m).__name__ in kinds)
+            if whole := 2 * max(blocks, default=0):
+                frozen = frozen // self.world + whole
+        return {
+            "network": frozen,
+            "autoencoder": bytes_of(self.backbone.vae),
+            f"LoRA, {copies} of them": copies * self.lora,
+            "gradient and Adam's moments": 3 * self.lora,
         }
-        old = known or {}
-        peaks = {name: old[name] if name in old else _peak(backbone, phase, kept) for name, phase in phases.items()}
-        alone = partial(_forward, backbone, config, trained, train=True)
-        plain: list[Callable[[], None]] = [*list(phases.values())[:2], alone]
-        sampling, decoding, training = (0 if known else _operations(phase) for phase in plain)
-    # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
-    text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes
-    kept_by_epoch = held(config, backbone, objective, lora, text, world)
-    parts[EPOCH] = kept_by_epoch.always
-    for name in peaks.keys() - old.keys():
-        peaks[name] += getattr(kept_by_epoch, name.split()[0])
-    waits = parts["network"] + parts.get(MERGED, 0) if config.engine.encoders == "apart" else 0
-    peaks["encoding"] = sum(_bytes(encoder) for encoder in backbone.text_encoders) - waits
-    images, passes = config.rollout.images / world, config.optimise.inner_epochs * steps
-    silent = sampling / batch * forwards
-    if config.method.decodes:  # every row is decoded, too, and its gradient comes back through the decoder
-        silent += 2 * decoding / _chunk(backbone, config)
-    work = {
-        "sampling": images * config.rollout.steps * sampling / config.rollout.batch_size,
-        "decoding": images * decoding / _chunk(backbone, config),
-        "training": images * passes * objective.share(config.rollout.group_size) * (training / rows + silent),
-    }
-    # The network lies there before it is spread over devices, and while encoders take its place.
-    below = frozen if whole or waits else 0
-    host = below + sum(_bytes(encoder) for encoder in backbone.text_encoders) + _add_students(config, peaks)
-    return Fit(parts, peaks, rows, host, {} if known else work)
+
+    def _phases(self) -> dict[str, Phase]:
+        """By name; the first word is that of `Held`."""
+        rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
+        free = self.backbone.classifier_free
+        batch, trained = (
+            count * (2 if free and guidance != 1 else 1)
+            for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
+        )
+        train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
+        return {
+            f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),
+            "decoding": self.phases.decode,
+            f"training {trained} rows": train,
+        }
+
+    @property
+    def _split(self) -> bool:
+        """Do micro-batches split groups?"""
+        return any(size % self.config.rollout.group_size for size in self.sizes)
+
+    def _work(self, sampling: float, decoding: float, training: float) -> dict[str, float]:
+        """Of an epoch, from what one batch, one chunk and one micro-batch take."""
+        config, objective, rollout = self.config, self.objective, self.config.rollout
+        epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+        steps = config.objective_section.trained_steps(rollout)
+        images, passes = rollout.images / self.world, config.optimise.inner_epochs * steps
+        batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)
+        silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
+        share = objective.share(rollout.group_size)
+        return {
+            "sampling": rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
+            "decoding": images * decoding / self.phases.chunk,
+            "training": images * passes * share * (training / max(self.sizes) + silent),
+        }
+
+
+def estimate(
+    config: Config,
+    world: int = 1,
+    sharded: bool = False,
+    known: Fit | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Fit:
+    """What one process of `world` needs for this config; see `Estimator` and its `fit`."""
+    return Estimator(config, world, sharded, tell).fit(known)
 
 
 def _add_students(config: Config, peaks: dict[str, int]) -> int:
@@ -189,26 +185,19 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
         update = {"model": section.base(config.model), "rollout": rollout}
         own = config.model_copy(update=update)
         backbone = hollow_backbone(own)
-        _, fused = _with_lora(backbone, own)
-        weights = _bytes(backbone.network) + _bytes(backbone.vae)
+        _, fused = with_lora(backbone, own)
+        weights = bytes_of(backbone.network) + bytes_of(backbone.vae)
         fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
         rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
-        with _counting(backbone):
+        phases = Phases(backbone, own)
+        with counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
-            phases = (partial(_forward, backbone, own, rows, train=False), partial(_decode, backbone, config))
-            peak = max(_peak(backbone, phase, kept) for phase in phases) + KEPT * sum(tensor.nbytes for tensor in kept)
+            sample = partial(phases.sample, config.rollout.batch_size, section.guidance_scale)
+            peak = max(phases.count(phase, kept)[0] for phase in (sample, phases.decode))
+            peak += KEPT * sum(tensor.nbytes for tensor in kept)
         peaks[f"sampling {rows} rows on {name}"] = peak + weights
-        host += sum(_bytes(encoder) for encoder in backbone.text_encoders) + weights
+        host += sum(bytes_of(encoder) for encoder in backbone.text_encoders) + weights
     return host
-
-
-def micro_batches(config: Config, world: int, whole_groups: bool) -> list[int]:
-    """Rows of the micro-batches of an optimiser step on each of `world` processes."""
-    optimise, group = config.optimise, config.rollout.group_size
-    here = optimise.batch_size // world
-    most = AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch
-    rows = here * config.objective_section.trained_steps(config.rollout)
-    return part_sizes(rows, optimise.accumulation, most, holds_groups(here, group, whole_groups))
 
 
 def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
@@ -248,153 +237,14 @@ def silent_forwards(objective: Objective, classifier_free: bool, split: bool, st
     return sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in passes)
 
 
-def architecture(model: str) -> Path | None:
-    """The shipped configs of a hub's model (`assets/architectures`), which need no hub; None for other models."""
-    folder = shipped("assets", "architectures", model.rpartition("/")[2])
-    hub = model.count("/") == 1 and not Path(model).expanduser().is_dir()
-    return folder if hub and (folder / "model_index.json").is_file() else None
+def guidance_beside(config: Config, objective: Objective, split: bool) -> float:
+    """The guidance of the largest forward without gradient while a micro-batch's graph waits; 0: none does.
 
-
-def hollow_backbone(config: Config) -> Any:
-    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
-    shape = architecture(config.model)
-    source, index = find_model(config.model if shape is None else str(shape))
-    pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
-    family = find_family(str(index["_class_name"]), config.family)
-    length = settings_of(source).get("max_sequence_length")
-    backbone = family(pipe, config.rollout.resolution, length)
-    for module in (backbone.network, backbone.vae, *backbone.text_encoders):
-        module.requires_grad_(False).eval()  # as a policy does: the layout of some depends on it
-    return backbone
-
-
-def made_pipeline(
-    source: str, index: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "meta", texts: bool = True
-) -> Any:
-    """What stands for a pipeline: modules made from a folder's configs, `index` being its model_index.json.
-
-    On the meta device they have no weights, on another one random ones. `texts`: with the text encoders.
+    GARDO's gated references come before it, and so do those that a coupled objective measures a step with.
     """
-    entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
-    wanted = {name: entry for name, entry in entries.items() if texts or not name.startswith("text_encoder")}
-    return SimpleNamespace(
-        **{name: _component(source, name, entry, dtype, device) for name, entry in wanted.items()},
-        config=SimpleNamespace(**{name: value for name, value in index.items() if name not in entries}),
-        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
-    )
-
-
-def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype, device: torch.device | str) -> Any:
-    """One entry of model_index.json, made from its config; None for what has no weights."""
-    library, kind = entry
-    if library == "diffusers" and kind is not None:
-        made: Any = getattr(diffusers, kind)
-        config = made.load_config(source, subfolder=name)
-        if name == "scheduler":
-            return made.from_config(config)
-        upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
-        with _made_on(device, torch.float32 if upcast else dtype):
-            return made.from_config(config)
-    if library == "transformers" and kind is not None and name.startswith("text_encoder"):
-        made = getattr(transformers, kind)
-        with _made_on(device, dtype):
-            return made(made.config_class.from_pretrained(source, subfolder=name))
-    return None
-
-
-@contextmanager
-def _made_on(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
-    """Modules that are made inside have weights of this type there; on the meta device none of them exist."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _counting(backbone: Any) -> Iterator[None]:
-    """Inside, network and autoencoder are of fake tensors, and whatever is made of floats is fake, too.
-
-    Raises UserError for a network that its family says cannot be counted so.
-    """
-    if not backbone.counted:
-        name = type(backbone.network).__name__
-        raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
-        warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
-        for module in (backbone.network, backbone.vae):
-            pretend(module)
-        yield
-
-
-def _with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
-    """Give the network its trained LoRA; the LoRA's bytes, and the path that computes with it."""
-    targets = backbone.targets if config.lora.targets is None else config.lora.targets
-    names = find_layers(backbone.network, targets, backbone.dead_targets)
-    spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
-    before = _bytes(backbone.network)
-    inject_adapter_in_model(spec, backbone.network)
-    layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
-    for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
-        layer.lora_A.float()
-        layer.lora_B.float()
-    return _bytes(backbone.network) - before, Fused(backbone.network, layers, ["default"])
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
-
-
-def _peak(backbone: Any, phase: Callable[[], None], kept: Sequence[Tensor]) -> int:
-    """The most bytes that it needs on top of the modules and of what is kept."""
-    with Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive:
-        phase()
-    return alive.peak
-
-
-def _operations(phase: Callable[[], None]) -> int:
-    """Its floating-point operations, as torch counts them: those of products and attention, all else is little.
-
-    In a pass of its own: the counter's hooks on modules keep tensors alive, which `Alive` would count.
-    """
-    with FlopCounterMode(display=False) as counter:
-        phase()
-    return counter.get_total_flops()
-
-
-def _forward(backbone: Any, config: Config, rows: int, train: bool, silent: bool = False) -> None:
-    """A forward (and its backward) of so many rows; `silent`: with one without gradient in between."""
-    dtype = PRECISIONS[config.optimise.precision]
-    narrow = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
-    with torch.set_grad_enabled(train):
-        x, t = torch.empty(rows, *backbone.latent_shape), torch.empty(rows)
-        cond = backbone.blank(rows, dtype)
-        with narrow:
-            output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
-        prediction = backbone.prediction(x, t, output)
-        if silent:
-            with torch.no_grad(), narrow:
-                output = backbone.forward(backbone.network, x, t, cond, config.rollout.guidance_scale).float()
-        if train:
-            prediction.v.square().mean().backward()
-    for parameter in backbone.network.parameters():
-        parameter.grad = None
-
-
-def _chunk(backbone: Any, config: Config) -> int:
-    """How many latents are decoded at a time."""
-    _, height, width = backbone.latent_shape
-    most = config.engine.decode or decoded_at_once(height, width, backbone.scale)
-    return min(most, config.rollout.batch_size)
-
-
-def _decode(backbone: Any, config: Config) -> None:
-    """A chunk of latents decoded."""
-    dtype = next(backbone.vae.parameters()).dtype
-    with torch.no_grad():
-        rows = _chunk(backbone, config)
-        latents = backbone.to_vae(torch.empty(rows, *backbone.latent_shape)).to(dtype)
-        backbone.from_vae(backbone.vae.decode(latents, return_dict=False)[0])
+    penalty, plain = objective.penalty, objective.guidance_scale
+    gated = config.gardo is not None and config.gardo.gate != "all"
+    if penalty.beta and not gated:
+        held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
+        return plain if held == 1 else held
+    return plain if objective.beside(split) else 0.0

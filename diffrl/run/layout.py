@@ -75,4 +75,5 @@ def pretend(module: nn.Module) -> None:
 
 
 def _empty(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    made = torch.zeros if _whole(tensor.dtype) else torch.empty  # whole numbers are real, floats are fake
+    return made(tensor.shape, dtype=tensor.dtype)

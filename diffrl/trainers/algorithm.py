@@ -226,6 +226,10 @@ class Objective(ABC):
         """The same as (forwards, their guidance), where not all have that of the trained rows."""
         return [(self.forwards(split, steps), self.guidance_scale)]
 
+    def beside(self, split: bool) -> bool:
+        """Does one of them come while a micro-batch's graph waits for its backward pass? For estimates."""
+        return "old" in self.snapshots
+
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
 

@@ -47,10 +47,7 @@ def crd_loss(r: Tensor, r_mean: Tensor, qc: Tensor, adv_clip: float, b: float, k
 
     "bce": `A_max / b * BCE(logits = b rc, target = sigmoid(qc))`.
 
-    Args:
-        r: (B,) implicit rewards, differentiable.
-        r_mean: (B, K, S) their groups' averages, constants; or what broadcasts to that.
-        qc: (B, K, S) centred external rewards.
+    r (B,): implicit rewards, differentiable; r_mean (B, K, S): their groups' averages, constants; qc (B, K, S): of q.
     """
     logits = b * (r[:, None, None] - r_mean)
     if kind == "bce":
@@ -70,9 +67,9 @@ class CRD(Objective):
     A group's implicit rewards are centred with the mean over the whole group, whatever the micro-batches. Where these
     split groups, a pass without gradient measures the step's implicit rewards first, and keeps the errors of "old".
 
-    The members of a group share a row's noise level, and with `same_noise` its noise: centring removes what that does
-    to all alike: 14 to 22 % less noise in a step's gradient on the playground. The published code draws it per image.
-    Old and anchor are forwards of their own: one batch of mixed adapters needs the activations of three times the rows.
+    A group's rows share their noise level, and with `same_noise` their noise: centring removes what that does to all
+    alike: 14 to 22 % less noise in a step's gradient on the playground. The published code draws it per image. Old and
+    anchor are forwards of their own: one batch of mixed adapters needs the activations of three times the rows.
     """
 
     samples_from = "sampling"
@@ -121,6 +118,9 @@ class CRD(Objective):
 
     def forwards(self, split: bool, steps: int) -> float:
         return 2 if split else 1  # old; and the trained LoRA's own, for means of split groups
+
+    def beside(self, split: bool) -> bool:
+        return not split  # else old is measured before the step
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""

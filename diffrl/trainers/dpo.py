@@ -69,6 +69,9 @@ class DPO(Objective):
     def forwards(self, split: bool, steps: int) -> float:
         return 2  # the trained LoRA's error and the reference's, before the step
 
+    def beside(self, split: bool) -> bool:
+        return False
+
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """Only what is in a pair: the other members are never forwarded."""
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))

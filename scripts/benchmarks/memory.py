@@ -25,11 +25,11 @@ SD35, CHECKPOINTING = "stable-diffusion-3.5-medium", "optimise.gradient_checkpoi
 CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
     ("SD3.5-Medium, 512 px", "sd35/nft_ocr", SD35, 8, False, []),
     ("SD3.5-Medium, checkpointing", "sd35/nft_ocr", SD35, 8, False, [CHECKPOINTING]),
-    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", SD35, 1, False, ["optimise.accumulation=432"]),
-    ("SD3.5-Medium, 1 GPU of 24 GB", "sd35/nft_ocr", SD35, 1, False, ["optimise.accumulation=864", CHECKPOINTING]),
+    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", SD35, 1, False, []),
+    ("SD3.5-Medium, 1 GPU of 24 GB", "sd35/nft_ocr", SD35, 1, False, ["optimise.micro_batch=6", CHECKPOINTING]),
     ("FLUX.1-dev, 512 px", "flux/nft_pickscore", "FLUX.1-dev", 8, False, []),
     ("FLUX.1-dev, FSDP2 over 8", "flux/nft_pickscore", "FLUX.1-dev", 8, True, []),
-    ("FLUX.1-dev, FSDP2 over 64", "flux/nft_pickscore", "FLUX.1-dev", 64, True, ["optimise.accumulation=18"]),
+    ("FLUX.1-dev, FSDP2 over 64", "flux/nft_pickscore", "FLUX.1-dev", 64, True, ["optimise.micro_batch=2"]),
 ]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from diffrl import seeds
 from diffrl.policy import Conditioning, flux, qwen_image, sd3
 from diffrl.policy.pipelines import Resolution, settings_of
-from diffrl.run.fit import made_pipeline
+from diffrl.run.hollow import made_pipeline
 
 
 class Random:

@@ -3,7 +3,7 @@
 #
 #     scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml run_dir=runs/mine
 #     ENGINE=fsdp2 scripts/launch/gpus.sh configs/flux/nft_pickscore.yaml   # the network spread over the GPUs
-#     GPUS=1 scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml optimise.accumulation=480
+#     GPUS=1 scripts/launch/gpus.sh configs/sd35/nft_ocr.yaml
 set -euo pipefail
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
 # Micro-batches differ in size: segments that grow leave no gaps between them.

@@ -12,7 +12,8 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.errors import UserError
-from diffrl.run.fit import Fit, advise, estimate
+from diffrl.run.advice import advise
+from diffrl.run.fit import Fit, estimate
 
 
 class Estimates:

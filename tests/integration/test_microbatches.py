@@ -14,6 +14,7 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.run import fit
 from diffrl.run.parts import loop_settings
+from diffrl.run.selection import micro_batches
 from diffrl.run.train import Run
 from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, part_sizes
 
@@ -50,7 +51,9 @@ def test_crd_runs_the_trained_lora_once_where_micro_batches_can_hold_groups(conf
         assert trained == ({True: 48} if cut else {True: 48, False: 48})
         loras.append(run.policy.state())
     assert same_lora(*loras)
-    assert set(fit.micro_batches(config, 1, True)) == {4} and set(fit.micro_batches(config, 1, False)) == {6}
+    assert set(micro_batches(config, run.objective)) == {4}
+    run.objective.whole_groups = False
+    assert set(micro_batches(config, run.objective)) == {6}
 
 
 def test_rows_give_the_update_that_counts_give(config_file) -> None:

@@ -16,6 +16,9 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.resources import shipped
+from diffrl.run.parts import build_objective
+from diffrl.run.phases import ImageItself
+from diffrl.run.selection import micro_batches
 
 DATA = Path(__file__).parents[1] / "data"
 FAMILIES: dict[str, Callable[[Path], Path]] = {
@@ -74,3 +77,22 @@ def test_a_recipe_can_start(
     assert values["objective"] in said.lower() and not (tmp_path / "run").exists()
     assert main(["doctor", str(path)]) == 0
     assert "it fits" in capsys.readouterr().out
+
+
+EVERYWHERE = [path for path in sorted(shipped("configs").glob("*/*.yaml")) if path.parent.name != "playground"]
+
+
+@pytest.mark.parametrize("recipe", EVERYWHERE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_micro_batches_are_no_larger_on_fewer_processes(recipe: Path) -> None:
+    """What a device has to hold does not depend on how many there are, and the step's rows are the recipe's."""
+    found, config = set(), load_config(recipe, world=8 if recipe.parent.name != "sd15" else 1)
+    rewards = {name: ImageItself(name) for name in config.rewards} if config.method.decodes else {}
+    objective = build_objective(config, config.rollout, rewards)
+    for world in (1, 2, 4, 8):
+        sizes = micro_batches(config, objective, world)
+        found.add(max(sizes))
+        if not objective.selects:
+            trained = config.objective_section.trained_steps(config.rollout)
+            assert sum(sizes) * world == config.optimise.batch_size * trained
+    most = config.optimise.micro_batch
+    assert found == {most} or (objective.selects and max(found) <= most)  # few selected rows may be fewer

@@ -8,7 +8,7 @@ import yaml
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.resources import shipped
-from diffrl.run.fit import architecture, hollow_backbone
+from diffrl.run.hollow import architecture, hollow_backbone
 
 RECIPES = sorted(shipped("configs").rglob("*.yaml"))
 # Parameters of the network; the UNets' are published to the unit, the transformers' as 2.5 B (with the table of

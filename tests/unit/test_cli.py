@@ -263,7 +263,7 @@ def test_memory_that_runs_out_says_what_to_lower(calls, capsys, monkeypatch):
 
     calls.error = torch.OutOfMemoryError("CUDA out of memory.")
     assert main(["train", "ok.yaml"]) == 1
-    assert "lower rollout.batch_size or raise optimise.accumulation" in capsys.readouterr().err
+    assert "lower rollout.batch_size or optimise.micro_batch" in capsys.readouterr().err
 
 
 def test_bugs_and_debugging_show_the_traceback(calls, monkeypatch):

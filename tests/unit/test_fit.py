@@ -14,8 +14,11 @@ from diffrl.config import load_config
 from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
-from diffrl.run import fit
-from diffrl.run.buffers import held
+from diffrl.run import advice, fit
+from diffrl.run.advice import advise
+from diffrl.run.buffers import Alive, held
+from diffrl.run.phases import Phases
+from diffrl.run.selection import rollout_forwards
 from diffrl.run.train import Run
 
 MODELS = {
@@ -30,7 +33,7 @@ FAMILIES = [*MODELS, *(pytest.param(name, marks=[] if name in LAID_OUT else [pyt
 
 
 def peak_of(forward, parameters) -> int:
-    with fit.Alive(parameters) as alive:
+    with Alive(parameters) as alive:
         forward()
     return alive.peak
 
@@ -71,7 +74,7 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     assert found.work["sampling"] == pytest.approx(
         counter.get_total_flops() * images * config.rollout.steps / batch, rel=0.05
     )
-    latents = x[: fit._chunk(policy.backbone, config)]
+    latents = x[: Phases(policy.backbone, config).chunk]
     with FlopCounterMode(display=False) as counter:
         policy.decode(latents)
     assert found.work["decoding"] == pytest.approx(counter.get_total_flops() * images / len(latents), rel=0.05)
@@ -138,14 +141,45 @@ def test_a_sharded_network_is_counted_by_its_share_and_two_blocks(tmp_path: Path
 
 def test_advice_fits_and_none_is_given_where_nothing_helps(config_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "CONTEXT", 0)
+    monkeypatch.setattr(advice, "CONTEXT", 0)
     path = config_file("run", optimise={"accumulation": 1})  # training then needs more than decoding
     config = load_config(path)
     whole = fit.estimate(config)
-    assert fit.advise(config, whole.total) == (whole, [])
-    smaller, overrides = fit.advise(config, whole.total - 1)
-    assert smaller.total < whole.total and overrides[0] == "optimise.gradient_checkpointing=true"
+    assert advise(config, whole.total) == (whole, [])
+    smaller, overrides = advise(config, whole.total - 1)
+    # One row less costs no arithmetic, and recomputing would; of 24 rows 23 make two micro-batches of 12.
+    assert smaller.total < whole.total and overrides == ["optimise.micro_batch=23"] and smaller.rows == 12
+    assert smaller.work == pytest.approx(whole.work)
     assert fit.estimate(load_config(path, overrides)).total == smaller.total
-    assert fit.advise(config, sum(whole.parts.values())) is None
+    assert advise(config, sum(whole.parts.values())) is None
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (2450, []),
+        (2449, ["optimise.micro_batch=23"]),
+        (250, ["optimise.micro_batch=2"]),
+        (149, ["optimise.gradient_checkpointing=true", "optimise.micro_batch=3"]),
+        (79, None),
+    ],
+)
+def test_the_fastest_setting_that_fits_is_advised(config_file, monkeypatch, free: int, expected) -> None:
+    """Of a micro-batch of 24 rows, each of 100 bytes, or 30 where activations are recomputed at a third more work."""
+
+    def counted(config, *_: object, **__: object) -> fit.Fit:
+        rows, recompute = config.optimise.micro_batch or 24, config.optimise.gradient_checkpointing
+        peaks = {"encoding": 1, "decoding": 1, "sampling": 1, "training": (30 if recompute else 100) * rows}
+        work = {"training": 4.0 if recompute else 3.0}
+        return fit.Fit({"network": 50}, peaks, rows, 0, work, {"sampling": 1, "training": 1})
+
+    monkeypatch.setattr(advice, "estimate", counted)
+    monkeypatch.setattr(advice, "CONTEXT", 0)
+    monkeypatch.setattr(fit, "CONTEXT", 0)
+    for module in (advice, fit):
+        monkeypatch.setattr(module, "SLACK", 1.0)
+    found = advise(load_config(config_file("run")), free)
+    assert (None if found is None else found[1]) == expected
 
 
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -157,7 +191,13 @@ def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.Monk
     needed = fit.estimate(load_config(path)).total
     monkeypatch.setattr(doctor, "_free", lambda: ("a small card", needed - 1))
     assert main(["doctor", path]) == 1
-    assert "it would: optimise.gradient_checkpointing=true" in capsys.readouterr().out
+    assert "it would: optimise.micro_batch=23" in capsys.readouterr().out
+    assert main(["doctor", path, "--gpu", "24", "--processes", "2"]) == 0
+    assert "24.00 GiB  free: a device of 24 GiB" in capsys.readouterr().out
+    for words in (["--gpu", "much"], ["--gpu", "-1"], ["--gpu", "nan"], ["--processes", "1.5"], ["--processes", "3"]):
+        assert main(["doctor", path, *words]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert main(["doctor", "--gpu", "24"]) == 2
     monkeypatch.setattr(doctor, "_free", lambda: ("a tiny card", 1000))
     assert main(["doctor", path]) == 1
     assert "would not help" in capsys.readouterr().out
@@ -176,6 +216,33 @@ WORKS = {
     "rwr": ["objective=rwr"],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
+
+
+PLANS = {
+    "plain": [],
+    "tail": ["rollout.steps=6", "rollout.sampler=flow_sde", "rollout.window=2", "objective=grpo", "rollout.tail=0.5"],
+    "dense": ["dense.ode_steps=null"],
+    "dense, few steps": ["dense.ode_steps=2", "rollout.same_noise=true", "rollout.steps=5"],
+    "branches": ["branches.seeds=2", "branches.steps=[0,3]", "rollout.steps=5"],
+    "branches of split groups": [
+        "branches.seeds=1",
+        "branches.steps=[0,2]",
+        "rollout.same_noise=true",
+        "branches.strides=[1,2]",
+        "rollout.batch_size=3",
+    ],
+    "tree": ["tree.splits=[0,1]", "rollout.same_noise=true", "rollout.steps=4"],
+    "tree of split groups": ["tree.splits=[1]", "tree.branch=4", "rollout.same_noise=true", "rollout.batch_size=3"],
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_forwards_of_a_rollout_are_those_that_it_takes(config_file, name: str) -> None:
+    credit = name.split()[0].strip(",") in ("dense", "branches", "tree")
+    words = [*(["objective=grpo", "rollout.sampler=flow_sde"] if credit else []), *PLANS[name]]
+    config = load_config(config_file("run"), words)
+    run = Run(config)
+    assert rollout_forwards(config, run.objective) == run.loop._rollout(0)[0].forwards
 
 
 @pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best", "tree.keep=both"])

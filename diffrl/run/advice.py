@@ -1,0 +1,103 @@
+"""What to change so that a config fits into a device's memory, and costs least time.
+
+Nothing of it changes what is learned: more and smaller micro-batches, activations recomputed, smaller forwards. Smaller
+micro-batches take no more arithmetic (unless they split groups that a method would measure), and recomputing takes a
+forward more, so that it is asked for where a micro-batch of one row would be too large without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from diffrl.config import Config
+from diffrl.run.fit import CONTEXT, ENCODING, SLACK, Fit, estimate
+
+SAMPLING, DECODING, TRAINING = "sampling", "decoding", "training"
+RECOMPUTE, ROWS, BATCH = "optimise.gradient_checkpointing", "optimise.micro_batch", "rollout.batch_size"
+
+
+def advise(
+    config: Config,
+    free: int,
+    world: int = 1,
+    fit: Fit | None = None,
+    sharded: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Fit, list[str]] | None:
+    """The fastest setting that fits into `free` bytes and overrides that make it, none if the config fits; None:
+    nothing helps.
+
+    `fit`: the config's estimate, if it is known.
+    """
+    fit = estimate(config, world, sharded, tell=tell) if fit is None else fit
+    changed: dict[str, Any] = {}
+
+    def attempt(changes: Mapping[str, Any], phase: str, before: Fit) -> Fit:
+        """The estimate with these changes, of which only this phase is counted anew."""
+        others = {name: size for name, size in before.peaks.items() if not name.startswith(phase)}
+        return estimate(_with(config, changes), world, sharded, replace(before, peaks=others), tell)
+
+    if _needed(fit, ENCODING) > free and config.engine.encoders == "beside" and not sharded:
+        changed["engine.encoders"] = "apart"
+        fit = attempt(changed, ENCODING, fit)
+    if _needed(fit, DECODING) > free and config.engine.decode != 1:
+        changed["engine.decode"] = 1
+        fit = attempt(changed, DECODING, fit)
+    while _needed(fit, SAMPLING) > free and (batch := changed.get(BATCH, config.rollout.batch_size)) > 1:
+        changed[BATCH] = batch // 2
+        fit = attempt(changed, SAMPLING, fit)
+    if _needed(fit, TRAINING) > free:
+        found: tuple[Fit, dict[str, Any]] | None = None
+        for recompute in sorted({config.optimise.gradient_checkpointing, True}):
+            own = changed | ({} if recompute == config.optimise.gradient_checkpointing else {RECOMPUTE: recompute})
+            start, known = fit, fit
+            if RECOMPUTE in own:
+                start = attempt(own, TRAINING, known)
+            candidate = _largest(start, own, free, partial(attempt, phase=TRAINING, before=known))
+            if candidate is None:
+                continue
+            if found is None or candidate[0].work[TRAINING] < found[0].work[TRAINING]:
+                found = candidate
+            if found[0].work[TRAINING] <= fit.work[TRAINING]:
+                break  # recomputing could only cost more
+        if found is None:
+            return None
+        fit, changed = found
+    if fit.total > free:
+        return None
+    return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
+
+
+def _largest(
+    fit: Fit, changes: dict[str, Any], free: int, attempt: Callable[[Mapping[str, Any]], Fit]
+) -> tuple[Fit, dict[str, Any]] | None:
+    """The largest micro-batch that fits, at most that of `fit`: memory grows as a line with its rows."""
+    if _needed(fit, TRAINING) <= free:
+        return fit, changes
+    least = attempt(changes | {ROWS: 1})
+    if _needed(least, TRAINING) > free:
+        return None
+    slope = (_needed(fit, TRAINING) - _needed(least, TRAINING)) / max(fit.rows - least.rows, 1)
+    rows = int(least.rows + (free - _needed(least, TRAINING)) / slope) if slope > 0 else 1
+    while (rows := min(rows, fit.rows - 1)) > 1:
+        found = attempt(changes | {ROWS: rows})
+        if _needed(found, TRAINING) <= free:
+            return found, changes | {ROWS: rows}
+        rows -= 1
+    return least, changes | {ROWS: 1}
+
+
+def _needed(fit: Fit, phase: str) -> int:
+    """What a device should have free for this phase."""
+    peak = max(size for name, size in fit.peaks.items() if name.startswith(phase))
+    return CONTEXT + int(SLACK * (sum(fit.parts.values()) + peak))
+
+
+def _with(config: Config, changes: Mapping[str, Any]) -> Config:
+    for key, value in changes.items():
+        section, name = key.split(".")
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+    return config

@@ -1,0 +1,130 @@
+"""A model's modules without weights, made from its configs: for whoever counts, or needs the shapes alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.policy import PRECISIONS, find_family, find_model
+from diffrl.policy.fused import Fused
+from diffrl.policy.lora import find_layers
+from diffrl.policy.pipelines import settings_of
+from diffrl.resources import shipped
+from diffrl.run.layout import Layout, pretend
+
+TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
+
+
+def architecture(model: str) -> Path | None:
+    """The shipped configs of a hub's model (`assets/architectures`), which need no hub; None for other models."""
+    folder = shipped("assets", "architectures", model.rpartition("/")[2])
+    hub = model.count("/") == 1 and not Path(model).expanduser().is_dir()
+    return folder if hub and (folder / "model_index.json").is_file() else None
+
+
+def hollow_backbone(config: Config) -> Any:
+    """The family's backbone over modules without weights (on the meta device), from the model's configs."""
+    shape = architecture(config.model)
+    source, index = find_model(config.model if shape is None else str(shape))
+    pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
+    family = find_family(str(index["_class_name"]), config.family)
+    length = settings_of(source).get("max_sequence_length")
+    backbone = family(pipe, config.rollout.resolution, length)
+    for module in (backbone.network, backbone.vae, *backbone.text_encoders):
+        module.requires_grad_(False).eval()  # as a policy does: the layout of some depends on it
+    return backbone
+
+
+def made_pipeline(
+    source: str, index: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "meta", texts: bool = True
+) -> Any:
+    """What stands for a pipeline: modules made from a folder's configs, `index` being its model_index.json.
+
+    On the meta device they have no weights, on another one random ones. `texts`: with the text encoders.
+    """
+    entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
+    wanted = {name: entry for name, entry in entries.items() if texts or not name.startswith("text_encoder")}
+    return SimpleNamespace(
+        **{name: _component(source, name, entry, dtype, device) for name, entry in wanted.items()},
+        config=SimpleNamespace(**{name: value for name, value in index.items() if name not in entries}),
+        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
+    )
+
+
+def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype, device: torch.device | str) -> Any:
+    """One entry of model_index.json, made from its config; None for what has no weights."""
+    library, kind = entry
+    if library == "diffusers" and kind is not None:
+        made: Any = getattr(diffusers, kind)
+        config = made.load_config(source, subfolder=name)
+        if name == "scheduler":
+            return made.from_config(config)
+        upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
+        with _made_on(device, torch.float32 if upcast else dtype):
+            return made.from_config(config)
+    if library == "transformers" and kind is not None and name.startswith("text_encoder"):
+        made = getattr(transformers, kind)
+        with _made_on(device, dtype):
+            return made(made.config_class.from_pretrained(source, subfolder=name))
+    return None
+
+
+@contextmanager
+def _made_on(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
+    """Modules that are made inside have weights of this type there; on the meta device none of them exist."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def counting(backbone: Any) -> Iterator[None]:
+    """Inside, network and autoencoder are of fake tensors, and whatever is made of floats is fake, too.
+
+    Raises UserError for a network that its family says cannot be counted so.
+    """
+    if not backbone.counted:
+        name = type(backbone.network).__name__
+        raise UserError(f"model: {name} cannot be counted without weights: its shapes depend on values")
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), Layout(), backbone.counting():
+        warnings.filterwarnings("ignore", "(?i).*data pointer")  # merged weights ask where a tensor lies: nowhere
+        for module in (backbone.network, backbone.vae):
+            pretend(module)
+        yield
+
+
+def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
+    """Give the network its trained LoRA; the LoRA's bytes, and the path that computes with it."""
+    targets = backbone.targets if config.lora.targets is None else config.lora.targets
+    names = find_layers(backbone.network, targets, backbone.dead_targets)
+    spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
+    before = bytes_of(backbone.network)
+    inject_adapter_in_model(spec, backbone.network)
+    layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
+    for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
+        layer.lora_A.float()
+        layer.lora_B.float()
+    return bytes_of(backbone.network) - before, Fused(backbone.network, layers, ["default"])
+
+
+def bytes_of(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())

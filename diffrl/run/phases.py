@@ -1,0 +1,124 @@
+"""What an epoch does on the device, phase by phase, on tensors without values: for `diffrl.run.fit` to count.
+
+Each phase takes the steps that a policy and an objective take; the rewards' own models are left out, a decoded image
+being its own score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from diffrl.config import Config
+from diffrl.forward import Prediction
+from diffrl.policy import PRECISIONS, Conditioning, Policy
+from diffrl.policy.base import decoded_at_once
+from diffrl.prompts import Prompt
+from diffrl.run.buffers import Alive
+from diffrl.trainers.algorithm import Objective
+
+Phase = Callable[[Alive], None]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a config on a backbone of fake tensors."""
+
+    backbone: Any
+    config: Config
+
+    def count(self, phase: Phase, kept: Iterable[Tensor] = ()) -> tuple[int, int]:
+        """The most bytes that it needs on top of the modules and of what is kept, and its operations."""
+        backbone = self.backbone
+        with Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive:
+            phase(alive)
+        for parameter in backbone.network.parameters():
+            parameter.grad = None
+        return alive.peak, alive.operations
+
+    def sample(self, rows: int, guidance: float, alive: Alive) -> None:
+        """A forward of a rollout's step."""
+        with torch.no_grad():
+            self._predict(*self._inputs(rows), guidance)
+
+    def train(self, rows: int, objective: Objective, beside: float, alive: Alive) -> None:
+        """A micro-batch, forward and backward.
+
+        `beside`: the guidance of a forward without gradient while its graph waits; 0: there is none.
+        """
+        inputs = self._inputs(rows)
+        trained = self._predict(*inputs, objective.guidance_scale)
+        if beside:
+            with torch.no_grad(), alive.aside():
+                reference = self._predict(*inputs, beside)
+            loss = (trained.v - reference.v).square().mean()
+        else:
+            loss = trained.v.square().mean()
+        if self.config.method.decodes:
+            loss = loss + self._scores(trained.x0, objective).sum()
+        loss.backward()
+
+    def decode(self, alive: Alive) -> None:
+        """A chunk of latents decoded."""
+        backbone = self.backbone
+        dtype = next(backbone.vae.parameters()).dtype
+        with torch.no_grad():
+            latents = backbone.to_vae(torch.empty(self.chunk, *backbone.latent_shape)).to(dtype)
+            backbone.from_vae(backbone.vae.decode(latents, return_dict=False)[0])
+
+    @property
+    def chunk(self) -> int:
+        """How many latents are decoded at a time."""
+        _, height, width = self.backbone.latent_shape
+        most = self.config.engine.decode or decoded_at_once(height, width, self.backbone.scale)
+        return min(most, self.config.rollout.batch_size)
+
+    def _inputs(self, rows: int) -> tuple[Tensor, Tensor, Conditioning]:
+        """Latents, levels and texts, which stay until the micro-batch has gone backward."""
+        texts = self.backbone.blank(rows, PRECISIONS[self.config.optimise.precision])
+        return torch.empty(rows, *self.backbone.latent_shape), torch.empty(rows), texts
+
+    def _predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
+        """As `Policy.predict` does it, x (b, C, h, w)."""
+        backbone, dtype = self.backbone, PRECISIONS[self.config.optimise.precision]
+        narrow = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype=dtype)
+        if guidance == 1.0 or not backbone.classifier_free:
+            with narrow:
+                output = backbone.forward(backbone.network, x, t, cond, guidance).float()
+            return cast(Prediction, backbone.prediction(x, t, output))
+        both = Conditioning.cat([cond, cond])
+        with narrow:
+            output = backbone.forward(backbone.network, torch.cat([x, x]), torch.cat([t, t]), both, guidance)
+        negative, positive = output.float().chunk(2)
+        return cast(Prediction, backbone.prediction(x, t, backbone.guide(positive, negative, guidance, t)))
+
+    def _scores(self, latents: Tensor, objective: Any) -> Tensor:
+        """(b, K) of decoded latents, by an objective that back-propagates its rewards."""
+        policy: Any = SimpleNamespace(
+            backbone=self.backbone, vae=self.backbone.vae, device=latents.device, decoded=self.config.engine.decode
+        )
+
+        def decode(part: Tensor, chunk: int | None = None, grad: bool = False) -> Tensor:
+            return Policy.decode(policy, part, chunk, grad)
+
+        policy.decode = decode
+        objective.before_step(policy, None)  # the autoencoder may be asked to recompute
+        return cast(Tensor, objective.scores(policy, latents, [Prompt("")] * len(latents)))
+
+
+class ImageItself:
+    """Stands for a differentiable reward that is not loaded: (b,) means of images (b, 3, H, W)."""
+
+    device = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return images.flatten(1).mean(1)
