@@ -10,7 +10,7 @@ The loop (`diffrl.run.loop`) is the same for every method:
             rows    = objective.rows(rollout, advantages, pairs, key)
             phi     = objective.scalars(policy, rows)      # (b, m), differentiable
             losses  = objective.loss(phi, rows)            # (K,), a cheap function of phi
-            penalty = objective.penalty(policy, rows)      # (b,) or None, kept outside any balancing
+            penalty = penalties(objective, policy, rows)   # (b,) or None, kept outside any balancing
         ... one update by `Gradients` ..., objective.after_step(policy, steps)
     objective.after_epoch(policy, steps)
 
@@ -29,7 +29,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 - `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
   backward pass, targets over groups.
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
-  its place that acts on few rows; another regulariser is another subclass.
+  its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
 
 **A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
@@ -174,6 +174,7 @@ class Objective(ABC):
     selects = False  # True: `pairs` leaves rows out, or orders them
     frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
+    proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
     def __init__(
@@ -278,10 +279,11 @@ class Penalty:
         beta: its weight; 0: no reference forward.
         guidance: of the pretrained model's prediction; None: that of the rows. A snapshot is a student, and students
             run without guidance: held to its guided prediction, each reset would ask for the guidance's step once more.
+        name: its divergence is logged as this.
     """
 
-    def __init__(self, objective: Objective, beta: float, guidance: float | None = None) -> None:
-        self.objective, self.beta, self.guidance = objective, beta, guidance
+    def __init__(self, objective: Objective, beta: float, guidance: float | None = None, name: str = "kl") -> None:
+        self.objective, self.beta, self.guidance, self.name = objective, beta, guidance, name
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
         self.share = 1.0  # of the rows that are penalised; for estimates
 
@@ -305,9 +307,16 @@ class Penalty:
         if self.beta == 0:
             return None
         kl = self.divergence(policy, rows, self.anchor(policy, rows))
-        self.objective.means.add("kl", kl)
+        self.objective.means.add(self.name, kl)
         values = self.strength(rows) * kl
         return values[:0] if self.objective.means.pausing else values
+
+
+def penalties(objective: Objective, policy: Policy, rows: Rows) -> Tensor | None:
+    """(b,) sum of the penalty and the proximal one; None if there is neither."""
+    held = [one(policy, rows) for one in (objective.penalty, objective.proximal) if one is not None]
+    terms = [values for values in held if values is not None]
+    return sum(terms[1:], start=terms[0]) if terms else None
 
 
 class Gradients(Protocol):
@@ -337,7 +346,7 @@ class SumOfLosses:
         phi = objective.scalars(policy, rows)
         losses = objective.loss(phi, rows)
         total = losses.sum() if self.weights is None else losses @ self.weights
-        penalty = objective.penalty(policy, rows)
+        penalty = penalties(objective, policy, rows)
         if penalty is not None:
             total = total + penalty.sum()
         total = total / rows_of_step

@@ -43,6 +43,7 @@ class Rows:
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for the penalty
     mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
     std: Tensor | None = None  # (b, 1, 1, 1)
+    divergence: Tensor | None = None  # (b,) of the step from the old policy's (GRPO), left by `scalars`
     prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
     pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
     eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
