@@ -228,11 +228,11 @@ def free_bytes(device: torch.device) -> int:
 
 def silent_forwards(objective: Objective, classifier_free: bool, split: bool, steps: int) -> float:
     """Forwards without gradient for each training row: the objective's own, and those of what its penalty refers to."""
-    penalty, passes = objective.penalty, list(objective.silent(split, steps))
-    if penalty.beta:
-        own = None if penalty.reference is not None else penalty.guidance
-        passes.append((penalty.share, objective.guidance_scale if own is None else own))
-    return sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in passes)
+    penalty, plain = objective.penalty, objective.guidance_scale
+    held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
+    row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
+    more = sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in objective.passes)
+    return more + objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
 
 
 def guidance_beside(config: Config, objective: Objective, split: bool) -> float:

@@ -21,13 +21,11 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 **What may be replaced alone**
 - `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
   apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
-- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ (dense credit, several views of it):
-  `rows` picks by sample, or by sample and row number (`row_advantages`).
+- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
 - `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
 - `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
-- `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
-  backward pass, targets over groups.
+- `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
   its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
@@ -172,6 +170,7 @@ class Objective(ABC):
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out, or orders them
+    passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
     frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
     proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
@@ -222,10 +221,6 @@ class Objective(ABC):
         """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
         `steps`: optimiser steps of an epoch. For estimates."""
         return int("old" in self.snapshots)
-
-    def silent(self, split: bool, steps: int) -> Sequence[tuple[float, float]]:
-        """The same as (forwards, their guidance), where not all have that of the trained rows."""
-        return [(self.forwards(split, steps), self.guidance_scale)]
 
     def beside(self, split: bool) -> bool:
         """Does one of them come while a micro-batch's graph waits for its backward pass? For estimates."""

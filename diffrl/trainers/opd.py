@@ -89,6 +89,7 @@ class OPD(Objective):
         self.everywhere = [index for index, one in enumerate(teachers.values()) if one.everywhere]
         self.strengths = [1.0, *(one.everywhere for one in teachers.values() if one.everywhere)]
         self.slots = [slot(name, one) for name, one in teachers.items()]
+        self.passes = self._passes()
         self.frozen = tuple(name for name in self.slots if name is not None)
 
     @classmethod
@@ -99,12 +100,13 @@ class OPD(Objective):
         assert rollout.trajectory is not None, "OPD needs the path's states"
         return self.timesteps or rollout.trajectory.t.shape[1]
 
-    def silent(self, split: bool, steps: int) -> Sequence[tuple[float, float]]:
-        passes = []
+    def _passes(self) -> Sequence[tuple[float, float]]:
+        """(forwards of a row, guidance) of each teacher."""
+        found = []
         for index, teacher in enumerate(self.teachers.values()):
             mine = sum(share for source, share in self.shares.items() if self.owner_of.get(source) == index)
-            passes.append((1.0 if teacher.everywhere else mine, self._guidance(teacher)))
-        return passes
+            found.append((1.0 if teacher.everywhere else mine, self._guidance(teacher)))
+        return found
 
     def _guidance(self, teacher: Teacher) -> float:
         return self.spec.guidance_scale if teacher.guidance is None else teacher.guidance
