@@ -49,7 +49,8 @@ class Method:
     advantages: Literal["any", "own", "none"] = "any"  # from any estimate; its own ranks or weights; or not used
     decodes: bool = False  # an objective that calls the rewards on images that it decodes itself
     needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of other sections, for `diffrl init`
-    rewards: Literal["any", "differentiable", "embeds", "several"] = "any"  # that it works with
+    # That it works with; unused: they are scored and logged, and it learns from something else.
+    rewards: Literal["any", "differentiable", "embeds", "several", "unused"] = "any"
     state: bool = False  # a wrapper or credit that keeps a state in checkpoints: no resume switches it on or off
 
     def cites(self, section: Any) -> dict[str, str]:

@@ -30,6 +30,7 @@ from diffrl.config.base import (
 )
 from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
+from diffrl.config.distillation import OPD
 from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
@@ -189,6 +190,7 @@ class Config(Section, metaclass=_OneLine):
     dgpo: DGPO = methods_section(DGPO)
     prdp: PRDP = methods_section(PRDP)
     direct: Direct = methods_section(Direct)
+    opd: OPD = methods_section(OPD)
     dense: DenseSection | None = methods_section(DenseSection)
     branches: BranchesSection | None = methods_section(BranchesSection)
     tree: TreeSection | None = methods_section(TreeSection)

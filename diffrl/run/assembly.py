@@ -53,6 +53,7 @@ from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
+from diffrl.run.teachers import load_teachers
 from diffrl.trainers.gardo import Gardo
 
 ALIKE = "start every process with the same config, prompts, weights and plugins"
@@ -99,6 +100,7 @@ class Run:
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_students(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
+        load_teachers(config, self.policy)  # before the snapshots, which begin as the student does
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
             self.policy.add_snapshot(name)

@@ -21,13 +21,11 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 **What may be replaced alone**
 - `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
   apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
-- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ (dense credit, several views of it):
-  `rows` picks by sample, or by sample and row number (`row_advantages`).
+- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
 - `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
 - `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
-- `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
-  backward pass, targets over groups.
+- `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
   its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
@@ -166,12 +164,14 @@ class Objective(ABC):
 
     section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
     samples_from = "default"  # the snapshot that rollouts are drawn with
-    keep_trajectory = False
+    keep_trajectory: bool | Literal["path"] = False  # the stochastic steps, or all of them
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
     # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
-    selects = False  # True: `pairs` leaves rows out
+    selects = False  # True: `pairs` leaves rows out, or orders them
+    passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
+    frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
     proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it

@@ -49,7 +49,8 @@ class Rows:
     eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
     known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
-    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's place among a step's saved references, -1: none
+    # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
+    slot: Tensor | None = None
 
     def select(self, index: Tensor) -> Rows:
         """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""

@@ -215,6 +215,7 @@ WORKS = {
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
     "sft": ["objective=sft"],
+    "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }

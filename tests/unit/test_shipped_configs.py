@@ -99,6 +99,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "flux/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
     "sdxl/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
     "sd15/grpo_aesthetic": {"rollout.noise_level": 1.0, "rollout.guidance_scale": 5.0, "grpo.advantage_std": "group"},
+    "sd35/opd_3teachers": {"opd.target": "step", "opd.start": "merge", "lora.rank": 32, "optimise.learning_rate": 3e-4},
     "sd35/marble_5r": {"rollout.steps": 25, "nft.old.cap": 0.95, "optimise.batch_size": 1152},
 }
 
