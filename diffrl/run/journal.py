@@ -69,7 +69,8 @@ class Journal:
             for text in warnings_of(read_run(self.folder.path)):  # the report's own
                 self._say(f"WARNING: {text}")
             self._say(f"Open {(self.folder.path / 'report.html').resolve()}")
-            model, prompts, lora = self.config.model, self.config.prompts.test, self.folder.path / "lora"
+            model, lora, test = self.config.model, self.folder.path / "lora", self.config.prompts.test
+            prompts = test if isinstance(test, str) else next(iter(test))  # of several sets the first
             words = ["diffrl", "sample", model, "--lora", str(lora), "--prompts", prompts, "--limit", "16"]
             self._say(
                 f"Next, a grid of what it draws: {shlex.join([*words, '--out', str(self.folder.path / 'drawn')])}"

@@ -39,7 +39,7 @@ from diffrl.config.base import key
 from diffrl.config.estimates import Advantages
 
 class Small(Advantages):
-    made: ClassVar[str] = "mine:Flipped"
+    made: ClassVar[str] = "my_rules:Flipped"
     floor: float = key(0.5, "least std", gt=0)
 """
 SCORES = torch.tensor([[1.0], [3.0], [2.0], [2.5], [torch.nan], [torch.nan]])
@@ -48,7 +48,7 @@ GROUPS = torch.tensor([0, 0, 1, 1, 2, 2])
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.py"
+    path = tmp_path / "my_rules.py"
     path.write_text(MINE)
     return path
 
@@ -89,7 +89,7 @@ def test_the_shipped_rule_comes_through_the_same_table(config_file: Any) -> None
 
 def test_an_installed_rule_has_its_name(file: Path, config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setattr("diffrl.config.door.installed", lambda kind: {"flip": "mine:Flipped"})
+    monkeypatch.setattr("diffrl.config.door.installed", lambda kind: {"flip": "my_rules:Flipped"})
     config = load_config(config_file("run", advantages={"rule": "flip"}))
     assert estimate_of(config).rule.floor == 0.5
 

@@ -231,7 +231,7 @@ def test_compare_and_rewards(calls, capsys, monkeypatch):
     runs = [Path("runs/one"), Path("runs/two")]
     assert calls == [
         ("write_comparison", (runs, Path("x.html")), {}),
-        ("check", ("clip",), {"model": "tiny", "scale": 0.01}),
+        ("check", ("clip", None), {"model": "tiny", "scale": 0.01}),
         ("overview", (80,), {}),
     ]
     assert "the cards" in capsys.readouterr().out

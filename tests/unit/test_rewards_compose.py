@@ -195,7 +195,7 @@ def test_steps_that_could_have_no_effect_are_refused(write) -> None:  # type: ig
 def test_the_help_shows_the_steps() -> None:
     text = help_config()
     assert text.count("\n      clip:") == text.count("        low: null") == 1, "once, not for each kind of reward"
-    assert text.count("  NAME:\n") == 2, "a reward's, and a student's of evaluate.also"
+    assert text.count("  NAME:\n") == 3, "a reward's, a student's of evaluate.also, and a teacher's of opd"
 
 
 def test_the_guides_config_is_a_config(write) -> None:  # type: ignore[no-untyped-def]
