@@ -35,10 +35,12 @@ from scipy import stats
 
 from diffrl import __version__
 from diffrl.config import load_config
-from diffrl.evaluation import score_policy, summarise
+from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import Direction
+from diffrl.rollout import SamplerSpec
 from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
@@ -46,20 +48,32 @@ from diffrl.run.train import Run, train
 
 
 def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:
-    """Means (with diversity) and per-prompt scores (P, K) of a snapshot; None is the base model."""
+    """Means (with diversity) and per-prompt scores (P, K) of a snapshot; None is the base model.
+
+    Means on the model's students are called `STUDENT/...`.
+    """
     chosen = load_prompts(run.config.prompts.test)[:prompts]
-    found = score_policy(
-        run.policy,
-        run.judges,
-        run.features,
-        chosen,
-        evaluation_spec(run.config),
-        seed=10_000,  # noise that no evaluation during training has seen
-        per_prompt=per_prompt,
-        batch_size=run.config.rollout.batch_size,
-        snapshot=snapshot,
-    )
+
+    def on(policy: Policy, spec: SamplerSpec, snapshot: str | None) -> Evaluated:
+        return score_policy(
+            policy,
+            run.judges,
+            run.features,
+            chosen,
+            spec,
+            seed=10_000,  # noise that no evaluation during training has seen
+            per_prompt=per_prompt,
+            batch_size=run.config.rollout.batch_size,
+            snapshot=snapshot,
+        )
+
+    found = on(run.policy, evaluation_spec(run.config), snapshot)
     means = summarise(run.judges.names, found.scores) | found.breadth()
+    for student in run.evaluation.students:
+        with student.wearing(run.policy.state(snapshot or "default")) as policy:
+            there = on(policy, student.spec, None if snapshot is None else "default")
+        values = summarise(run.judges.names, there.scores) | there.breadth()
+        means |= {f"{student.name}/{name}": value for name, value in values.items()}
     return means, found.scores.view(len(chosen), per_prompt, -1).nanmean(dim=1)
 
 
@@ -67,6 +81,7 @@ def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) 
     """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
     config = run.config.resolved()
     depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
+    depends += [config["engine"]["base"], [student.name for student in run.evaluation.students]]
     depends += [evaluation_spec(run.config).model_dump(), args.prompts, args.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]

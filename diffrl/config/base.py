@@ -15,6 +15,7 @@ __all__ = [
     "LARGEST",
     "PAIR",
     "STOCHASTIC",
+    "Base",
     "PathText",
     "Problem",
     "PromptSource",
@@ -25,6 +26,8 @@ __all__ = [
     "key",
     "section",
 ]
+
+Base = Literal["full", "int8", "fp8", "nf4"]  # what frozen weights are kept as
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def check(config: Config, world: int | None = None) -> None:
         if name == config.method.name or (name not in OBJECTIVES and hasattr(section, "check")):
             section.check(config)
     for name, student in config.evaluate.also.items():
-        _at(f"evaluate.also.{name}.model", check_model, student.base(config.model))
+        _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
         if student.merge is not None:
             _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
         check_student(name, config)

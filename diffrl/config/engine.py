@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any, Literal
 
-from diffrl.config.base import Problem, Section, key
+from diffrl.config.base import Base, Problem, Section, key
 
 
 class Engine(Section):
@@ -13,6 +13,11 @@ class Engine(Section):
         "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
     )
     compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
+    base: Base = key(
+        "full",
+        "the frozen weights of the network's blocks: int8 and fp8 take half of bf16's memory, nf4 (bitsandbytes; "
+        "extra: diffrl[8bit]) a quarter; the LoRA and the arithmetic stay as they are",
+    )
     optimiser: Literal["adamw", "adamw8bit"] = key(
         "adamw", "adamw8bit: moments of large matrices in 8 bits (bitsandbytes; extra: diffrl[8bit])"
     )
@@ -40,5 +45,19 @@ class Engine(Section):
         if self.merge == "all" and config.method.on_steps and config.optimise.precision != "fp32":
             text = f'"all" rounds what is sampled, and the ratios of objective "{name}" would show it; use exact'
             raise Problem("engine.merge", text)
+        self._check_base(config.optimise.precision)
         if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
+
+    def _check_base(self, precision: str) -> None:
+        where = "engine.base"
+        if self.base == "full":
+            return
+        if self.merge == "all":
+            raise Problem(where, f'"{self.base}" with engine.merge: all; nothing merges into such weights, use exact')
+        if self.compile:
+            raise Problem(where, f'"{self.base}" with engine.compile: not tried together; leave one of them out')
+        if self.base == "fp8" and precision == "fp16":
+            raise Problem(where, '"fp8" with optimise.precision: fp16: not tried together; use bf16, or int8')
+        if self.base == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+            raise Problem(where, '"nf4" needs bitsandbytes: pip install "diffrl[8bit]"')

@@ -7,30 +7,45 @@ from typing import Any
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import PathText, Problem, Section, Share, key
+from diffrl.config.base import Base, PathText, Problem, Section, Share, key
 
+STEPS, GUIDANCE = 8, 1.0  # of a distilled model
 TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturation/std
 
 
 class Student(Section):
-    """A model of the trained one's architecture, such as its distilled form."""
+    """A model of the trained one's architecture, such as its distilled form; or the same one over another base."""
 
     model: PathText = key(
         "",
         "a folder in diffusers' format, or a hub id: a model that takes the trained one's LoRA; not given: the trained "
-        "model itself, with `merge`",
+        "model itself, with `merge` or over another `base`",
     )
     merge: PathText | None = key(
         None,
         "a LoRA that is merged into its weights first, such as one that makes it a few-step model: playground/turbo, a "
         "file, a folder, or OWNER/NAME[:FILE]",
     )
-    steps: int = key(8, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
-    guidance_scale: FiniteFloat = key(1.0, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
+    base: Base = key("full", "its frozen weights, as engine.base has it for the trained model")
+    steps: int = key(STEPS, "sampling steps, of the solver that its plain pipeline uses", "steps", ge=1)
+    guidance_scale: FiniteFloat = key(GUIDANCE, "its guidance; 1 is none, as distilled models want it", ge=1, le=1000)
 
-    def base(self, trained: str) -> str:
+    def source(self, trained: str) -> str:
         """Its model; that of the training, where none is given."""
         return self.model or trained
+
+    @property
+    def same(self) -> bool:
+        """Is it the trained model over another base? Then it draws as that does: steps and guidance are not its own."""
+        return not (self.model or self.merge)
+
+    def drawn(self, config: Any) -> Any:
+        """The trained model's config with this one's model, base and guidance."""
+        guidance = config.rollout.guidance_scale if self.same else self.guidance_scale
+        rollout = config.rollout.model_copy(update={"guidance_scale": guidance})
+        engine = config.engine.model_copy(update={"base": self.base})
+        update = {"model": self.source(config.model), "rollout": rollout, "engine": engine}
+        return config.model_copy(update=update)
 
 
 class Evaluate(Section):
@@ -61,9 +76,12 @@ class Evaluate(Section):
                 raise Problem(where, f'a student\'s name has letters, digits, "_" and "-" only, got "{name}"')
             if name in TAKEN:
                 raise Problem(where, f"eval/{name} has a meaning of its own; choose another name, such as turbo")
-            if not (student.model or student.merge):
-                text = "not given; name a folder or a hub id of the model's architecture, or merge a LoRA"
+            if student.same and student.base == config.engine.base:
+                text = "not given; name a folder or a hub id of the model's architecture, merge a LoRA, or another base"
                 raise Problem(f"{where}.model", text)
+            if student.same and (student.steps, student.guidance_scale) != (STEPS, GUIDANCE):
+                text = "the same model over another base draws as evaluate and rollout say: no steps, no guidance_scale"
+                raise Problem(where, text)
 
 
 class GuardRails(Section):

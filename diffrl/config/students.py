@@ -24,7 +24,7 @@ def check_student(name: str, config: Config) -> None:
 
     Configs behind a hub's name are left to the hub: loading the LoRA says it then, before anything is trained.
     """
-    where, model = f"evaluate.also.{name}.model", config.evaluate.also[name].base(config.model)
+    where, model = f"evaluate.also.{name}.model", config.evaluate.also[name].source(config.model)
     ours, theirs = _read(config.model), _read(model)
     if ours is None or theirs is None:
         return

@@ -9,75 +9,35 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import diffusers
 import torch
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.conformance.bases import over_bases
+from diffrl.conformance.subject import (
+    GUIDANCE,
+    PROMPTS,
+    SPEC,
+    Failed,
+    Subject,
+    clear,
+    gradients,
+    loss,
+    ratios,
+    scramble,
+)
 from diffrl.forward import FlowMatching
-from diffrl.policy import Conditioning, LoraSpec, Policy, find_model, load_policy
+from diffrl.policy import Conditioning, Policy
 from diffrl.policy.merged import KEPT
-from diffrl.policy.pipelines import Resolution, load_pipeline
-from diffrl.rollout import collect
 from diffrl.run import fit
 from diffrl.run.buffers import Alive
-from diffrl.samplers import SamplerSpec, gaussian_log_prob, ode_step, sde_kernel
-from diffrl.seeds import noise
-
-PROMPTS = ("a red dog", "two cats, a hat and a long table with nine chairs", "a hat")
-STEPS = (1, 4, 10, 28)
-SPEC = LoraSpec(rank=4, alpha=8)
-GUIDANCE = 3.0
-
-
-class Failed(Exception):
-    """A check's finding: what was expected and what was there."""
+from diffrl.samplers import ode_step
 
 
 class _Stop(Exception):
     """The plain pipeline has set its schedule; more is not needed."""
-
-
-@dataclass
-class Subject:
-    """The model under test, and the plain pipeline that it is compared with."""
-
-    model: str
-    resolution: Resolution = None
-    steps: Sequence[int] = STEPS
-    family: str | None = None  # path/to/file.py:Class
-
-    def policy(self, precision: str = "fp32") -> Policy:
-        return load_policy(self.model, lora=SPEC, precision=precision, resolution=self.resolution, family=self.family)
-
-    @cached_property
-    def fp32(self) -> Policy:
-        """With a LoRA that shows: B starts at zero."""
-        policy = self.policy()
-        scramble(policy)
-        return policy
-
-    @cached_property
-    def plain(self) -> Any:
-        """The plain pipeline; who changes it changes it back."""
-        source, index = find_model(self.model)
-        pipe = load_pipeline(getattr(diffusers, str(index["_class_name"])), source, index, torch.float32)
-        pipe.set_progress_bar_config(disable=True)
-        self.fp32.backbone.prepare_plain(pipe)
-        return pipe
-
-    def noise(self, rows: int) -> Tensor:
-        return noise(self.fp32.latent_shape, [(0, "check", i) for i in range(rows)])
-
-
-def scramble(policy: Policy, std: float = 0.3) -> None:
-    """A LoRA that changes the pictures."""
-    generator = torch.Generator().manual_seed(1)
-    state = {key: std * torch.randn(value.shape, generator=generator) for key, value in policy.state().items()}
-    policy.load_state("default", state)
 
 
 def draw(policy: Policy, prompts: Sequence[str], latents: Tensor, steps: int, guidance: float) -> Tensor:
@@ -153,28 +113,10 @@ def same_levels(subject: Subject) -> str:
 
 def ratio_is_one(subject: Subject) -> str:
     """Training looks at a rollout's steps with the very numbers that drew them."""
-    from diffrl.prompts import Prompt
-
-    policy = subject.fp32
-    name = "flow_sde" if isinstance(policy.process, FlowMatching) else "ddim"
-    strength = 1.0 if name == "ddim" else 0.7
-    spec = SamplerSpec(sampler=name, steps=3, guidance_scale=GUIDANCE, noise_level=strength)
-    prompts = [Prompt(text) for text in PROMPTS]
-    rollout = collect(
-        policy, prompts, spec, seed=0, epoch=0, group_size=2, batch_size=6, keep_trajectory=True, keep_images=False
-    )
-    assert rollout.trajectory is not None
-    trajectory, cond, worst = rollout.trajectory, rollout.cond.select(rollout.prompt_index), 0.0
-    for j in range(trajectory.t.shape[1]):
-        t, t_next = trajectory.t[:, j], trajectory.t_next[:, j]
-        prediction = policy.predict(trajectory.x[:, j], t, cond, GUIDANCE)
-        x = trajectory.x[:, j]
-        step = sde_kernel(name, x, prediction, t, t_next, strength, rollout.t_second, policy.process)
-        ratio = (gaussian_log_prob(trajectory.x_next[:, j], *step) - trajectory.log_prob[:, j]).exp()
-        worst = max(worst, float((ratio.detach() - 1).abs().max()))
+    worst, steps = ratios(subject.fp32)
     if worst:
         raise Failed(f"log-probability ratio on policy is off 1 by {worst:.2g}")
-    return f"exactly 1 at {trajectory.t.shape[1]} steps"
+    return f"exactly 1 at {steps} steps"
 
 
 def company_changes_nothing(subject: Subject) -> str:
@@ -210,8 +152,8 @@ def company_changes_nothing(subject: Subject) -> str:
 def every_matrix_moves(subject: Subject) -> str:
     """No LoRA parameter without a gradient, and none left out that would have one."""
     policy = subject.fp32
-    gradients = _gradients(policy, subject)
-    still = [name for name, gradient in gradients.items() if gradient is None or not gradient.any()]
+    found = gradients(policy, subject)
+    still = [name for name, gradient in found.items() if gradient is None or not gradient.any()]
     if still:
         raise Failed(f"{len(still)} LoRA matrices have no gradient, such as {still[0]}: name them in dead_targets")
     dead = policy.backbone.dead_targets
@@ -228,24 +170,24 @@ def every_matrix_moves(subject: Subject) -> str:
             outputs.append(output)
 
         handle = layers[name].register_forward_hook(keep)
-        _loss(policy, subject).backward()
+        loss(policy, subject).backward()
         handle.remove()
         weight.grad = None
         weight.requires_grad_(False)
         if any(output.grad is not None and bool(output.grad.any()) for output in outputs):
             raise Failed(f"dead_targets names {name}, but it has a gradient")
-    _clear(policy)
-    return f"{len(gradients)} matrices; {len(dead)} layers left out, rightly"
+    clear(policy)
+    return f"{len(found)} matrices; {len(dead)} layers left out, rightly"
 
 
 def checkpointing(subject: Subject) -> str:
     """Recomputed activations give the same gradient."""
-    plain = _gradients(subject.fp32, subject)
+    plain = gradients(subject.fp32, subject)
     policy = subject.policy()
     scramble(policy)
     policy.enable_gradient_checkpointing()
     worst = 0.0
-    for name, gradient in _gradients(policy, subject).items():
+    for name, gradient in gradients(policy, subject).items():
         expected = plain[name]
         assert gradient is not None and expected is not None
         worst = max(worst, float((gradient - expected).norm() / expected.norm().clamp(min=1e-12)))
@@ -271,7 +213,7 @@ def narrow(subject: Subject) -> str:
         raise Failed("the picture is not finite")
     if any(parameter.dtype != torch.float32 for _, parameter in policy.trainable):
         raise Failed("the LoRA is not fp32")
-    if not all(gradient is not None and gradient.isfinite().all() for gradient in _gradients(policy, subject).values()):
+    if not all(gradient is not None and gradient.isfinite().all() for gradient in gradients(policy, subject).values()):
         raise Failed("a gradient is missing or not finite")
     return f"{away:.1g} of its size from fp32"
 
@@ -320,6 +262,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "lora": every_matrix_moves,
     "checkpointing": checkpointing,
     "bf16": narrow,
+    "base": over_bases,
     "memory": resident,
 }
 
@@ -340,20 +283,3 @@ def run_checks(subject: Subject, names: Sequence[str] = tuple(CHECKS)) -> Iterat
             yield Finding(name, False, str(error))
         except Exception as error:  # a stranger's family may raise anything
             yield Finding(name, False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-
-
-def _loss(policy: Policy, subject: Subject) -> Tensor:
-    x, t = subject.noise(2), torch.tensor([0.9, 0.4])
-    return policy.predict(x, t, policy.encode(PROMPTS[:2])).v.square().mean()
-
-
-def _gradients(policy: Policy, subject: Subject) -> dict[str, Tensor | None]:
-    _loss(policy, subject).backward()
-    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in policy.trainable}
-    _clear(policy)
-    return gradients
-
-
-def _clear(policy: Policy) -> None:
-    for _, parameter in policy.trainable:
-        parameter.grad = None

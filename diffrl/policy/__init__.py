@@ -45,6 +45,7 @@ def load_policy(
     seed: int = 0,
     family: str | None = None,
     merge: str | None = None,
+    base: str = "full",
     whole: bool = True,
 ) -> Policy:
     """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
@@ -58,6 +59,7 @@ def load_policy(
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
         merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.resources.find_merge`).
+        base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
         whole: False: the network waits in main memory for `Policy.shard`.
 
     Raises:
@@ -73,7 +75,7 @@ def load_policy(
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     if merge is not None:
         merge_lora(backbone, merge)
-    return Policy(backbone, lora=lora, device=device, seed=seed, whole=whole)
+    return Policy(backbone, lora=lora, device=device, seed=seed, base=base, whole=whole)
 
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:

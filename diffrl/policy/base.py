@@ -106,6 +106,7 @@ class Policy:
         lora: rank, alpha and targets.
         device: where network and autoencoder live. Text encoders visit it only while they have something to encode.
         seed: of the LoRA's gaussian start.
+        base: "full", or the fewer bits of the network's frozen weights (`diffrl.policy.quantised`).
         whole: False: the network stays in main memory until `shard` brings this process's share to the device.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
@@ -118,15 +119,18 @@ class Policy:
         lora: LoraSpec | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        base: str = "full",
         whole: bool = True,
     ) -> None:
         self.backbone, self.device = backbone, torch.device(device)
         self.process, self.latent_shape = backbone.process, backbone.latent_shape
         for module in (backbone.network, backbone.vae, *backbone.text_encoders):
             module.requires_grad_(False).eval()
-        self.network: nn.Module = backbone.network.to(self.device) if whole else backbone.network
+        self.network: nn.Module = backbone.network
+        dtype = next(self.network.parameters()).dtype  # before weights become bytes
+        if base == "full" and whole:  # else it waits: converted layers go to the device one by one
+            self.network.to(self.device)
         self.vae = backbone.vae.to(self.device)
-        dtype = next(self.network.parameters()).dtype
         self._autocast_to = None if dtype == torch.float32 else dtype
         self.lora = Adapters(
             self.network,
@@ -135,7 +139,11 @@ class Policy:
             dead=backbone.dead_targets,
             seed=seed,
             cast_input=self._autocast_to is None,
+            base=base,
+            device=self.device,
         )
+        if whole:
+            self.network.to(self.device)
         self.attention_times: dict[str, float] = {}  # seconds of a trial by kernel, where they were measured
         self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
         self.decoded: int | None = None  # images decoded at a time; None: by their size

@@ -113,7 +113,7 @@ class Group:
         if any(output.dtype != x.dtype for output in outputs):  # a layer with a type of its own
             return [self.peft[i](x) for i in range(len(self.layers))]
         if silent:
-            h = F.linear(x, weights.down).flatten(0, -2)
+            h = F.linear(x.reshape(-1, x.shape[-1]), weights.down)  # as `_Added` has it, to the bit
             for output, part, up in zip(outputs, h.split(_ranks(weights), 1), weights.ups, strict=True):
                 output.flatten(0, -2).addmm_(part, up.T)
             return outputs

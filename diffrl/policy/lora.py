@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.policy.fused import Fused
+from diffrl.policy.quantised import quantise
 
 TRAINED = "default"
 LARGEST_ALPHA = 1e6  # far beyond any that trains, and far from where its products overflow
@@ -53,9 +54,11 @@ class Adapters:
         dead: full names of layers whose output the network never uses; they get no LoRA.
         seed: of A's gaussian start (standard deviation 1 / r; B starts at 0, so every snapshot starts as the identity).
         cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
+        base: what the frozen weights become once the LoRA is in, see `diffrl.policy.quantised`.
+        device: of the weights that are converted.
 
     Raises:
-        UserError: if a target names no linear layer.
+        UserError: if a target names no linear layer, or the base is not to be had.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Adapters:
         dead: Sequence[str] = (),
         seed: int = 0,
         cast_input: bool = True,
+        base: str = "full",
+        device: torch.device | None = None,
     ) -> None:
         self.network, self.spec, self.seed = network, spec, seed
         self.layers: dict[str, LoraLayer] = {}  # by the name of the layer that was replaced
@@ -79,6 +84,7 @@ class Adapters:
         self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
+        quantise(network, base, device)
         self.fused = Fused(network, self.layers, self._active)
 
     @property

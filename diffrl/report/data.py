@@ -74,6 +74,11 @@ class RunData:
         """Names of the models beside the trained one that wear its LoRA in evaluations; their values are `NAME/...`."""
         return list((self.config.get("evaluate") or {}).get("also") or {})
 
+    @property
+    def base(self) -> str:
+        """What the frozen weights were kept as."""
+        return str((self.config.get("engine") or {}).get("base", "full"))
+
     def logged(self, prefix: str = "") -> list[str]:
         """The metrics that begin with `prefix`, in the order in which they first appear."""
         return list(dict.fromkeys(key for row in self.metrics for key in row if key.startswith(prefix)))
@@ -133,7 +138,13 @@ def read_run(folder: str | Path) -> RunData:
     if not metrics:
         raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl")
     config = _read(folder / "config.yaml", yaml.safe_load, dict)
-    for name in ("rewards", "watch", "evaluate", "prompts"):  # a hand may have been at it: what is no section is none
+    for name in (
+        "rewards",
+        "watch",
+        "evaluate",
+        "prompts",
+        "engine",
+    ):  # a hand may have been at it: what is no section is none
         if not isinstance(config.get(name, {}), dict):
             del config[name]
     starts = [start for start in _read(folder / "environment.json", json.loads, list) if isinstance(start, dict)]

@@ -52,6 +52,8 @@ def curves(run: RunData) -> str:
     note += "Thin lines: means over the images that the epoch was trained on. "
     note += "Diversity, a distance of features, can also fall because mistakes go away: read it beside the scores"
     note += ", and variety, which counts only what the prompts leave free." if run.series("eval/variety")[0] else "."
+    if run.base != "full":
+        note += f" The images are of the model in {run.base}, but for those of students."
     return section("Rewards and watched values", grid([card for card in cards if card]), note)
 
 
@@ -64,7 +66,10 @@ def samples(run: RunData) -> str:
             caption = "untrained" if sample.epoch == 0 else f"epoch {sample.epoch}"
             rows.setdefault((sample.index, sample.prompt, sample.seed), []).append((sample.path, caption))
     body = "".join(strip(prompt, images, seed) for (_, prompt, seed), images in sorted(rows.items()))
-    return section("Samples over time", body, "Each row is one held-out prompt with one seed.")
+    note = "Each row is one held-out prompt with one seed."
+    if run.base != "full":
+        note += f" Drawn over the model's weights in {run.base}."
+    return section("Samples over time", body, note)
 
 
 def optimisation(run: RunData) -> str:

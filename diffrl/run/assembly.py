@@ -69,6 +69,8 @@ class Run:
             peers.join(self.accelerator)
         check_agreement(self.accelerator, started_with(config), ALIKE)
         sharding = plugin_of(self.accelerator)
+        if sharding is not None and config.engine.base != "full":
+            raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
@@ -81,6 +83,7 @@ class Run:
             resolution=config.rollout.resolution,
             seed=config.seed,
             family=config.family,
+            base=config.engine.base,
             whole=sharding is None,
         )
         if config.optimise.gradient_checkpointing:

@@ -181,18 +181,16 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
     """What the models of `evaluate.also` need, put into `peaks`; what of them is in main memory."""
     host = 0
     for name, section in config.evaluate.also.items():
-        rollout = config.rollout.model_copy(update={"guidance_scale": section.guidance_scale})
-        update = {"model": section.base(config.model), "rollout": rollout}
-        own = config.model_copy(update=update)
+        own = section.drawn(config)
         backbone = hollow_backbone(own)
         _, fused = with_lora(backbone, own)
         weights = bytes_of(backbone.network) + bytes_of(backbone.vae)
         fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
-        rows = config.rollout.batch_size * (2 if backbone.classifier_free and section.guidance_scale != 1 else 1)
+        rows = config.rollout.batch_size * (2 if backbone.classifier_free and own.rollout.guidance_scale != 1 else 1)
         phases = Phases(backbone, own)
         with counting(backbone):
             kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
-            sample = partial(phases.sample, config.rollout.batch_size, section.guidance_scale)
+            sample = partial(phases.sample, config.rollout.batch_size, own.rollout.guidance_scale)
             peak = max(phases.count(phase, kept)[0] for phase in (sample, phases.decode))
             peak += KEPT * sum(tensor.nbytes for tensor in kept)
         peaks[f"sampling {rows} rows on {name}"] = peak + weights

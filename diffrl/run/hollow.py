@@ -24,6 +24,7 @@ from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
 from diffrl.policy.lora import find_layers
 from diffrl.policy.pipelines import settings_of
+from diffrl.policy.quantised import quantise
 from diffrl.resources import shipped
 from diffrl.run.layout import Layout, pretend
 
@@ -123,7 +124,9 @@ def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
     for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
         layer.lora_A.float()
         layer.lora_B.float()
-    return bytes_of(backbone.network) - before, Fused(backbone.network, layers, ["default"])
+    lora = bytes_of(backbone.network) - before
+    quantise(backbone.network, config.engine.base)
+    return lora, Fused(backbone.network, layers, ["default"])
 
 
 def bytes_of(module: nn.Module) -> int:

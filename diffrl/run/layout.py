@@ -65,7 +65,8 @@ def pretend(module: nn.Module) -> None:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                part._parameters[name] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
+                fake = torch.empty(p.shape).to(p.dtype)  # codes of weights, too, are whole numbers, and no layout
+                part._parameters[name] = nn.Parameter(fake, requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:
                 part._buffers[name] = _empty(b)

@@ -269,7 +269,7 @@ def describe(run: Any) -> str:
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     also = "".join(
-        f"; judged on {one.base(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
+        f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
         for name, one in config.evaluate.also.items()
     )
     return (

@@ -1,7 +1,8 @@
 """Students of the trained model (`evaluate.also`): the LoRA is loaded into each of them, and judged there, too.
 
-A LoRA that is trained on a base model is often used on its distilled form, in a few steps. Whether it helps there is
-seen only there. Students draw with the evaluation's own seeds, keep no state, and leave the training as it is.
+A LoRA that is trained on a base model is often used on its distilled form, in a few steps, or, where it was trained
+over weights in fewer bits, on the full one. Whether it helps there is seen only there. Students draw with the
+evaluation's own seeds, keep no state, and leave the training as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import SamplerSpec
-from diffrl.run.parts import prepare_engine
+from diffrl.run.parts import evaluation_spec, prepare_engine
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
         try:
             with torch.random.fork_rng(devices=[]):
                 policy = load_policy(
-                    section.base(config.model),
+                    section.source(config.model),
                     lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
                     precision=config.optimise.precision,
                     device=trained.device,
@@ -66,6 +67,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
                     seed=config.seed,
                     family=config.family,
                     merge=section.merge,
+                    base=section.base,
                 )
             policy.load_state("default", trained.state())
         except UserError as error:
@@ -73,7 +75,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
         prepare_engine(plain, policy)
         solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
         spec = SamplerSpec(sampler=solver, steps=section.steps, guidance_scale=section.guidance_scale, noise_level=0.0)
-        students.append(Student(name, policy, spec))
+        students.append(Student(name, policy, evaluation_spec(config) if section.same else spec))
         students[-1]._move(torch.device("cpu"))
     return students
 

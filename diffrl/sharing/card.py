@@ -51,6 +51,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
         f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
+        *_over(config),
         "## How to load it",
         f"```python\n{snippet(facts, prompts[0] if prompts else 'a photo')}```",
     ]
@@ -80,6 +81,14 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"Every value is in [config.yaml](config.yaml).{_again(config)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _over(config: Config) -> list[str]:
+    base = config.engine.base
+    text = (
+        f"It was trained over the model's weights in {base}. It is a LoRA of the full model, on which it is shown here."
+    )
+    return [] if base == "full" else [text]
 
 
 def snippet(facts: Facts, prompt: str) -> str:

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_said_before_anything_is_trained(config_file, turbo
             {"turbo": {"model": str(flux)}},
             r"a FluxPipeline, .* StableDiffusion3Pipeline: .* .models of its family: stab",
         ),
-        ({"turbo": {}}, "also.turbo.model: not given; name a folder .* or merge a LoRA"),
+        ({"turbo": {}}, "also.turbo.model: not given; name a folder .* merge a LoRA, or another base"),
         ({"turbo": {"merge": "playground/turb"}}, 'also.turbo.merge: no LoRA .* .nearest: "playground/turbo".'),
         ({"turbo": {"model": str(turbo), "stepz": 4}}, r'unknown key .nearest: "evaluate.also.turbo.steps".'),
         ({"turbo": {"model": str(turbo) + "x"}}, 'also.turbo.model: no folder .* .nearest: "turbo".'),

@@ -14,6 +14,7 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.config import load_config
 from diffrl.conformance.tinies import TINY, make
+from diffrl.policy.quantised import Quantised
 from diffrl.run.train import Run
 
 OLDER: dict[str, Callable[[Path], Path]] = {
@@ -51,4 +52,24 @@ def test_a_family_samples_trains_and_decodes(config_file: Any, tmp_path: Path, n
         with pretend_cuda.waits() as seen:
             run.policy.predict(x, t, cond)
     assert sum(seen.values()) == WAITS.get(name, 0), dict(seen)
+    run.close()
+
+
+@pytest.mark.parametrize("base", ["int8", "fp8"])  # nf4's kernels are bitsandbytes' own, for true devices
+def test_a_base_in_fewer_bits(config_file: Any, tmp_path: Path, base: str) -> None:
+    path = config_file(
+        "base",
+        model=str(tiny_flux(tmp_path / "model")),
+        rollout={"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4, "resolution": 16},
+        optimise={"batch_size": 4, "accumulation": 1, "precision": "bf16"},
+        engine={"base": base},
+        rewards={"warmth": WARMTH},
+    )
+    run = Run(load_config(path, ["rewards.redness=null"]))
+    assert {parameter.device.type for parameter in run.policy.network.parameters()} == {"cuda"}
+    layers = [layer for layer in run.policy.network.modules() if isinstance(layer, Quantised)]
+    assert layers and all(layer.codes.element_size() == 1 for layer in layers)
+    before = run.policy.state()
+    loss = run.loop.run_epoch(0)["loss"]
+    assert loss == loss and any(not torch.equal(before[key], value) for key, value in run.policy.state().items())
     run.close()
