@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trajectory:
-    """The w stochastic steps of n images, fp32 on the policy's device. `x` and `x_next` are views of `states`.
+    """The w stochastic steps of n images, fp32 on the policy's device. `x` and `x_next` are views of `states`. Of a
+    whole path (`Job.keep` "path") they are all S steps, and log_prob is 0 for those that draw no noise.
 
     states (n, w + 1, C, h, w): before each step of the window, and after the last one. t, t_next (n, w). log_prob
     (n, w): of x_next under the sampling policy, averaged over the latent dimensions. noise_level (n, w): of each
@@ -62,7 +63,7 @@ class Job:
     epoch: int | str
     snapshot: str | None
     sigmas: list[float]
-    keep: bool = False
+    keep: bool | Literal["path"] = False  # the stochastic steps; "path": all steps
     plan: Plan | None = None
     group: int = 1  # G, for the plans that need it
     caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext  # around a batch (`Policy.cached`)
@@ -87,6 +88,12 @@ class Job:
         """The first stochastic step."""
         return window_steps(self.spec, self.seed, self.epoch).start
 
+    @property
+    def kept(self) -> range:
+        """The steps whose states are kept, if any are."""
+        steps = self.spec.steps if self.keep == "path" else self.spec.stochastic_steps
+        return range(steps) if self.keep == "path" else range(self.start, self.start + steps)
+
 
 @dataclass
 class Drawn:
@@ -103,7 +110,7 @@ class Drawn:
 def empty_trajectory(job: Job, latents: Tensor) -> Trajectory:
     """Storage for the whole epoch at once; collecting batches and joining them would need it twice."""
     n, plan = len(latents), job.plan
-    steps = plan.steps if isinstance(plan, Branches) else range(job.start, job.start + job.spec.stochastic_steps)
+    steps = plan.steps if isinstance(plan, Branches) else job.kept
     number, width = torch.tensor(list(steps)).expand(n, -1), len(steps)  # (n, w)
     schedule, by_step = torch.tensor(job.sigmas), job.spec.noise_by_step(job.sigmas)
     apart = isinstance(plan, Branches)
@@ -134,10 +141,10 @@ def _ends(job: Job, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
 def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
     """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window."""
     spec, process = job.spec, job.policy.process
-    first, width = job.start, spec.stochastic_steps
+    first, width, kept = job.start, spec.stochastic_steps, job.kept
     state: DpmState | None = None
-    states = x.new_empty(len(x), width + 1, *x.shape[1:]) if job.keep else None
-    log_prob, views = x.new_empty(len(x), width), []
+    states = x.new_empty(len(x), len(kept) + 1, *x.shape[1:]) if job.keep else None
+    log_prob, views = x.new_zeros(len(x), len(kept)), []
     for i in range(spec.steps):
         if spec.tail is not None and i == first + width:
             x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), spec.tail_solver)
@@ -145,15 +152,19 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
         t, t_next = _ends(job, x, i)
         prediction = job.predict(x, t, cond, spec.guidance_scale)
         if not first <= i < first + width:
-            x, state = ode_step(spec.sampler, x, prediction, t, t_next, state, process)
+            x_next, state = ode_step(spec.sampler, x, prediction, t, t_next, state, process)
+            if states is not None and i in kept:
+                states[:, i], states[:, i + 1] = x, x_next
+            x = x_next
             continue
         if isinstance(job.plan, Gains) and not (job.plan.common and i == first):
             views.append(_view(job, x, cond, i, prediction, job.plan))
         mean, std = _kernel(job, x, prediction, i)
         x_next = mean + std * noise[:, i - first]
         if states is not None:
-            log_p = gaussian_log_prob(x_next, mean, std)
-            states[:, i - first], log_prob[:, i - first], states[:, i - first + 1] = x, log_p, x_next
+            place = i - kept.start
+            log_prob[:, place] = gaussian_log_prob(x_next, mean, std)
+            states[:, place], states[:, place + 1] = x, x_next
         x = x_next
     return Drawn(x, torch.stack([*views, x], 1) if views else None, states, log_prob)
 

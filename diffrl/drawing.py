@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.policy.engine import join_processes
@@ -43,7 +44,13 @@ class Drawing:
         spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
         kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family, "merge": self.merge}
-        policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
+        try:
+            policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
+        except UserError as error:
+            if spec is None or not str(error).startswith("lora.targets: "):
+                raise
+            text = f'"{self.lora}" is not a LoRA of {self.model}: layers that it changes are not there'
+            raise UserError(f"{text} ({str(error).removeprefix('lora.targets: ')})") from error
         if self.lora is not None:
             policy.load_lora(self.lora)
         return policy

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from diffrl.divgen.diversity import Features, default_features, group_diversity, load_features
+from diffrl.divgen.diversity import Features, default_features, group_distances, load_features
 from diffrl.drawing import Drawing
+from diffrl.pictures import grid
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
-from diffrl.records.disk import write_text
+from diffrl.records.disk import replacing, write_text
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.building import Entry, build_rewards
@@ -27,20 +29,35 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
 
+SHOWN = 64  # pictures of a grid, at most
+
 
 class Evaluated(NamedTuple):
-    """scores (N, K), NaN where a reward does not apply; group diversity; saturation (N,) in [0, 1]; figures of the
-    prompts' groups by their names (`diffrl.rewards.figures`), without those of which nothing could be said.
+    """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
+    has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.figures`),
+    without those of which nothing could be said.
     """
 
     scores: Tensor
-    diversity: float
+    distances: Tensor
     saturation: Tensor
     figures: Mapping[str, float] = {}  # nobody writes into it
+
+    @property
+    def diversity(self) -> float:
+        """The mean over prompts."""
+        return float(self.distances.mean())
 
     def breadth(self) -> dict[str, float]:
         """ "diversity", and the figures."""
         return {"diversity": self.diversity, **self.figures}
+
+    def by_prompt(self, names: Sequence[str], per_prompt: int) -> dict[str, list[float | None]]:
+        """Each prompt's mean of each reward, by the rewards' names, its "diversity" and its "saturation"."""
+        means = self.scores.view(-1, per_prompt, len(names)).nanmean(dim=1)
+        columns = dict(zip(names, means.unbind(1), strict=True)) | {"diversity": self.distances}
+        columns["saturation"] = self.saturation.view(-1, per_prompt).mean(1)
+        return {name: [None if v != v else round(v, 6) for v in column.tolist()] for name, column in columns.items()}
 
 
 def score_policy(
@@ -94,11 +111,11 @@ def score_policy(
         values[first * per_prompt : end * per_prompt] = torch.cat(parts)
     values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
     groups = torch.arange(total) // per_prompt
-    diversity = float(group_diversity(values[:, columns + 1 :], groups))
+    distances = group_distances(values[:, columns + 1 :], groups)
     known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
-    return Evaluated(values[:, :columns], diversity, values[:, columns], known)
+    return Evaluated(values[:, :columns], distances, values[:, columns], known)
 
 
 def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:
@@ -121,11 +138,14 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
 
 
 def sample(*, out: Path, **drawing: Any) -> None:
-    """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`."""
+    """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`, and the
+    first `SHOWN` of them with their prompts as one picture, `grid.png`."""
     job = Drawing(**drawing)
     chosen, policy = job.chosen(), job.policy()
     out.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines: list[str] = []
+    pictures: list[Image.Image] = []
+    captions: list[str] = []
     with progress("drawing", len(chosen) * job.per_prompt) as advance:
         for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
             for i, image in zip(index.tolist(), images, strict=True):
@@ -133,8 +153,16 @@ def sample(*, out: Path, **drawing: Any) -> None:
                 name = f"{i // job.per_prompt:05d}-{member:02d}.png"
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
                 lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
+                if len(pictures) < SHOWN:
+                    with Image.open(out / name) as picture:
+                        pictures.append(
+                            ImageOps.contain(picture, (256, 256)) if max(picture.size) > 256 else picture.copy()
+                        )
+                    captions.append(prompt.text)
             advance(len(images))
     write_text(out / "images.jsonl", "\n".join(lines) + "\n")
+    with replacing(out / "grid.png") as temporary:
+        grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
 
 
 def evaluate(

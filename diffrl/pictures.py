@@ -1,14 +1,13 @@
-"""Pictures of files that others made, as RGB: right way up, whatever their depth, on white where they let through."""
+"""Pictures of files that others made, as RGB: right way up, on white where they let through; and grids of pictures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import textwrap
+from collections.abc import Sequence
 
 import numpy as np
-from PIL import ImageOps
-
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 MOST_PIXELS = 2**26  # of a picture, and of a batch of them: 800 MB as float32
 
@@ -30,3 +29,25 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     pixels = np.asarray(image.convert("RGBA")).astype(np.float32)
     alpha = pixels[:, :, 3:] / 255
     return (pixels[:, :, :3] * alpha + 255 * (1 - alpha)).round().astype(np.uint8)
+
+
+def grid(pictures: Sequence[Image.Image], captions: Sequence[str], columns: int = 0, side: int = 192) -> Image.Image:
+    """One picture of all, each in a frame with its caption's first two lines below, in rows of `columns`.
+
+    `side`: pixels of a cell; smaller pictures are enlarged without smoothing, so that their pixels can be seen.
+    `columns`: 0 for a grid that is about square.
+    """
+    columns = columns or max(math.ceil(math.sqrt(len(pictures))), 1)
+    gap, text = 8, 34
+    rows = math.ceil(len(pictures) / columns)
+    sheet = Image.new("RGB", (columns * (side + gap) + gap, rows * (side + gap + text) + gap), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left, top = gap + i % columns * (side + gap), gap + i // columns * (side + gap + text)
+        way = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
+        small = ImageOps.contain(picture, (side, side), way)
+        sheet.paste(small, (left, top))
+        pen.rectangle((left - 1, top - 1, left + small.width, top + small.height), outline=(200, 200, 200))
+        lines = textwrap.wrap(caption, max(side // 7, 1), max_lines=2, placeholder=" ...")
+        pen.multiline_text((left, top + small.height + 3), "\n".join(lines), fill="black", font=font, spacing=2)
+    return sheet

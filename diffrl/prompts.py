@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ log = logging.getLogger("diffrl")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, and what else its file says about it (handed to the rewards)."""
+    """A text, and what else its file says about it (handed to the rewards). `source`: of a stream, where it is from."""
 
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    source: str = field(default="", compare=False)
 
 
 PromptLike = str | Mapping[str, Any] | Prompt  # a text, or what a line of a .jsonl file holds
@@ -256,7 +257,8 @@ class PromptStream:
         """`groups`: prompts per epoch, at least 1 and at most P (else UserError)."""
         if groups > len(prompts):
             raise UserError(
-                f"rollout.groups: {groups} different prompts an epoch, but there are only {len(prompts)} prompts"
+                f"rollout.groups: {groups} different prompts an epoch, but there are only {len(prompts)} prompts: set "
+                f"rollout.groups to {len(prompts)} or less, and optimise.batch_size to divide groups x group_size"
             )
         if groups < 1:
             raise UserError(f"rollout.groups: expected at least 1, got {groups}")
@@ -312,7 +314,7 @@ class MixedStream:
         self.prompts: list[Prompt] = []
         self._streams: list[tuple[int, PromptStream]] = []  # with the place of its first prompt in `prompts`
         for source, count in split_groups(sources, groups).items():
-            prompts = load_prompts(source)
+            prompts = _of(source)
             check_count(source, count, len(prompts))
             stream = PromptStream(prompts, count, seed_of(seed, "source", source))
             self._streams.append((len(self.prompts), stream))
@@ -321,6 +323,11 @@ class MixedStream:
     def batch(self, epoch: int) -> list[int]:
         """Indices of the `groups` prompts of this epoch (from 0) in `prompts`, a pure function of seed and epoch."""
         return [first + index for first, stream in self._streams for index in stream.batch(epoch)]
+
+
+def _of(source: str) -> list[Prompt]:
+    """A source's prompts, which say that they are its."""
+    return [replace(prompt, source=source) for prompt in load_prompts(source)]
 
 
 def check_count(source: str, groups: int, count: int) -> None:
@@ -332,5 +339,5 @@ def check_count(source: str, groups: int, count: int) -> None:
 def stream_of(source: Source, groups: int, seed: int) -> PromptStream | MixedStream:
     """The stream of a set, a file, or a table of several."""
     if isinstance(source, str):
-        return PromptStream(load_prompts(source), groups, seed)
+        return PromptStream(_of(source), groups, seed)
     return MixedStream(source, groups, seed)

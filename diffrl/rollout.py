@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ def collect(
     world: int = 1,
     snapshot: str | None = "default",
     on_batch: Callable[[Tensor, slice], None] | None = None,
-    keep_trajectory: bool = False,
+    keep_trajectory: bool | Literal["path"] = False,
     keep_images: bool = True,
     plan: Plan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
@@ -109,7 +109,8 @@ def collect(
         snapshot: the adapter that samples ("default", "old", ...); None is the pretrained model.
         on_batch: called after each decode with images (B, 3, H, W) on the policy's device and their slice of the local
             images, for example to score them while sampling goes on; outside of no_grad and of the snapshot.
-        keep_trajectory, keep_images: store the stochastic steps (GRPO alone needs them), the images on the CPU.
+        keep_trajectory: store the stochastic steps; "path": all steps, also a deterministic sampler's.
+        keep_images: the images on the CPU.
         plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
         caching: entered with the sigmas for each batch (`Policy.cached`); never with a trajectory or a plan.
@@ -249,12 +250,12 @@ def _job(
     seed: int,
     epoch: int | str,
     snapshot: str | None,
-    keep: bool = False,
+    keep: bool | Literal["path"] = False,
     plan: Plan | None = None,
     group: int = 1,
 ) -> Job:
     check_process(spec.sampler, policy.process)
-    if keep and spec.stochastic_steps == 0:
+    if keep is True and spec.stochastic_steps == 0:
         text = f'"{spec.sampler}" at noise level {spec.noise_level} and {spec.steps} steps has no stochastic step'
         raise UserError(f"rollout.sampler: {text} to train on")
     sigmas = schedule(policy, spec).tolist()

@@ -22,8 +22,13 @@ V2_REPOSITORY, V2_FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pt
 V2_CLIP = ("ViT-L-14-quickgelu", "openai")
 V2_5_URL = "https://github.com/discus0434/aesthetic-predictor-v2-5/raw/main/models/aesthetic_predictor_v2_5.pth"
 V2_5_SIGLIP = "google/siglip-so400m-patch14-384"
-# Both published heads were trained without activations between their layers; of others nobody can know.
-WITHOUT_ACTIVATION = ("layers.", "scoring_head.")
+# The published heads say by their layers' numbers what lay between them when they were trained: dropout alone, or an
+# activation with it (LAION's ava+logos-l14-reluMSE.pth). Of others nobody can know.
+PUBLISHED: dict[tuple[str, tuple[int, ...]], str] = {
+    ("layers", (0, 2, 4, 6, 7)): "none",
+    ("layers", (0, 3, 6, 9, 11)): "relu",
+    ("scoring_head", (0, 2, 4, 6, 8)): "none",
+}
 
 
 class Aesthetic:
@@ -31,7 +36,8 @@ class Aesthetic:
 
     `head`: "playground" (the shipped one), "v2" (LAION's, on OpenAI's CLIP ViT-L/14), "v2.5" (discus0434's, on SigLIP
     so400m), or a file, `.safetensors` or `.pth`. A head is a chain of linear layers in the order of their names; the
-    activation between them is the file's metadata `activation` (the published heads have none).
+    activation between them is the file's metadata `activation`; the published heads are known by their layers' numbers
+    (LAION's "linear" ones and v2.5 have none, LAION's `ava+logos-l14-reluMSE.pth` has ReLU).
     `clip`, `pretrained`: the embedding's model, as in the reward `clip`, with which it is shared; for a v2.5 head a hub
     id or folder of a SigLIP in transformers' format. None: the one that belongs to the head. `device`, `batch_size`,
     `precision`: as in `clip`.
@@ -125,11 +131,15 @@ def load_head(path: str | Path) -> nn.Sequential:
         raise UserError(f"aesthetic: no head at {path}")
     tensors, activation = _read(path)
     if activation is None:
-        if sum(key.endswith("weight") for key in tensors) > 1 and not min(tensors).startswith(WITHOUT_ACTIVATION):
+        names = [key.removesuffix(".weight").rsplit(".", 1) for key in tensors if key.endswith(".weight")]
+        numbers = tuple(sorted(int(name[-1]) for name in names if name[-1].isdecimal()))
+        activation = PUBLISHED.get((names[0][0], numbers)) if names else None
+        if activation is None and len(names) > 1:
             raise UserError(
-                f"aesthetic: {path} does not say its activation; add the safetensors metadata activation: relu|none"
+                f"aesthetic: {path} does not say its activation, and its layers {', '.join(map(str, numbers))} are no "
+                "published head's; add the safetensors metadata activation: relu|none"
             )
-        activation = "none"
+    activation = activation or "none"
     if activation not in ACTIVATIONS:
         raise UserError(
             f'aesthetic: {path} has the unknown activation "{activation}"{nearest(activation, ACTIVATIONS)}'

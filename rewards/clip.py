@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,26 @@ from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-RESIZE_MODES = ("shortest", "squash", "longest")
+RESIZE_MODES = ("shortest", "squash", "longest", "hps")
+INTERPOLATIONS = ("bicubic", "bilinear")
 _CACHE_TEXTS = 16_384
+
+
+def resized(shape: tuple[int, int], size: tuple[int, int], mode: str) -> tuple[int, int]:
+    """The height and width to which a picture of `shape` is resized for a model's `size`; then it is cropped or padded.
+
+    To the pixel that of the code which the model comes with; see `fit` for the modes.
+    """
+    (h, w), (height, width) = shape, size
+    if mode == "squash":
+        return size
+    if mode == "shortest" and height == width:  # torchvision's Resize, and transformers': whole pixels, cut
+        return height * h // min(h, w), width * w // min(h, w)
+    if mode == "hps":
+        scale = height / max(h, w)
+        return round(h * scale), round(w * scale)
+    ratio = (max if mode == "longest" else min)(h / height, w / width)  # open_clip's ResizeKeepRatio
+    return round(h / ratio), round(w / ratio)
 
 
 def fit(
@@ -30,23 +49,16 @@ def fit(
     """(B, 3, H, W) in [0, 1] to (B, 3, *size), as Pillow resizes a picture (antialiased), but differentiable.
 
     `mode`: "shortest" fits the shorter side and crops the longer one; "squash" changes the shape; "longest" fits the
-    longer side and pads with black. `middle` rounds half pixels where it crops: torchvision's `round`, or `int`.
+    longer side and pads with black; "hps" does so as HPS's own code, which resizes floats: what bicubic overshoots
+    stays. `middle` rounds half pixels where it crops: torchvision's `round`, or `int`.
     """
-    (height, width), (h, w) = size, images.shape[-2:]
-    if mode == "squash":
-        target = (height, width)
-    elif mode == "longest":
-        ratio = min(height / h, width / w)
-        target = (round(h * ratio), round(w * ratio))
-    else:
-        ratio = max(height / h, width / w)
-        # torchvision, which open_clip uses for square inputs, cuts the longer side to whole pixels.
-        whole = int if height == width else round
-        target = (max(whole(h * ratio), height), max(whole(w * ratio), width))
-    if target != (h, w):
+    height, width = size
+    target = resized((images.shape[-2], images.shape[-1]), size, mode)
+    if target != tuple(images.shape[-2:]):
         images = F.interpolate(images, target, mode=interpolation, align_corners=False, antialias=True)
-        images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
-    if mode == "longest":
+        if mode != "hps":
+            images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
+    if mode in ("longest", "hps"):
         down, right = height - target[0], width - target[1]
         return F.pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))
     top, left = middle((target[0] - height) / 2), middle((target[1] - width) / 2)
@@ -75,12 +87,9 @@ class ClipModel:
 
     `model`: "playground" (the shipped one), a folder in `open_clip`'s format, a name of `open_clip` such as
     "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME". `precision`: fp32, bf16 or fp16.
-    `resize_mode`: one of `fit`'s; None: the model's own.
     """
 
-    def __init__(
-        self, model: str, pretrained: str | None, device: torch.device, precision: str, resize_mode: str | None = None
-    ) -> None:
+    def __init__(self, model: str, pretrained: str | None, device: torch.device, precision: str) -> None:
         import open_clip
 
         if precision not in PRECISIONS:
@@ -100,13 +109,24 @@ class ClipModel:
         preprocess = self.model.visual.preprocess_cfg
         size = preprocess["size"]
         self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.interpolation, self.resize_mode = preprocess["interpolation"], resize_mode or preprocess["resize_mode"]
-        if self.resize_mode not in RESIZE_MODES or self.interpolation not in ("bicubic", "bilinear"):
-            raise UserError(
-                f'clip: "{model}" resizes by {self.resize_mode}, {self.interpolation}, which is not supported'
-            )
+        self.interpolation, self.resize_mode = preprocess["interpolation"], preprocess["resize_mode"]
+        self._check_resizing(model)
         self.mean, self.std = (torch.tensor(preprocess[k], device=device).view(3, 1, 1) for k in ("mean", "std"))
         self._texts = TextCache(self._encode)
+
+    def resizing(self, mode: str | None, interpolation: str | None) -> ClipModel:
+        """The same weights, of which images are resized otherwise (`fit`'s `mode`); None: as they are."""
+        other = copy(self)
+        other.resize_mode, other.interpolation = mode or self.resize_mode, interpolation or self.interpolation
+        other._check_resizing("asked for")
+        return other
+
+    def _check_resizing(self, model: str) -> None:
+        if self.resize_mode not in RESIZE_MODES or self.interpolation not in INTERPOLATIONS:
+            raise UserError(
+                f'clip: "{model}" resizes by {self.resize_mode}, {self.interpolation}, which is not supported '
+                f"(modes: {', '.join(RESIZE_MODES)}; interpolations: {', '.join(INTERPOLATIONS)})"
+            )
 
     def preprocess(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to the model's input, as its own transform does to a picture, but differentiable."""
@@ -130,15 +150,24 @@ _lock = threading.Lock()
 
 
 def shared_clip(
-    model: str, pretrained: str | None, device: str | None, precision: str, resize_mode: str | None = None
+    model: str,
+    pretrained: str | None,
+    device: str | None,
+    precision: str,
+    resize_mode: str | None = None,
+    interpolation: str | None = None,
 ) -> ClipModel:
-    """The `ClipModel` of these weights on this device, loaded once for all rewards. `device`: see `pick_device`."""
+    """The `ClipModel` of these weights on this device, loaded once for all rewards. `device`: see `pick_device`.
+
+    `resize_mode`, `interpolation`: see `ClipModel.resizing`.
+    """
     place = pick_device(device)
-    key = (model, pretrained, str(place), precision, resize_mode)
+    key = (model, pretrained, str(place), precision)
     with _lock:
         if key not in _models:
-            _models[key] = ClipModel(model, pretrained, place, precision, resize_mode)
-        return _models[key]
+            _models[key] = ClipModel(model, pretrained, place, precision)
+        shared = _models[key]
+        return shared.resizing(resize_mode, interpolation) if resize_mode or interpolation else shared
 
 
 def pick_device(device: str | None) -> torch.device:
@@ -204,6 +233,9 @@ class Clip(ClipScorer):
     """Cosine between the embeddings of image and prompt, in [-1, 1]; times 100 with `scale`.
 
     Parameters as in `ClipModel`; `device` None means an accelerator if there is one; `batch_size`: images per forward.
+    `resize_mode` (one of `fit`'s), `interpolation` (bicubic, bilinear): None for the model's own. The `clipscore` of
+    Flow-GRPO's followers is OpenAI's model with bilinear. Prompts are tokenised as `open_clip` does: a literal
+    "<|endoftext|>" is text here, and ends the prompt in transformers' tokenizer.
     """
 
     name = "clip"
@@ -226,7 +258,8 @@ class Clip(ClipScorer):
         precision: str = "fp32",
         scale: bool = False,
         resize_mode: str | None = None,
+        interpolation: str | None = None,
     ) -> None:
-        clip = shared_clip(model, pretrained, device, precision, resize_mode)
+        clip = shared_clip(model, pretrained, device, precision, resize_mode, interpolation)
         super().__init__(clip, 100.0 if scale else 1.0, batch_size)
         self.card = replace(type(self).card, range=(-self.factor, self.factor))

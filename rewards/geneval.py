@@ -12,6 +12,8 @@ probability times mean mask probability), so the thresholds keep their meaning. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +30,13 @@ from diffrl_zoo.geneval_rules import (
     Thresholds,
     correct,
     filter_detections,
+    flow_grpo_credit,
     parse_prompt,
     partial_credit,
 )
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
-MODES = ("correct", "partial")
+MODES = {"correct": correct, "partial": partial_credit, "flow_grpo": flow_grpo_credit}
 GRAY = 0x99 / 255  # what surrounds an object when its colour is read
 TOP = 100  # candidates of an image, as in mmdet
 TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
@@ -160,9 +163,10 @@ def crop(image: Tensor, thing: Detection) -> Tensor:
 class GenEval:
     """Whether the image shows the objects, counts, colours and positions that the prompt asks for.
 
-    `mode`: correct (the benchmark's verdict, 0 or 1) or partial (Flow-GRPO's reward in [0, 1], for training). What a
-    prompt asks for is in its metadata (GenEval's `tag`, `include`, `exclude`), or read from a prompt in the words of
-    GenEval's templates; other prompts are not judged.
+    `mode`: correct (the benchmark's verdict, 0 or 1), partial (the share that is right, in [0, 1], for training) or
+    flow_grpo (what Flow-GRPO's reward server gives: as partial, but without its lower bound and with another mean where
+    a position is wrong). What a prompt asks for is in its metadata (GenEval's `tag`, `include`, `exclude`), or read
+    from a prompt in the words of GenEval's templates; other prompts are not judged.
 
     `detector`: hub id or folder. `clip`, `pretrained`: the colour classifier, as in the reward `clip`, with which it is
     shared. `threshold`, `counting_threshold`, `overlap` (1: no suppression), `max_objects` of a class and
@@ -172,9 +176,11 @@ class GenEval:
     name = "geneval"
     card = Card(
         measures="objects, counts, colours and positions that the prompt asks for, found by a detector: all right "
-        "(mode: correct), or the share that is right (mode: partial)",
+        "(mode: correct), or the share that is right (mode: partial; mode: flow_grpo is that of Flow-GRPO's server, "
+        "which goes below 0 for too many objects and gives a wrong position 3/4: partial holds at 0 and gives 2/3)",
         range=(0.0, 1.0),
-        citation="GenEval (Ghosh et al. 2023, arXiv:2310.11513); partial: Flow-GRPO (arXiv:2505.05470)",
+        citation="GenEval (Ghosh et al. 2023, arXiv:2310.11513); partial, flow_grpo: Flow-GRPO (arXiv:2505.05470) and "
+        "github.com/yifan123/reward-server",
         weights=f"{DETECTOR} (0.3 GB); OpenAI's CLIP ViT-L/14 (1.7 GB)",
         licence="Mask2Former: that of its hub page (its code: MIT); OpenAI's CLIP: MIT",
         cost="Mask2Former with Swin-S (69 M parameters) at 800 px, and a forward of CLIP for every object whose "
@@ -201,6 +207,8 @@ class GenEval:
             raise UserError(f'geneval: unknown mode "{mode}"{nearest(mode, MODES)}')
         self.thresholds = Thresholds(threshold, counting_threshold, overlap, max_objects, position_margin)
         self.mode, self.batch_size, self.device = mode, batch_size, pick_device(device)
+        if mode == "flow_grpo":  # as many as are counted where one is asked for
+            self.card = replace(type(self).card, range=(min(2.0 - max_objects, 0.0), 1.0))
         self.detector = Detector(detector, self.device, precision)
         self.colour = ColourClassifier(shared_clip(clip, pretrained, device, precision))
 
@@ -209,7 +217,7 @@ class GenEval:
         return bool(metadata.get("include")) or parse_prompt(prompt, self.detector.names) is not None
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scores (B,) in [0, 1] of images (B, 3, H, W) in [0, 1]."""
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
         asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
         detections = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
         return torch.tensor(
@@ -218,10 +226,8 @@ class GenEval:
 
     def _judge(self, image: Tensor, detections: dict[str, list[Detection]], asked: Mapping[str, Any]) -> float:
         objects = filter_detections(detections, asked["tag"], self.thresholds)
-        rule = correct if self.mode == "correct" else partial_credit
-        return float(
-            rule(objects, asked, lambda things, name: self.colour(image, things, name), self.thresholds.margin)
-        )
+        colours = partial(self.colour, image)
+        return float(MODES[self.mode](objects, asked, colours, self.thresholds.margin))
 
     def _asked(self, prompt: str, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         """The prompt's metadata, checked: a class or colour that cannot be found must not look like a wrong image."""

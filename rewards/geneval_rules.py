@@ -112,7 +112,7 @@ def correct(objects: Objects, metadata: Mapping[str, Any], colours: Colours, mar
 
 
 def partial_credit(objects: Objects, metadata: Mapping[str, Any], colours: Colours, margin: float = 0.1) -> float:
-    """Flow-GRPO's reward in [0, 1] (arXiv:2505.05470, section 4.1): the mean of the clauses' parts.
+    """A reward in [0, 1] in the words of Flow-GRPO's paper (arXiv:2505.05470, section 4.1): the mean of clauses' parts.
 
     A clause has a part for its count, 1 - |found - asked| / asked, at least 0, and one for its colour or position (the
     share of the objects that have the colour; 1 or 0), which counts as 0 unless the number is exactly right.
@@ -131,6 +131,36 @@ def partial_credit(objects: Objects, metadata: Mapping[str, Any], colours: Colou
         if clause.get("position"):
             met = met and _in_place(chosen, clause["position"], groups, margin)
             parts.append(float(met))
+        groups.append(chosen if met else None)
+    return sum(parts) / len(parts)
+
+
+def flow_grpo_credit(objects: Objects, metadata: Mapping[str, Any], colours: Colours, margin: float = 0.1) -> float:
+    """The reward that Flow-GRPO's server gives (`evaluate_reward` of yifan123/reward-server), faults included.
+
+    Other than `partial_credit`: too many objects cost without end (16 of 1 asked for: -14), a position that is wrong
+    appends 0 and then 1 all the same, and one that cannot be tried, its clause's colour being wrong, appends nothing.
+    """
+    parts: list[float] = []
+    groups: list[Sequence[Detection] | None] = []
+    for clause in metadata.get("include", ()):
+        name, count = clause["class"], int(clause["count"])
+        chosen = list(objects.get(name, ()))
+        colour, position = clause.get("color"), clause.get("position")
+        met = len(chosen) == count
+        parts.append(1 - abs(count - len(chosen)) / count)
+        if not met and (colour or position):
+            parts.append(0.0)
+        if met and colour:
+            right = list(colours(chosen, name)).count(colour)
+            parts.append(1 - abs(count - right) / count)
+            met = right == count
+        if met and position:
+            met = _in_place(chosen, position, groups, margin)
+            if groups[int(position[1])] is None:
+                parts.append(0.0)
+            else:
+                parts += [1.0] if met else [0.0, 1.0]
         groups.append(chosen if met else None)
     return sum(parts) / len(parts)
 

@@ -15,7 +15,8 @@ class HPSv2(Clip):
     """The cosine that HPS-v2.1's model gives image and prompt, about 0.2 to 0.4; times 100 with `scale`.
 
     `weights`: a file of weights (HPS-v2.0's work too), None for v2.1's from the hub. `model`: the `open_clip`
-    architecture that they belong to. Pictures that are not square are padded with black, as HPS's own code does.
+    architecture that they belong to. Pictures that are not square are padded with black, and what bicubic
+    overshoots is not clamped, as in HPS's own code (under torchvision 0.17 or later: before, it did not antialias).
     """
 
     name = "hpsv2"
@@ -38,7 +39,7 @@ class HPSv2(Clip):
         precision: str = "fp32",
         scale: bool = False,
     ) -> None:
-        super().__init__(model, _weights(weights), device, batch_size, precision, scale, resize_mode="longest")
+        super().__init__(model, _weights(weights), device, batch_size, precision, scale, resize_mode="hps")
 
 
 def _weights(path: str | None) -> str:

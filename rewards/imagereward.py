@@ -24,6 +24,7 @@ MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
 TOKENIZER = "google-bert/bert-base-uncased"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores on their validation set; the paper's constants
 PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MARKS = ["[DEC]", "[ENC]"]  # BLIP's own tokens, at the end of BERT's: a prompt may have them, too
 TOKENS = 35  # prompts are cut to this length
 HEAD_WIDTH = 64  # of an attention head, in every BLIP
 # BLIP's own names of the vision transformer's parts, and transformers', in the order of replacement.
@@ -83,8 +84,10 @@ class ImageReward:
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         vision: Any = _vision(_under(tensors, _VISION, weights))
         self.vision = vision.to(self.device, self.dtype)
-        text = _text(_under(tensors, _TEXT, weights), config, vision.config.hidden_size)
+        text: Any = _text(_under(tensors, _TEXT, weights), config, vision.config.hidden_size)
         self.text: Any = text.to(self.device, self.dtype)
+        if text.config.vocab_size == len(self.tokenizer) + len(MARKS):
+            self.tokenizer.add_tokens(MARKS, special_tokens=True)
         head = linear_chain(_under(tensors, _HEAD, weights), nn.Identity, f"imagereward: the head of {weights}")
         self.head = head.to(self.device)
         self.size: int = vision.config.image_size

@@ -24,7 +24,8 @@ class Jpeg:
 
     name = "jpeg"
     card = Card(
-        measures="size of the image as a JPEG file in kB, negative for mode: compressibility",
+        measures="size of the image as a JPEG file in kB, negative for mode: compressibility (which Flow-GRPO "
+        "divides by 500)",
         range=(float("-inf"), float("inf")),
         citation="DDPO (Black et al. 2023, arXiv:2305.13301)",
         weights="none",

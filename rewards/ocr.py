@@ -1,4 +1,4 @@
-"""Text accuracy: what RapidOCR reads in the image, against the text that the prompt quotes."""
+"""Text accuracy: what RapidOCR or a vision-language model reads in the image, against the prompt's quoted text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
+from diffrl_zoo.vlm_backends import LocalModel, Question, Server, make_backend
 
 # Images up to this height show little but the text: they are read as one line, without looking for boxes.
 _SMALL = 128
+ENGINES = ("rapidocr", "vlm")
+ASK = "Please output only the text content from the image without any additional descriptions or formatting."  # peers'
 TARGETS = ("joined", "each", "first")
 _LINE_HEIGHT = 48  # of the recogniser's input
 _LINE_WIDTH = 320  # and its usual width; shorter lines are padded
@@ -110,6 +113,10 @@ class Ocr:
     `detect`: look for boxes of text first (None: for images higher than 128 pixels). `resize`: smaller images are
     enlarged to this height in pixels (None: 48 without detection, 256 with; more finds smaller letters). `threads`:
     CPU threads (None: torch's, at most 4). `batch_size`: images per forward.
+
+    `engine`: rapidocr, or vlm: a vision-language model transcribes the picture as it is, at temperature 0 (verl-omni's
+    recipes: at 0.7). `server` or `model`, `question`, `key`, `request_timeout`, `request_retries`, `backoff`,
+    `concurrency`, `max_tokens`, `device` and `precision` are then as in `vlm`.
     """
 
     name = "ocr"
@@ -118,10 +125,10 @@ class Ocr:
         "do not count; several quoted texts are joined by a space, or each is looked for (targets: each)",
         range=(0.0, 1.0),
         citation="Flow-GRPO (Liu et al. 2025, arXiv:2505.05470); RapidOCR with PP-OCR models (PaddleOCR)",
-        weights="PP-OCR small, in RapidOCR's wheel (31 MB); nothing is downloaded",
+        weights="PP-OCR small, in RapidOCR's wheel (31 MB); nothing is downloaded; engine: vlm: as in vlm",
         licence="Apache-2.0",
         cost="CPU; images a second and core: 50 of 64 x 64 without detection; with it 4 of 256 x 256, 1.8 of 512 x 512 "
-        "(assets/results/ocr_speed.json)",
+        "(assets/results/ocr_speed.json); engine: vlm: one request an image",
         exploits="large plain letters over everything; the rest of the prompt and the picture's quality are ignored",
     )
 
@@ -134,12 +141,37 @@ class Ocr:
         batch_size: int = 32,
         targets: str = "joined",
         case: bool = False,
+        engine: str = "rapidocr",
+        server: str | None = None,
+        model: str | None = None,
+        question: str = ASK,
+        key: str = "DIFFRL_VLM_KEY",
+        request_timeout: float = 60.0,
+        request_retries: int = 3,
+        backoff: float = 1.0,
+        concurrency: int = 16,
+        max_tokens: int = 512,
+        device: str | None = None,
+        precision: str = "bf16",
     ) -> None:
+        if engine not in ENGINES:
+            raise UserError(f'ocr: unknown engine "{engine}"{nearest(engine, ENGINES)}')
+        if engine != "vlm" and (server or model):
+            raise UserError("ocr: a `server` or `model` reads with engine: vlm")
+        if engine == "vlm" and (detect is not None or resize is not None):
+            raise UserError("ocr: `detect` and `resize` belong to engine: rapidocr")
         if targets not in TARGETS:
             raise UserError(f'ocr: unknown targets "{targets}"{nearest(targets, TARGETS)}')
         self.detect, self.resize, self.contained, self.batch_size = detect, resize, contained, batch_size
         self.targets, self.case = targets, case
         self.threads = threads or min(torch.get_num_threads(), 4)
+        self.question = question
+        self.reader: Server | LocalModel | None = None
+        if engine == "vlm":
+            calls = (request_timeout, request_retries, backoff, concurrency)
+            self.reader = make_backend(server, model, key, *calls, max_tokens, device, batch_size, precision)
+            self.remote, self.device = server is not None, getattr(self.reader, "device", None)
+            return
         _engine(_LINE_WIDTH, batch_size, self.threads)  # fails here, not in the first epoch, if there are no weights
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
@@ -148,6 +180,9 @@ class Ocr:
 
     def read(self, images: Tensor) -> list[str]:
         """The text in each image (B, 3, H, W) in [0, 1]; an empty string where there is none."""
+        if self.reader is not None:
+            questions = [Question([image], self.question, "(its text)") for image in images]
+            return self.reader.ask(questions, lambda reply: reply.text, first=False)
         detect = images.shape[-2] > _SMALL if self.detect is None else self.detect
         pictures = _pictures(images, self.resize or (256 if detect else _LINE_HEIGHT))
         if detect:

@@ -28,7 +28,8 @@ class PickScore:
     differentiable = True
     embeds = True
     card = Card(
-        measures="human preference for the image given the prompt: cosine in PickScore's space, times 100",
+        measures="human preference for the image given the prompt: cosine in PickScore's space, times 100 "
+        "(Flow-GRPO and its followers report this / 26)",
         range=(-100.0, 100.0),
         citation="Pick-a-Pic (Kirstain et al. 2023, arXiv:2305.01569)",
         weights=f"{MODEL} (4 GB)",

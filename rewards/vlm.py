@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.vlm_backends import LocalModel, Question, Reply, Server, Unreadable, plain
+from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, make_backend, plain
 
 ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
 ASK_SCORE = (
@@ -36,6 +36,7 @@ ASK_PAIR_YES = (
 )
 _END = " Think briefly. The last line of your answer must be exactly "
 _SCORE = re.compile(r"(?:final )?score ?[:=] ?(-?\d+(?:\.\d+)?)(?: ?/ ?(\d+(?:\.\d+)?))?\.?", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)")
 _WINNER = re.compile(r"winner ?[:=] ?(?:image )?(a|b|tie)\.?", re.IGNORECASE)
 _WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
 
@@ -67,6 +68,14 @@ def rubric_score(reply: Reply, low: float, high: float) -> float:
     if others := [line for line in lines if (m := _SCORE.fullmatch(line)) and float(m[1]) != value]:
         raise Unreadable(f'"{others[0]}" and "{lines[-1]}" contradict each other')
     return value
+
+
+def number_after(reply: Reply, after: str, low: float, high: float) -> float:
+    """The number that follows the first `after` in the answer; `Unreadable` if there is none from `low` to `high`."""
+    match = _NUMBER.match(reply.text.partition(after)[2])
+    if match is None or not low <= float(match[1]) <= high:
+        raise Unreadable(f'no number from {low:g} to {high:g} after "{after}": {reply.text[-200:]!r}')
+    return float(match[1])
 
 
 def winner(reply: Reply) -> float:
@@ -114,32 +123,15 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _backend(
-    server: str | None,
-    model: str | None,
-    key: str,
-    timeout: float,
-    retries: int,
-    backoff: float,
-    concurrency: int,
-    max_tokens: int,
-    device: str | None,
-    batch_size: int,
-    precision: str,
-) -> Server | LocalModel:
-    if server is not None:
-        return Server(server, model, key, timeout, retries, backoff, concurrency, max_tokens)
-    if model is None:
-        raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
-    return LocalModel(model, device, precision, batch_size, max_tokens)
-
-
 class Vlm:
     """A vision-language model's judgement of one image and its prompt.
 
     `mode`: yes (probability of "yes" to `question`, in [0, 1]) or score (a number from `low` to `high` by the rubric in
     `question`). `question`: what is asked, with {prompt} where the prompt goes (None: a general one). `least`: in mode
-    yes, the probability that yes and no must have together.
+    yes, the probability that yes and no must have together. In mode score an instruction how the answer must end is
+    appended, unless `after` is given: then the question is sent word for word, and the score is the number that follows
+    this text in the answer (UnifiedReward: `after: "Final Score:"`; Flow-GRPO divides its 1 to 5 by 5, and gives
+    0 where there is no number, which is an error here).
 
     `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
     one), `key` the environment variable with its token (DIFFRL_..., or one that you allowed), `concurrency` requests at
@@ -167,6 +159,7 @@ class Vlm:
         server: str | None = None,
         model: str | None = None,
         question: str | None = None,
+        after: str | None = None,
         low: float = 1.0,
         high: float = 5.0,
         least: float = 0.5,
@@ -184,15 +177,18 @@ class Vlm:
             raise UserError(f'vlm: unknown mode "{mode}"{nearest(mode, ("yes", "score"))}; vlm_pairs compares')
         if not low < high:
             raise UserError(f"vlm: low is {low:g} and high is {high:g}")
-        self.mode, self.batch_size = mode, batch_size
+        if after is not None and (mode != "score" or question is None or not after.strip()):
+            raise UserError("vlm: `after` is a text before the number, for mode: score with a `question` of your own")
+        self.mode, self.batch_size, self.after = mode, batch_size, after
         self.low, self.high, self.least = low, high, least
         self.question = question or (ASK_YES if mode == "yes" else ASK_SCORE)
-        if mode == "score":
+        if mode == "score" and after is None:
             self.question += f'{_END}"Score: X", where X is a number from {low:g} to {high:g}.'
+        if mode == "score":
             self.card = replace(type(self).card, range=(low, high))
         local = (max_tokens, device, batch_size, precision)
         calls = (request_timeout, request_retries, backoff, concurrency)
-        self.backend = _backend(server, model, key, *calls, *local)
+        self.backend = make_backend(server, model, key, *calls, *local)
         self.remote, self.device = server is not None, getattr(self.backend, "device", None)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -202,6 +198,8 @@ class Vlm:
         if self.mode == "yes":
             return torch.tensor(self.backend.ask(questions, partial(yes_probability, least=self.least), first=True))
         parse = partial(rubric_score, low=self.low, high=self.high)
+        if self.after is not None:
+            parse = partial(number_after, after=self.after, low=self.low, high=self.high)
         return torch.tensor(self.backend.ask(questions, parse, first=False))
 
 
@@ -253,7 +251,7 @@ class VlmPairs:
             self.question += f'{_END}"Winner: A", "Winner: B" or "Winner: tie".'
         local = (max_tokens, device, batch_size, precision)
         calls = (request_timeout, request_retries, backoff, concurrency)
-        self.backend = _backend(server, model, key, *calls, *local)
+        self.backend = make_backend(server, model, key, *calls, *local)
         self.remote, self.device = server is not None, getattr(self.backend, "device", None)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:

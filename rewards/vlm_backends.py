@@ -262,3 +262,24 @@ class LocalModel:
         tokens = self.network.generate(**inputs, max_new_tokens=self.max_tokens, do_sample=False)
         answers = tokens[:, inputs["input_ids"].shape[1] :]
         return [Reply(text) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+
+
+def make_backend(
+    server: str | None,
+    model: str | None,
+    key: str,
+    timeout: float,
+    retries: int,
+    backoff: float,
+    concurrency: int,
+    max_tokens: int,
+    device: str | None,
+    batch_size: int,
+    precision: str,
+) -> Server | LocalModel:
+    """The `Server` if one is named, else the `LocalModel`."""
+    if server is not None:
+        return Server(server, model, key, timeout, retries, backoff, concurrency, max_tokens)
+    if model is None:
+        raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
+    return LocalModel(model, device, precision, batch_size, max_tokens)

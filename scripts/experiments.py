@@ -3,7 +3,7 @@
 `scripts/experiments.yaml` names them. A result has the config, the number of its judgement's prompts, the digest of the
 shipped weights and the last correction of the code that it is of; a seed is run again when one of them has changed.
 Each seed also says which commit trained it. Any other change of code changes no figure, which the golden values of the
-tests answer for.
+tests answer for. `RUN(NAME)` in an override is the folder of that experiment's run of the same seed, which goes first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from diffrl.resources import shipped
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "experiments.yaml"
 RESULTS = ROOT / "assets" / "results"
+RUN = re.compile(r"RUN\(([\w/]+)\)")
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,25 @@ class Experiment:
         """Where the result of all seeds is kept."""
         return RESULTS / f"{self.name}.json"
 
+    @property
+    def after(self) -> dict[str, Experiment]:
+        """{RUN(NAME): the experiment} of those whose runs it builds on."""
+        names = set(RUN.findall(" ".join(self.overrides)))
+        return {f"RUN({one.name})": one for one in (experiments() if names else []) if one.name in names}
+
     def asked(self) -> dict[str, Any]:
         """What a result must be of: the config of any seed, the judgement's prompts, shipped weights and correction."""
         config = plain(load_config(ROOT / self.config, list(self.overrides)).resolved())
-        return {"config": config, **self.settings, "weights": weights(), "code": self.code}
+        return {"config": config, **self.settings, "weights": weights(), **self.corrected()}
+
+    def corrected(self) -> dict[str, Any]:
+        """The last correction, and what is asked of the runs that it builds on."""
+        runs = {one.name: one.name_of(0) for one in self.after.values()}
+        return {"code": self.code, **({"after": runs} if runs else {})}
+
+    def folder(self, seed: int, runs: Path) -> Path:
+        """Where a seed is trained, in the folder of all runs."""
+        return runs / f"{Path(self.config).stem}-{self.name_of(seed)}-{seed}"
 
     def name_of(self, seed: int) -> str:
         """What a seed's folder of runs is called: another one for whatever is asked otherwise."""

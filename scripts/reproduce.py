@@ -210,9 +210,11 @@ def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
         experiment, seed = job
         # One folder for all: a base model that several of them share is judged once.
         tag = f"-{experiment.name_of(seed)}"
+        places = {word: str(one.folder(seed, runs)) for word, one in experiment.after.items()}
         part, log = runs / f"part{tag}-{seed}.json", runs / f"log{tag}-{seed}.txt"
         settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
-        command = [sys.executable, __file__, str(ROOT / experiment.config), *experiment.overrides, *settings]
+        command = [sys.executable, __file__, str(ROOT / experiment.config), *settings]
+        command += [replaced(text, places) for text in experiment.overrides]
         command += ["--seeds", str(seed), "--runs", str(runs), f"--tag={tag}", "--threads", "1"]
         command += ["--out", str(part)]
         with log.open("a") as out:
@@ -221,24 +223,32 @@ def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
             ).returncode
         print(f"{experiment.name}, seed {seed}: {f'failed, see {log}' if failed else 'done'}", flush=True)
         if not failed:
-            merge(experiment, part)
+            merge(experiment, part, {place: word for word, place in places.items()})
         return not failed
 
-    with ThreadPool(jobs) as pool:
-        return sum(not good for good in pool.imap(one, waiting))
+    first = [job for job in waiting if not job[0].after]
+    with ThreadPool(jobs) as pool:  # what builds on others waits for all of them
+        failed = sum(not good for good in pool.imap(one, first))
+        return failed + sum(not good for good in pool.imap(one, [job for job in waiting if job[0].after]))
+
+
+def replaced(text: str, words: dict[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
 
 
 MERGING = threading.Lock()
 
 
-def merge(experiment: Experiment, part: Path) -> None:
-    """Add the seed of `part` to the experiment's result."""
+def merge(experiment: Experiment, part: Path, names: dict[str, str] | None = None) -> None:
+    """Add the seed of `part` to the experiment's result; `names`: of the folders that its config names."""
     with MERGING:
-        told = json.loads(part.read_text())
+        told = json.loads(replaced(part.read_text(), names or {}))
         found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
         command = f"python scripts/reproduce.py --all --only {experiment.name}"
         ordered = [found[seed] for seed in sorted(found)]
-        settings = experiment.settings | {"code": experiment.code}
+        settings = experiment.settings | experiment.corrected()
         write(experiment.out, result_of(ordered, command, told["config"], settings))
 
 

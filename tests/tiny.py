@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffrl.conformance.tiny import WIDTH, clip_tokenizer, tiny_flux, tiny_sd, tiny_sd3
 from diffrl.policy import Conditioning, LoraSpec, Policy
+from diffrl.trainers.means import summaries
 
 __all__ = ["WIDTH", "clip_tokenizer", "tiny_flux", "tiny_sd", "tiny_sd3"]
 SPEC = LoraSpec(rank=4, alpha=8)
@@ -51,6 +52,6 @@ def count_forwards(run: Any, monkeypatch: Any) -> Counter:
     return seen
 
 
-def averages(means: Any) -> dict[str, float]:
+def averages(means: Any) -> dict[str, Any]:
     """What an objective's RunningMeans have taken in, as plain numbers; they are empty then."""
-    return {name: float(total / count) for name, (total, count) in means.take().items()}
+    return summaries(means.take())

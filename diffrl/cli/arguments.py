@@ -84,3 +84,14 @@ def guidance(text: str) -> float:
     if not 0 <= value <= 1000:  # also what is no number
         raise argparse.ArgumentTypeError(f'expected a number from 0 to 1000, got "{text[:40]}"')
     return value
+
+
+def as_the_run(common: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of a run's own LoRA, on its own model: drawn as the run evaluates it, where nothing else is asked for."""
+    from diffrl.config import run_drawing
+
+    own = {} if arguments.lora is None else run_drawing(arguments.lora, arguments.model)
+    own = {key: value for key, value in own.items() if getattr(arguments, key, None) is None}
+    if own:
+        print(f"drawn as the run evaluates it: {', '.join(f'{key} {value}' for key, value in own.items())}")
+    return common | own

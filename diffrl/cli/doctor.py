@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -34,13 +35,20 @@ PATIENCE = 60.0  # seconds that a plugin may take to be built
 Finding = tuple[str, str, str]  # mark, subject, what was found
 
 
-def examine() -> bool:
-    """Print all findings; False if something that every command needs is broken."""
+def examine(ours: bool = False) -> bool:
+    """Print all findings; False if something that every command needs is broken. `ours`: it is offline for this."""
     good = True
+    if "HF_HUB_OFFLINE" not in os.environ:  # a check never downloads
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        try:
+            return examine(True)
+        finally:
+            del os.environ["HF_HUB_OFFLINE"]
     print(f"diffrl {__version__}, Python {platform.python_version()} ({sys.executable})")
     for part in (libraries, devices, machine, assets, rewards):
         for mark, subject, text in _guarded(part):
-            print(f"{mark:<5} {subject:<14} {text}")
+            if not (ours and subject == "HF_HUB_OFFLINE"):
+                print(f"{mark:<5} {subject:<14} {text}")
             good = good and mark != BAD
     print("everything needed is here" if good else "something needed is broken: see FAIL above")
     return good
@@ -223,7 +231,8 @@ def assets() -> Iterator[Finding]:
 
 
 def rewards() -> Iterator[Finding]:
-    """Installed rewards, each really built; one that cannot be is only a warning, since a run may not want it."""
+    """Installed rewards. Those whose weights are shipped are really built; of the others it is said whether they are
+    here. One that cannot be built is only a warning, since a run may not want it."""
     from diffrl.rewards.registry import available, load_class, load_reward, required
 
     if not available():
@@ -233,11 +242,27 @@ def rewards() -> Iterator[Finding]:
             if needed := required(load_class(name)):
                 yield OK, f"reward {name}", f"is installed; it is built with: {', '.join(needed)}"
                 continue
+            if (weights := _hub_weights(load_class(name))) is not None:
+                yield OK, f"reward {name}", f"is installed; {weights}"
+                continue
             _built_in_time(partial(load_reward, name))
         except Exception as error:
             yield WARN, f"reward {name}", in_one_line(error)
         else:
             yield OK, f"reward {name}", "loads"
+
+
+def _hub_weights(reward: type) -> str | None:
+    """Whether a reward's weights on the hub, by its card, are in this machine's cache; None where it has none there."""
+    card = getattr(reward, "card", None)
+    repository = re.match(r"(?:\w+: )?([\w.-]+/[\w.-]+)", getattr(card, "weights", ""))
+    if repository is None:
+        return None
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository[1].replace('/', '--')}" / "snapshots"
+    here = folder.is_dir() and any(folder.iterdir())
+    return f"weights {'here' if here else 'not here'}: {getattr(card, 'weights', '')}"
 
 
 def _built_in_time(build: Callable[[], object]) -> None:

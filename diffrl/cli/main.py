@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from diffrl.cli.arguments import guidance, named_rewards, subcommand, whole_number
+from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -225,7 +225,9 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
     command.add_argument("--merge", metavar="LORA", help=text)
-    command.add_argument("--lora", type=Path, metavar="DIR", help="a trained LoRA, for example RUN_DIR/lora")
+    command.add_argument(
+        "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
+    )
     command.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
     )
@@ -240,7 +242,7 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     text = "images per forward (default 32)"
     command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
     text = "classifier-free guidance (default 1: none)"
-    command.add_argument("--guidance-scale", type=guidance, default=1.0, metavar="G", help=text)
+    command.add_argument("--guidance-scale", type=guidance, metavar="G", help=text)
     command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
 
 
@@ -278,8 +280,8 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     check_writable(arguments.out, "--out")
     from diffrl.evaluation import sample
 
-    sample(**common)
-    print(f"images: {arguments.out}")
+    sample(**as_the_run(common, arguments))
+    print(f"images: {arguments.out}; all of them at a glance: {arguments.out / 'grid.png'}")
     return 0
 
 
@@ -326,7 +328,8 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         _at("--merge", find_merge, arguments.merge)
     names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
     names += ["batch_size", "family", "merge", "out"]
-    return {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
+    given = {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
+    return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
 
 
 def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:

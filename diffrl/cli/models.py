@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -16,12 +16,14 @@ from diffrl.errors import UserError, nearest
 
 def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> None:
     """Register the command and its actions with the command line's `add`; `resolution` reads PIXELS."""
-    text = "list the supported models, or check a family against diffusers' plain pipeline"
+    text = "list the supported models, show what is known of one, or check a family against diffusers' plain pipeline"
     command = add("models", None, text, "diffrl models list", "diffrl models check qwen-image")
-    action = partial(subcommand, command.add_subparsers(metavar="list|check", required=True))
+    action = partial(subcommand, command.add_subparsers(metavar="list|show|check", required=True))
 
     every = action("list", _list, "list the supported models", "diffrl models list")
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    show = action("show", _show, "what is known of a family", "diffrl models show StableDiffusion3")
+    show.add_argument("name", metavar="NAME", help="a pipeline class or a model of `diffrl models list`")
     check = action(
         "check",
         _check,
@@ -42,14 +44,19 @@ def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> Non
 
 
 def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.conformance.table import markdown, table
+    from diffrl.conformance.table import markdown, overview
 
     if arguments.markdown:
         print(markdown(), end="")
         return 0
-    from rich.console import Console
+    print(overview(shutil.get_terminal_size((80, 24)).columns))
+    return 0
 
-    Console(width=None if sys.stdout.isatty() else 200).print(table())
+
+def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.conformance.table import shown
+
+    print(shown(arguments.name))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""The command `diffrl rewards`: list the rewards, begin one, check one, serve some."""
+"""The command `diffrl rewards`: list the rewards, show, begin or check one, serve some."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,21 +15,25 @@ from diffrl.errors import UserError
 
 def add_rewards(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
-    text = "list the rewards, begin one of your own, check one, or serve some to other machines"
+    text = "list the rewards, show one's card, begin one of your own, check one, or serve some to other machines"
     command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
-    action = partial(subcommand, command.add_subparsers(metavar="list|new|check|serve", required=True))
+    action = partial(subcommand, command.add_subparsers(metavar="list|show|new|check|serve", required=True))
 
     every = action("list", _list, "list the rewards", "diffrl rewards list")
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    show = action("show", _show, "a reward's card", "diffrl rewards show clip")
+    show.add_argument("name", metavar="NAME", help="a reward of `diffrl rewards list`")
     new = action("new", _new, "begin a reward of your own: a package with its test", "diffrl rewards new sharpness")
     new.add_argument("name", metavar="NAME", help="of the reward")
     new.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default: NAME)")
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
     example = "diffrl rewards check my_reward.py:Redness threshold=0.5"
     check = action("check", _check, text, example, words_anywhere=True)
-    check.usage = "diffrl rewards check NAME [parameter=value ...]"
+    check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
+    text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
+    check.add_argument("--prompts", metavar="SET", help=text)
     _add_serve(action)
 
 
@@ -70,11 +74,16 @@ def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
 
         print(markdown(), end="")
         return 0
-    from rich.console import Console
+    from diffrl.rewards.cards import overview
 
-    from diffrl.rewards.cards import table
+    print(overview(shutil.get_terminal_size((80, 24)).columns))
+    return 0
 
-    Console(width=None if sys.stdout.isatty() else 160).print(table())
+
+def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.rewards.cards import shown
+
+    print(shown(arguments.name))
     return 0
 
 
@@ -98,7 +107,12 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     check_plugin(name)
     from diffrl.rewards.check import check
 
-    return 0 if check(name, **parameters) else 1
+    given = None
+    if arguments.prompts is not None:
+        from diffrl.prompts import load_prompts
+
+        given = [(prompt.text, prompt.metadata) for prompt in load_prompts(arguments.prompts)]
+    return 0 if check(name, given, **parameters) else 1
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -26,6 +26,8 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 OWN: dict[str, dict[str, Any]] = {  # on the playground
     "nft": {"beta": 0.1, "timestep_fraction": 0.34},
+    "awm": {"timestep_fraction": 0.34},
+    "dgpo": {"timestep_fraction": 0.34},
     "tree": {"splits": [0, 1, 2, 3]},
 }
 WIDTH = 118

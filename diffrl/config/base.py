@@ -40,6 +40,7 @@ class Method:
     name: str  # of the section; an objective's is also what `objective:` names
     title: str  # as papers call it
     papers: Mapping[str, str] = field(default_factory=dict)  # {name: arXiv number}
+    options: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # papers of (key, value)
     about: str = ""  # one line for help; by default the title
     kind: Literal["objective", "credit", "wrapper"] = "objective"
     trainer: str = ""  # `module:Class` that is built from the section; "": the class that has the section
@@ -48,8 +49,14 @@ class Method:
     advantages: Literal["any", "own", "none"] = "any"  # from any estimate; its own ranks or weights; or not used
     decodes: bool = False  # an objective that calls the rewards on images that it decodes itself
     needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of other sections, for `diffrl init`
-    rewards: Literal["any", "differentiable", "embeds", "several"] = "any"  # that it works with
+    # That it works with; unused: they are scored and logged, and it learns from something else.
+    rewards: Literal["any", "differentiable", "embeds", "several", "unused"] = "any"
     state: bool = False  # a wrapper or credit that keeps a state in checkpoints: no resume switches it on or off
+
+    def cites(self, section: Any) -> dict[str, str]:
+        """{name: arXiv number} of the method, and of the options that its section has on."""
+        used = (papers for (name, value), papers in self.options.items() if getattr(section, name) == value)
+        return dict(self.papers) | {name: number for papers in used for name, number in papers.items()}
 
     def meaning(self) -> str:
         """One line for help."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from diffrl.config.base import Problem
 from diffrl.config.removed import removed
@@ -126,10 +130,30 @@ def check_model(model: str) -> None:
 
 
 def check_lora(lora: Path) -> None:
-    """Raise UserError unless this folder holds a LoRA."""
-    if not (lora.is_dir() and any(lora.glob("*.safetensors"))):
+    """Raise UserError unless this is a LoRA's file, or a folder that holds one."""
+    file = lora.is_file() and lora.suffix == ".safetensors"
+    if not file and not (lora.is_dir() and any(lora.glob("*.safetensors"))):
         inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
-        raise UserError(f'"{lora}" is not a folder with a LoRA (.safetensors){inner}')
+        raise UserError(f'"{lora}" is neither a LoRA file (.safetensors) nor a folder with one{inner}')
+
+
+def run_drawing(lora: Path, model: str) -> dict[str, Any]:
+    """How the run that trained this LoRA of `model` draws when it evaluates, as keys of a `Drawing`; empty if it is no
+    run's, another model's, or made by a few-step model's own sampler."""
+    file = (lora.parent.parent if lora.is_file() else lora.parent) / "config.yaml"
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        rollout, measuring = values["rollout"], values.get("evaluate") or {}
+        if values["model"] != model or rollout["sampler"] == "renoise":
+            return {}
+        own = {"sampler": "ddim" if rollout["sampler"] == "ddim" else "dpm2"}
+        own |= {"steps": measuring.get("steps") or rollout["steps"], "resolution": rollout.get("resolution")}
+        own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return {}
+    if isinstance(own["resolution"], list):
+        own["resolution"] = tuple(own["resolution"])
+    return {key: value for key, value in own.items() if value is not None}
 
 
 def check_prompts(config: Config) -> None:
@@ -145,7 +169,9 @@ def check_prompts(config: Config) -> None:
         count = _at("prompts.train", check_source, source)
         if count is not None and groups > count:
             owner = "prompts.train" if source == prompts.train else source
-            raise Problem("rollout.groups", f"{groups} different prompts an epoch, but {owner} has only {count}")
+            todo = f"set rollout.groups to {count} or less" if source == prompts.train else "lower rollout.groups"
+            text = f"{groups} different prompts an epoch, but {owner} has only {count}: {todo}"
+            raise Problem("rollout.groups", f"{text}, and optimise.batch_size to divide groups x group_size")
     if not prompts.overlap and (shared := overlap(prompts.train, prompts.test)):
         example = f'{len(shared)} of its prompts are in prompts.train, too, such as "{shared[0][:60]}"'
         text = "what is trained on cannot be held out; to allow it on purpose set prompts.overlap: true"
@@ -228,9 +254,32 @@ def check_plugin(plugin: str) -> None:
             folder = Path(path).parent
             files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
+        check_names_in_file(path, name)
         return
     if not exists(plugin):
         raise UserError(unknown(plugin))
+
+
+def check_names_in_file(path: str, name: str) -> None:
+    """UserError unless the file is Python that gives this name a meaning. It is read, not run: that takes no torch."""
+    try:
+        module = ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UserError(f"{path}{line}: not Python: {getattr(error, 'msg', error)}") from None
+    known: set[str] = set()
+    for node in ast.walk(module):  # also what an `if` or a `try` defines
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            known.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
+        elif isinstance(node, ast.alias):
+            known.add((node.asname or node.name).partition(".")[0])
+    if name in known or known & {"*", "__getattr__", "globals"}:
+        return
+    classes = [node.name for node in module.body if isinstance(node, ast.ClassDef)]
+    has = f"; it has {', '.join(classes)}" if classes else "; it has no class"
+    raise UserError(f'no class "{name}" in {path}{nearest(name, classes) if classes else ""}{has}')
 
 
 def check_geometry(config: Config, world: int) -> None:

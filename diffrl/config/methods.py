@@ -92,6 +92,12 @@ class GRPO(Section):
         "grpo",
         "Flow-GRPO",
         {"Flow-GRPO": "2505.05470"},
+        options={
+            ("ratio", "normalised"): {"GRPO-Guard": "2510.22319"},
+            ("trust", "divergence"): {"Flow-DPPO": "2606.11025"},
+            ("weighting", "noise"): {"TempFlow-GRPO": "2508.04324"},
+            ("weighting", "even"): {"Flash-GRPO": "2605.15980"},
+        },
         trainer="diffrl.trainers.grpo:GRPO",
         on_steps=True,
         takes_credit=True,
@@ -99,6 +105,19 @@ class GRPO(Section):
     )
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     clip: FiniteFloat = key(1e-4, "the importance ratio is clipped to 1 plus or minus this", gt=0)
+    ratio: Literal["plain", "normalised"] = key(
+        "plain",
+        "normalised: without the ratio's negative mean and its scale by step, so that clip, in another unit (2e-6 to "
+        "4e-6 for SD3.5 at 512 px), meets both signs and all steps alike (GRPO-Guard)",
+    )
+    trust: Literal["clip", "divergence"] = key(
+        "clip",
+        "divergence: no clip, but no gradient for what would go further out beyond delta (Flow-DPPO). This and "
+        "normalised run a forward without gradient for each row after an epoch's first optimiser step",
+    )
+    delta: FiniteFloat = key(
+        1e-7, "how far a step may go with trust: divergence", "KL, mean over latent dimensions", gt=0
+    )
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     beta: FiniteFloat = key(0.0, "weight of the KL divergence to the reference; 0 runs no reference forward", ge=0)
     kl: Literal["exact", "published"] = key(
@@ -110,8 +129,10 @@ class GRPO(Section):
     order: Literal["random", "first"] = key(
         "random", "which ones, where not all are: drawn anew for each image and epoch, or the first (Flow-GRPO, GARDO)"
     )
-    weighting: Literal["uniform", "noise"] = key(
-        "uniform", "noise: a step's loss times the noise that it draws, which evens out the steps' gradients (TempFlow)"
+    weighting: Literal["uniform", "noise", "even"] = key(
+        "uniform",
+        "noise: a step's loss times the noise that it draws, so that its gradient goes by its width alone (TempFlow); "
+        "even: all steps' gradients are of a size (Flash-GRPO; with the normalised ratio GRPO-Guard's)",
     )
     skip_zero: bool = key(False, "images whose advantages are all 0 are left out, KL included (Flow-GRPO's code)")
     guidance_gradient: Literal["exact", "published"] = key(
@@ -137,9 +158,21 @@ class GRPO(Section):
             source = "rollout.window" if rollout.window else "rollout.steps"
             text = f"{self.timesteps} steps, but only {rollout.stochastic_steps} are stochastic ({source})"
             raise Problem("grpo.timesteps", text)
+        self._check_trust()
         if self.guidance_gradient == "published" and rollout.guidance_scale == 1:
             text = '"published" is about guidance, but rollout.guidance_scale is 1: leave it out'
             raise Problem("grpo.guidance_gradient", text)
+
+    def _check_trust(self) -> None:
+        """What holds the ratio is one of the two, and the clip is in the unit of what it clips."""
+        clip, delta = (type(self).model_fields[name].default for name in ("clip", "delta"))
+        if self.trust == "divergence" and self.clip != clip:
+            raise Problem("grpo.clip", "trust: divergence clips nothing, so this has no effect: leave it out")
+        if self.trust == "clip" and self.delta != delta:
+            raise Problem("grpo.delta", "has no effect with trust: clip; set grpo.trust: divergence")
+        if self.trust == "clip" and self.ratio == "normalised" and self.clip == clip:
+            text = f"{clip:g} is for the plain ratio and hardly ever reached by the normalised one: give it"
+            raise Problem("grpo.clip", f"{text} (GRPO-Guard, SD3.5 at 512 px: 2.0e-6 to 4.0e-6)")
 
 
 class CRDOld(Decay):

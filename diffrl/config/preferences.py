@@ -1,4 +1,4 @@
-"""The config's sections of objectives on the forward process that rank or weigh a group, and of PRDP on the steps."""
+"""The config's sections of objectives on the forward process that rank or weigh images, and of PRDP on the steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Whole, key
-from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess, check_timesteps
+from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Share, Whole, key, section
+from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
 
 KL = "weight of mean (v_theta - v_ref)^2, v_ref the pretrained model's; 0 runs no reference forward for it"
 TimestepSampling = Literal["schedule", "uniform", "logit_normal", "logit_normal_3"]
@@ -53,7 +53,7 @@ class RWR(Ranked):
     method = Method(
         "rwr",
         "RWR",
-        {"Flow-RWR": "2501.13918"},
+        {"Flow-RWR": "2501.13918", "ORW-CFM-W2": "2502.06061"},
         about="reward-weighted regression",
         trainer="diffrl.trainers.rwr:Regression",
         advantages="own",
@@ -94,6 +94,56 @@ class GDRO(Ranked):
     tau: FiniteFloat = key(0.05, "temperature of the soft targets, in units of the weighted sum of rewards", gt=0)
     best: FiniteFloat = key(0.5, "g: weight of the best image's own error, which keeps its likelihood", ge=0)
     top: bool = key(False, "only who is best counts, not the order of the others")
+
+
+class Slow(Decay):
+    cap: Share = key(0.3, "largest decay")
+
+
+class AWM(Ranked):
+    method = Method(
+        "awm", "AWM", {"AWM": "2509.25050"}, about="advantage weighted matching", trainer="diffrl.trainers.awm:AWM"
+    )
+    weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = key(
+        "ghuber", "how an error e at level t counts: e, t e, t^2 e, t sqrt(e), or 4 t e^(1/4)"
+    )
+    clip: FiniteFloat = key(1.0, "the ratio is clipped to 1 plus or minus this; acts on policy never", gt=0)
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP + ", then divided by it", gt=0)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+    beta: FiniteFloat = key(1e-3, KL, ge=0)
+    beta_average: FiniteFloat = key(
+        1.0, "weight of mean (v_theta - v_average)^2, the brake with many updates an epoch; 0: no average is kept", ge=0
+    )
+    average: Slow = section(Slow, "how the average follows: average <- d average + (1 - d) theta each epoch")
+
+
+class DGPO(Ranked):
+    method = Method(
+        "dgpo",
+        "DGPO",
+        {"DGPO": "2510.08425"},
+        about="direct group preference optimisation",
+        trainer="diffrl.trainers.dgpo:DGPO",
+    )
+    whole_groups: ClassVar[bool] = True
+    b: FiniteFloat = key(100.0, "scale of the group's preference: how soon its sigmoid saturates", gt=0)
+    clip: FiniteFloat | None = key(
+        1e-3,
+        "an image whose error moved by more than this to where its advantage pushes it is stopped; null: none",
+        gt=0,
+    )
+    reference: Literal["pretrained", "old"] = key(
+        "pretrained", "what errors are compared with: frozen, or the slowly following snapshot (b 2000 to 5000)"
+    )
+    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    beta: FiniteFloat = key(1e-3, KL, ge=0)
+    anchor_guidance: FiniteFloat | None = key(
+        None, "guidance of that v_ref; 1 is none; null: that of the trained rows", ge=1
+    )
+    old: Slow = section(Slow, "how the old snapshot follows: old <- d old + (1 - d) theta each epoch")
+    sample_old: int | None = key(
+        None, "the old snapshot draws the images from here on; null: the trained weights do", "optimiser steps", ge=0
+    )
 
 
 class PRDP(Section):

@@ -30,13 +30,14 @@ from diffrl.config.base import (
 )
 from diffrl.config.caching import CacheSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
+from diffrl.config.distillation import OPD
 from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, Direct
-from diffrl.config.preferences import DPO, GDRO, PRDP, RWR, SFT
+from diffrl.config.preferences import AWM, DGPO, DPO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
@@ -185,8 +186,11 @@ class Config(Section, metaclass=_OneLine):
     rwr: RWR = methods_section(RWR)
     sft: SFT = methods_section(SFT)
     gdro: GDRO = methods_section(GDRO)
+    awm: AWM = methods_section(AWM)
+    dgpo: DGPO = methods_section(DGPO)
     prdp: PRDP = methods_section(PRDP)
     direct: Direct = methods_section(Direct)
+    opd: OPD = methods_section(OPD)
     dense: DenseSection | None = methods_section(DenseSection)
     branches: BranchesSection | None = methods_section(BranchesSection)
     tree: TreeSection | None = methods_section(TreeSection)

@@ -169,6 +169,8 @@ class D2Align(Section):
     def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares
 
+        if config.method.rewards == "unused":
+            raise Problem("d2align", f'corrects a reward, and objective "{config.method.name}" learns from none')
         names = list(config.rewards)
         if self.reward is None and len(names) > 1:
             raise Problem("d2align.reward", f"null, but there are {len(names)} rewards; name one of {', '.join(names)}")
@@ -220,6 +222,8 @@ class Marble(Section):
     )
 
     def check(self, config: Whole) -> None:
+        if config.method.rewards == "unused":
+            raise Problem("marble", f'balances rewards, and objective "{config.method.name}" learns from none')
         if self.uniform_after is not None and self.mode not in ("fresh", "full", "amortised"):
             text = f'{self.uniform_after}, but mode "{self.mode}" solves for no coefficients that could become uniform'
             raise Problem("marble.uniform_after", text)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 from diffrl.policy.registry import families, find_family
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 COLUMNS = (
     "pipeline",
@@ -49,16 +46,37 @@ def rows() -> list[list[str]]:
     return lines
 
 
-def table() -> Table:
-    """For the terminal."""
-    from rich.table import Table
+def overview(width: int = 80) -> str:
+    """One line for each family: its first pipeline class and its models, cut to `width` characters."""
+    found = [(pipeline.split(", ")[0], known) for pipeline, known, *_ in rows()]
+    first = max((len(pipeline) for pipeline, _ in found), default=0) + 2
+    lines = [
+        f"{pipeline:<{first}}{'; '.join(part.split(':')[0] for part in known.split('; '))}" for pipeline, known in found
+    ]
+    lines = [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
+    return "\n".join(
+        [*lines, "", "`diffrl models show NAME` has the rest: steps, guidance, sizes, evidence, restrictions."]
+    )
 
-    grid = Table(show_lines=True)
-    for column in COLUMNS:
-        grid.add_column(column, no_wrap=column == "pipeline")
-    for name, *cells in rows():
-        grid.add_row(name.replace(", ", ",\n"), *cells)
-    return grid
+
+def shown(name: str) -> str:
+    """What is known of a family, by a pipeline class or a model of it. UserError where nothing has this name."""
+    found = next((row for row in rows() if name.lower() in (part.lower() for part in _names(row))), None)
+    if found is None:
+        known = [part for row in rows() for part in _names(row)]
+        raise UserError(f'no family has a pipeline or a model "{name}"{nearest(name, known)}')
+    width = max(map(len, COLUMNS)) + 2
+    return "\n".join(f"{column:<{width}}{cell}" for column, cell in zip(COLUMNS, found, strict=True) if cell)
+
+
+def _names(row: list[str]) -> list[str]:
+    """What a family may be called: its pipeline classes, with and without "Pipeline", and its models."""
+    classes = row[0].split(", ")
+    return [
+        *classes,
+        *(one.removesuffix("Pipeline") for one in classes),
+        *(one.split(":")[0] for one in row[1].split("; ")),
+    ]
 
 
 def markdown() -> str:

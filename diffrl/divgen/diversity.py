@@ -29,6 +29,11 @@ def group_diversity(features: Tensor, groups: Tensor) -> Tensor:
     Returns:
         A scalar; NaN if no group has two images.
     """
+    return group_distances(features, groups).mean()
+
+
+def group_distances(features: Tensor, groups: Tensor) -> Tensor:
+    """The mean pairwise distance of each group that has two images or more: (G,), float64."""
     e = F.normalize(features.double(), dim=1)
     _, index = torch.unique(groups, return_inverse=True)
     count = torch.bincount(index).double()
@@ -36,7 +41,7 @@ def group_diversity(features: Tensor, groups: Tensor) -> Tensor:
     # sum_{i != j} e_i . e_j = |sum_i e_i|^2 - n for unit vectors: no pairwise matrix needed.
     pairs = count * (count - 1)
     cosine = (total.square().sum(1) - count) / pairs
-    return (1 - cosine[pairs > 0]).mean()
+    return 1 - cosine[pairs > 0]
 
 
 def pixel_features(images: Tensor) -> Tensor:

@@ -182,14 +182,17 @@ class Adapters:
 
 
 def read_lora(directory: str | Path) -> tuple[dict[str, Tensor], LoraSpec]:
-    """The LoRA that `save_lora`, or diffusers' own `save_lora_weights`, wrote: tensors keyed by layer, and its spec.
+    """The LoRA that `save_lora`, or diffusers' own `save_lora_weights`, wrote in a folder, or such a file.
+
+    Returns its tensors keyed by layer, and its spec.
 
     Without metadata alpha is taken to equal the rank, as diffusers does.
 
     Raises:
         UserError: if there is no such file, or it is not a LoRA of a denoiser.
     """
-    path = Path(directory) / LORA_WEIGHT_NAME_SAFE
+    given = Path(directory)
+    path = given if given.suffix == ".safetensors" and given.is_file() else given / LORA_WEIGHT_NAME_SAFE
     if not path.is_file():
         raise UserError(f"{directory}: no {LORA_WEIGHT_NAME_SAFE} there; give a folder that `diffrl train` wrote")
     try:

@@ -10,10 +10,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffrl.records.held_out import HeldOut
+
 Evaluation = Mapping[str, Any]
 FELL = 0.05  # a watched value that is worse than its best by more than this share is said to have fallen
 
 BREADTH = ("diversity", "variety", "saturation")  # what evaluations measure beside rewards
+
+
+def gain(name: str, change: float, lower: Collection[str]) -> float:
+    """A value's change, positive when it is for the better; 0 for what is neither good nor bad."""
+    plain = name.rpartition("/")[2]
+    if plain == "saturation":
+        return 0.0
+    return -change if name in lower or plain == "unreadable" else change
 
 
 @dataclass(frozen=True)
@@ -38,11 +48,12 @@ class Guard:
     evaluations: int | None = 3
     diversity: float | None = 0.5
 
-    def alarms(self, past: Sequence[Evaluation]) -> list[Alarm]:
-        """Those of the newest evaluation; `past` holds all of them, oldest first."""
+    def alarms(self, past: Sequence[Evaluation], held: HeldOut | None = None) -> list[Alarm]:
+        """Those of the newest evaluation; `past` holds all of them, oldest first, `held` what each prompt scored."""
+        held = held or HeldOut()
         result = self._missing(past)
         if self.evaluations is not None:
-            result += [alarm for name in self.watched for alarm in self._parted(name, past, self.evaluations)]
+            result += [alarm for name in self.watched for alarm in self._parted(name, past, self.evaluations, held)]
         return result + self._narrowed(past) + self._saturated(past)
 
     def _missing(self, past: Sequence[Evaluation]) -> list[Alarm]:
@@ -58,8 +69,9 @@ class Guard:
                 alarms.append(Alarm(f"missing/{name}", text))
         return alarms
 
-    def _parted(self, name: str, past: Sequence[Evaluation], least: int) -> list[Alarm]:
-        """The proxy rises and a held-out value is worse than it was, for `least` evaluations in a row."""
+    def _parted(self, name: str, past: Sequence[Evaluation], least: int, held: HeldOut) -> list[Alarm]:
+        """The proxy rises and a held-out value is worse than it was, by more than the choice of prompts explains, for
+        `least` evaluations in a row."""
         key = f"eval/{name}"
         lines = [line for line in past if _number(line.get(key)) is not None]
         if len(lines) <= least:
@@ -68,7 +80,8 @@ class Guard:
         values = [sign * line[key] for line in lines]
         for end in range(len(lines) - least + 1, len(lines) + 1):
             best = max(range(end), key=values.__getitem__)
-            worse = values[best] - values[end - 1] > FELL * abs(values[best])
+            loss, then, now = values[best] - values[end - 1], lines[best]["epoch"], lines[end - 1]["epoch"]
+            worse = loss > FELL * abs(values[best]) and held.sure(name, loss, then, now)
             if not worse or not self._rose(lines[best], lines[end - 1]):
                 return []
         best = max(range(len(values)), key=values.__getitem__)

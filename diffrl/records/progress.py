@@ -1,10 +1,9 @@
-"""What a run says on the terminal: a live table or one line per epoch, and what improved at the end."""
+"""What a run says on the terminal while it trains: a live table, or a line per epoch and one per evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.errors import printable
+from diffrl.records.guard import gain
 
 Metrics = Mapping[str, Any]
 PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": for other processes
@@ -23,6 +23,7 @@ PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": f
 # is for the slowest rollout. What it waits in optimiser steps ("reduce") is seen on a CPU only: an accelerator's
 # reductions run beside the host, as a part of "optimise".
 PHASES = ("rollout", "reward", "wait", "optimise", "reduce")
+LINE = 120  # characters of an epoch's line in a log
 _REWARD_WIDTH = 12  # "0.512 +0.031"
 
 
@@ -91,16 +92,21 @@ class ProgressTable:
             self.console.print(self.line(metrics), soft_wrap=True, highlight=False, markup=False)
 
     def line(self, metrics: Metrics) -> str:
-        """One epoch as one line of plain ASCII."""
-        fields = [f"epoch {metrics['epoch']}/{self.epochs}", f"images {count(metrics.get('samples'))}"]
-        fields += [self._with_change(name, metrics, f"reward/{name}") for name in self.rewards]
-        if finite(metrics.get("diversity")):
-            fields.append(f"diversity {number(metrics['diversity'])}")
-        if held_out := [self._with_change(key[5:], metrics, key) for key in metrics if _held_out(key)]:
-            fields.append(f"held out: {', '.join(held_out)}")
+        """One epoch as a line of plain ASCII, and one of its evaluation, each at most `LINE` characters long."""
+        ends = [f"epoch {metrics['epoch']}/{self.epochs}", f"images {count(metrics.get('samples'))}"]
+        fields = [self._with_change(name, metrics, f"reward/{name}") for name in self.rewards]
+        fields = [] if not metrics["epoch"] else fields  # nothing has been trained on yet
+        last = [f"diversity {number(metrics['diversity'])}"] if finite(metrics.get("diversity")) else []
         if finite(metrics.get("seconds")):
-            fields.append(f"{metrics['seconds']:.1f} s ({split(metrics)})")
-        return "  ".join([*fields, f"ETA {duration(self.remaining())}"])
+            last.append(f"{metrics['seconds']:.1f} s")
+        last.append(f"ETA {duration(self.remaining())}")
+        room = LINE - len("  ".join([*ends, *last, ""]))
+        lines = ["  ".join([*ends, *_fitting(fields, "  ", room), *last])]
+        keys = sorted(filter(_held_out, metrics), key=lambda key: key[5:] not in self.rewards)
+        if keys:
+            values = [self._with_change(key[5:], metrics, key) for key in keys]
+            lines.append("  held out: " + ", ".join(_fitting(values, ", ", LINE - len("  held out: "))))
+        return "\n".join(lines)
 
     def remaining(self) -> float | None:
         """Seconds that the rest of the run takes at the speed of the last ten epochs, None before the first."""
@@ -152,7 +158,8 @@ class ProgressTable:
     def _cell(self, row: Metrics, key: str, changes: bool) -> Text:
         text = Text(number(row.get(key)))
         if changes and (difference := self._change(row, key)) is not None:
-            text.append(f" {difference:+.3f}", style=_style(difference, key.split("/")[1] in self.lower))
+            better = gain(key.partition("/")[2], difference, self.lower)
+            text.append(f" {difference:+.3f}", style="green" if better > 0 else "red" if better < 0 else "")
         return text
 
     def _change(self, row: Metrics, key: str) -> float | None:
@@ -175,59 +182,18 @@ class ProgressTable:
         return Columns([Text(f"held out, epoch {row['epoch']}:", style="bold"), *values], padding=(0, 2))
 
 
-def summary(
-    first: Metrics,
-    last: Metrics,
-    report: str | Path | None = None,
-    trained: Sequence[str] = (),
-    lower: Collection[str] = (),
-) -> RenderableType:
-    """What improved by how much: every `eval/<name>` of two epochs, before, after and the change, for the console.
-
-    Args:
-        first, last: the first and the last epoch with an evaluation. Where they have none, `reward/<name>` is shown.
-        report: path of `report.html`, named at the end.
-        trained: names of the trained rewards; the others are marked as only watched.
-        lower: names of which lower is better.
-    """
-    evaluated = any(key.startswith("eval/") for key in last)
-    prefix = "eval/" if evaluated else "reward/"
-    names = [
-        key[len(prefix) :] for key in last if key.startswith(prefix) and finite(last[key]) and finite(first.get(key))
-    ]
-    names = [name for name in names if not name.endswith("/std")]
-    names.sort(key=lambda name: (name not in trained, name == "diversity"))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("held-out prompts" if evaluated else "training prompts", overflow="fold")
-    for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    if evaluated and trained:
-        table.add_column("")
-    for name in names:
-        before, after = first[prefix + name], last[prefix + name]
-        difference = after - before
-        change = Text(f"{difference:+.3f}", style=_style(difference, name in lower))
-        kind = "trained" if name in trained else "only watched"
-        kind += ", lower is better" if name in lower else ""
-        cells: list[str | Text] = [name, number(before), number(after), change, Text(kind, style="dim")]
-        table.add_row(*cells[: len(table.columns)])
-    parts: list[RenderableType] = []
-    if finite(last.get("samples")):
-        parts.append(Text(f"After {last['epoch']} epochs and {last['samples']:,} images:"))
-    parts.append(table)
-    if report is not None:
-        parts.append(Text.assemble("Open ", (str(report), "bold"), overflow="fold"))
-    return Group(*parts)
+def _fitting(fields: Sequence[str], between: str, room: int) -> list[str]:
+    """As many of the fields as have room, and how many more there are."""
+    for kept in range(len(fields), -1, -1):
+        shown = [*fields[:kept], *([f"and {len(fields) - kept} more"] if kept < len(fields) else [])]
+        if len(between.join(shown)) <= room:
+            return shown
+    return []
 
 
 def _held_out(key: str) -> bool:
     """Is this a mean over the held-out prompts (and not their spread)?"""
     return key.startswith("eval/") and not key.endswith("/std")
-
-
-def _style(difference: float, lower: bool) -> str:
-    gain = -difference if lower else difference
-    return "green" if gain > 0 else "red" if gain < 0 else ""
 
 
 def finite(value: Any) -> bool:

@@ -24,7 +24,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from diffrl.errors import UserError
 from diffrl.records.disk import inside, replacing, write_text, writing
-from diffrl.records.progress import ProgressTable, summary
+from diffrl.records.progress import ProgressTable
+from diffrl.records.summary import summary
 from diffrl.version import __version__
 
 if TYPE_CHECKING:

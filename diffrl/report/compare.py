@@ -71,7 +71,7 @@ def _head(runs: Sequence[RunData]) -> str:
         for run in runs
         for warning in warnings_of(run)
     )
-    head = ("run", "objective", "trained on", "epochs", "images", "time")
+    head = ("run", "method", "trained on", "epochs", "images", "time")
     return f"<header><h1>{len(runs)} runs compared</h1></header>{table(rows, head, 'numbers')}<br>{text}"
 
 
@@ -92,7 +92,8 @@ def _values(runs: Sequence[RunData]) -> str:
             cells.append(numbers)
         rows.append(cells)
     lower = sorted({name for run in runs for name in run.lower})
-    note = "First → last evaluation on held-out prompts, and the change."
+    note = "First → last evaluation on held-out prompts, and the change ± its standard error, paired over prompts. "
+    note += "A change within two of them is noise, and has no colour."
     note += f" Lower is better for {', '.join(lower)}." if lower else ""
     return section("Values", table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)
 

@@ -14,7 +14,8 @@ import yaml
 from PIL import Image
 
 from diffrl.errors import UserError, foreign, in_one_line
-from diffrl.records.guard import FELL
+from diffrl.records.guard import FELL, gain
+from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import lower_is_better
@@ -51,6 +52,7 @@ class RunData:
     starts: list[dict[str, Any]] = field(default_factory=list)  # of environment.json: command, versions, machine
     samples: list[Sample] = field(default_factory=list)
     lower: frozenset[str] = frozenset()  # values of which lower is better, by their reward's card
+    held: HeldOut = field(default_factory=HeldOut)  # what each held-out prompt scored
     used: set[str] = field(default_factory=set)
 
     @property
@@ -100,9 +102,19 @@ class RunData:
         ys = self.series(key)[1]
         return (ys[0], ys[-1]) if len(ys) > 1 else None
 
+    def error(self, name: str) -> float | None:
+        """The standard error over prompts of a held-out value at the last evaluation, None where it is not known."""
+        epochs = self.series(f"eval/{name}", "epoch")[0]
+        return self.held.error(name, int(epochs[-1])) if epochs else None
+
+    def change_error(self, name: str) -> float | None:
+        """Of what a held-out value changed from the first evaluation to the last, paired over prompts."""
+        epochs = self.series(f"eval/{name}", "epoch")[0]
+        return self.held.change_error(name, int(epochs[0]), int(epochs[-1])) if epochs else None
+
     def gain(self, name: str, before: float, after: float) -> float:
-        """The change, positive when it is for the better."""
-        return before - after if name in self.lower else after - before
+        """The change, positive when it is for the better, 0 for what is neither good nor bad."""
+        return gain(name, after - before, self.lower)
 
     def color(self, name: str) -> str:
         """The style sheet's colour of a metric: the same in every chart."""
@@ -158,6 +170,7 @@ def read_run(folder: str | Path) -> RunData:
         starts=starts,
         samples=list(_samples(folder / "samples")),
         lower=lower,
+        held=read_held_out(folder),
     )
 
 
@@ -216,7 +229,8 @@ def _hacking(run: RunData) -> Iterable[str]:
         pick = min if name in run.lower else max
         best = pick(range(len(values)), key=values.__getitem__)
         loss = -run.gain(name, values[best], values[-1])
-        if loss <= FELL * abs(values[best]):
+        noise = not run.held.sure(name, loss, int(epochs[best]), int(epochs[-1]))
+        if loss <= FELL * abs(values[best]) or noise:
             continue
         rising = [proxy for proxy in run.trained if _rose(run, proxy, since=epochs[best])]
         if rising:

@@ -8,6 +8,7 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
+from diffrl.records.held_out import SURE
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
@@ -194,11 +195,17 @@ def pick(values: Sequence[int], most: int) -> list[int]:
 
 
 def change(run: RunData, name: str, before: float, after: float) -> str:
-    """The signed change, coloured when it is for the better or the worse."""
-    gain = run.gain(name, before, after)
-    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
+    """The signed change with its error, coloured when it is for the better or the worse by more than noise."""
+    gain, error = run.gain(name, before, after), run.change_error(name)
+    sure = error is None or abs(gain) > SURE * error
+    kind = "" if not sure else "good" if gain > 0 else "bad" if gain < 0 else ""
     difference = f"{after - before:+.3f}".replace("-", "−")
-    return f'<b class="{kind}">{difference}</b>'
+    return f'<b class="{kind}">{difference}</b>{within(error)}'
+
+
+def within(error: float | None) -> str:
+    """A standard error behind its value; nothing where it is not known."""
+    return "" if error is None else f' <span class="error">± {error:.3f}</span>'
 
 
 def _verdict(run: RunData) -> str:
@@ -220,7 +227,7 @@ def _tile(run: RunData, name: str, tag: str) -> str:
     delta += "; lower is better" if name in run.lower else ""
     return (
         f'<div class="card tile"><div class="tile-name">{escape(name)}<span class="tag">{tag}</span></div>'
-        f'<div class="tile-value">{number(ys[-1])}</div><div class="tile-change">{delta}</div>'
+        f'<div class="tile-value">{number(ys[-1])}{within(run.error(name))}</div><div class="tile-change">{delta}</div>'
         f"{_spark(xs, ys, run.color(name))}</div>"
     )
 

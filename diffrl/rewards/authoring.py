@@ -12,6 +12,7 @@ from diffrl.rewards.registry import GROUP, available
 PLUGIN = '''"""The reward `{name}`: how strong the contrast of the picture is. Replace the measure by your own."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -24,19 +25,20 @@ class {cls}:
 
     name = "{name}"
     differentiable = True  # gradients flow from the scores to the images; leave it out if they do not
+    card = Card(  # of the class: `diffrl rewards list` builds nothing
+        measures="contrast of the picture, without regard to the prompt; times `gain`",
+        range=(0.0, 0.5),
+        citation="none",
+        weights="none",
+        licence="Apache-2.0",
+        cost="CPU; thousands of images a second",
+        exploits="checkerboards of black and white",
+    )
 
     def __init__(self, gain: float = 1.0) -> None:
         # Load models here, not when the module is imported. A parameter `device` would get the run's device.
         self.gain = gain
-        self.card = Card(
-            measures="contrast of the picture, without regard to the prompt",
-            range=(0.0, 0.5 * gain),
-            citation="none",
-            weights="none",
-            licence="Apache-2.0",
-            cost="CPU; thousands of images a second",
-            exploits="checkerboards of black and white",
-        )
+        self.card = replace(type(self).card, range=(0.0, 0.5 * gain))
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """Whether the reward can judge images of this prompt; the others get no score from it."""

@@ -1,16 +1,12 @@
-"""The rewards' cards side by side: a table for the terminal, and Markdown for the README."""
+"""The rewards' cards in one line each, one as a whole, and as Markdown for the README."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import available, load_class
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 COLUMNS = ("reward", "measures", "range", "better", "weights", "licence", "cost", "known exploits", "citation")
 SHORT = ("reward", "measures", "range", "weights", "licence", "cost", "known exploits")
@@ -41,16 +37,25 @@ def rows() -> list[list[str]]:
     return lines
 
 
-def table() -> Table:
-    """The cards for the terminal."""
-    from rich.table import Table
+def overview(width: int = 80) -> str:
+    """One line for each reward: its name and what it measures, cut to `width` characters."""
+    first = max(map(len, cards()), default=0) + 2
+    lines = [
+        f"{name:<{first}}{about}{' (lower is better)' * (better == 'lower')}" for name, about, _, better, *_ in rows()
+    ]
+    lines = [line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines]
+    return "\n".join(
+        [*lines, "", "`diffrl rewards show NAME` has the card: range, weights, licence, cost, known exploits."]
+    )
 
-    grid = Table(show_lines=True)
-    for column in COLUMNS:
-        grid.add_column(column, no_wrap=column == "reward")
-    for row in rows():
-        grid.add_row(*row)
-    return grid
+
+def shown(name: str) -> str:
+    """A reward's card as lines of text. UserError for a name that no installed reward has."""
+    found = next((row for row in rows() if row[0] == name), None)
+    if found is None:
+        raise UserError(f'unknown reward "{name}"{nearest(name, available())}')
+    width = max(map(len, COLUMNS)) + 2
+    return "\n".join(f"{column:<{width}}{cell}" for column, cell in zip(COLUMNS, found, strict=True) if cell)
 
 
 def markdown() -> str:

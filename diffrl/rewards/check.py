@@ -1,6 +1,8 @@
 """Conformance test of a reward: what the trainers rely on, measured on pictures and prompts of the playground.
 
 Every check says what it found; the reward passes if none failed. A check that does not concern the reward is left out.
+Pictures of other shapes and unusual prompts are tried for failures only: what a reward should say of them, and whether
+it mixes up height and width without failing, nobody but its author can know.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from diffrl.errors import in_one_line
+from diffrl.errors import UserError, in_one_line
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import applies
@@ -24,6 +27,7 @@ from diffrl.rewards.scoring import applies
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
 COUNT = 12
+RAISED = "raised"
 GENERAL = (
     'a shop sign that says "OPEN"',
     "a photo of a dog beside a red bench",
@@ -31,6 +35,13 @@ GENERAL = (
     "a photo of a dog",  # this one and the next are GenEval's templates
     "a photo of two dogs",
 )
+SHAPES = ((64, 96), (96, 64), (57, 83), (200, 256))  # height and width
+UNUSUAL = {
+    "empty": "",
+    "non-Latin": 'собака рядом с красной скамейкой, 一只红色的狗 "你好", कुत्ता 🐕',
+    "long": "a photo of a dog beside a red bench, in the style of an old master, " * 40 + 'with the words "THE END"',
+    "in quotes and braces": """it's {a} "dog" % $ \\ <|endoftext|> [ENC]""",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Bench:
     images: Tensor
     prompts: list[str]
     metadata: list[Mapping[str, Any]] = field(default_factory=list)
-    offered: Sequence[str] = ()  # all prompts, also those to which it does not apply
+    offered: Sequence[tuple[str, Mapping[str, Any]]] = ()  # all prompts, also those to which it does not apply
 
     def call(self, rows: Sequence[int] | None = None) -> Tensor:
         """Scores of the rows, on the CPU. Images are handed over as copies."""
@@ -69,9 +80,10 @@ class Bench:
             return self.reward(images, [self.prompts[i] for i in rows], [self.metadata[i] for i in rows])
 
 
-def check(name: str, /, **params: Any) -> bool:
+def check(name: str, given: Sequence[tuple[str, Mapping[str, Any]]] | None = None, /, **params: Any) -> bool:
     """Loads the reward `name` (or `file.py:Class`) with `params`, prints what was found, True if it conforms.
 
+    `given`: prompts with their metadata, in place of the check's own; images are those of the playground.
     Raises `UserError` if the reward cannot be loaded.
     """
     from rich.console import Console
@@ -80,7 +92,12 @@ def check(name: str, /, **params: Any) -> bool:
     begun, before = time.perf_counter(), _resident()
     reward = load_reward(name, **params)
     loading = f"{time.perf_counter() - begun:.1f} s, {max(_resident() - before, 0):.0f} MiB of main memory"
-    results = [Result("loading", True, loading), *examine(reward)]
+    images, prompts, metadata = None, None, None
+    if given is not None:
+        images = playground_examples()[0]
+        rows = [given[i % len(given)] for i in range(len(images))]
+        prompts, metadata = [text for text, _ in rows], [more for _, more in rows]
+    results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata)]
     for result in results:
         mark = "[green]ok[/]  " if result.passed else "[red]FAIL[/]"
         console.print(f"{mark} {result.title:<24} ", end="")
@@ -90,23 +107,40 @@ def check(name: str, /, **params: Any) -> bool:
     return failed == 0
 
 
-def examine(reward: Reward, images: Tensor | None = None, prompts: Sequence[str] | None = None) -> list[Result]:
-    """All checks that concern `reward`, on `images` (B, 3, H, W) with `prompts`, or on the playground's.
+def examine(
+    reward: Reward,
+    images: Tensor | None = None,
+    prompts: Sequence[str] | None = None,
+    metadata: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Result]:
+    """All checks that concern `reward`, on `images` (B, 3, H, W) with `prompts` and their metadata (None: empty), or on
+    the playground's.
 
     A group-wise reward is tried on one group: all images with the first prompt to which it applies.
     """
     if images is None or prompts is None:
         images, prompts = playground_examples()
-    judged = [i for i, prompt in enumerate(prompts) if applies(reward, prompt, {})]
+    known = [{} for _ in prompts] if metadata is None else metadata
+    judged = [i for i, prompt in enumerate(prompts) if applies(reward, prompt, known[i])]
     if not judged:
         detail = "applies() is False for all of the check's prompts, for example: " + "; ".join(prompts[:3])
-        return [Result("applies", False, detail)]
-    texts = [prompts[i] for i in judged]
+        return [Result("applies", False, f"{detail}; name others with --prompts")]
+    texts, more = [prompts[i] for i in judged], [known[i] for i in judged]
     images = images[judged].to(ability(reward, "device") or "cpu")
     if ability(reward, "groupwise"):
-        texts = [texts[0]] * len(texts)
-    bench = Bench(reward, images, texts, [{} for _ in texts], prompts)
-    return [_run(title, work, bench) for title, work in _checks(bench.reward)]
+        texts, more = [texts[0]] * len(texts), [more[0]] * len(texts)
+    bench = Bench(reward, images, texts, more, list(zip(prompts, known, strict=True)))
+    return _once([_run(title, work, bench) for title, work in _checks(bench.reward)])
+
+
+def _once(results: Sequence[Result]) -> list[Result]:
+    """Without the findings that repeat an exception told before: the first one names the checks that it ended, too."""
+    told: dict[str, list[Result]] = {}
+    for result in results:
+        raised = not result.passed and result.detail.startswith(RAISED)
+        told.setdefault(result.detail if raised else result.title, []).append(result)
+    also = [(first, ", ".join(result.title for result in more)) for first, *more in told.values()]
+    return [replace(first, detail=f"{first.detail} (also in: {titles})") if titles else first for first, titles in also]
 
 
 def playground_examples() -> tuple[Tensor, list[str]]:
@@ -124,7 +158,7 @@ def playground_examples() -> tuple[Tensor, list[str]]:
     images[::3] = images[::3].flip(0)  # every third picture is another prompt's: scores must differ between images
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(len(GENERAL), 3, 8, 8, generator=generator)
-    blurred = torch.nn.functional.interpolate(noise, images.shape[-2:], mode="bilinear", align_corners=False)
+    blurred = interpolate(noise, images.shape[-2:], mode="bilinear", align_corners=False)
     return torch.cat([images, blurred]), [*texts, *GENERAL]
 
 
@@ -136,7 +170,7 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
     except RewardError as error:
         return Result(title, False, str(error))
     except Exception as error:
-        return Result(title, False, f"raised {in_one_line(error)}")
+        return Result(title, False, f"{RAISED} {in_one_line(error)}")
 
 
 def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
@@ -149,6 +183,8 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
     yield "independent of the order", _order
     if not ability(reward, "groupwise"):
         yield "independent of the batch", _batches
+    yield "other sizes and shapes", _shapes
+    yield "unusual prompts", _unusual
     if ability(reward, "card") is not None:
         yield "declared range", _range
     if ability(reward, "differentiable"):
@@ -163,10 +199,10 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
 
 def _applies(bench: Bench) -> str:
     reward: Any = bench.reward
-    answers = [reward.applies(prompt, {}) for prompt in bench.offered]
+    answers = [reward.applies(*row) for row in bench.offered]
     if odd := [answer for answer in answers if not isinstance(answer, bool)]:
         raise Failed(f"applies() returns a {type(odd[0]).__name__}, not True or False")
-    if answers != [reward.applies(prompt, {}) for prompt in bench.offered]:
+    if answers != [reward.applies(*row) for row in bench.offered]:
         raise Failed("applies() says now this, now that of the same prompt")
     return f"to {sum(answers)} of {len(answers)} prompts; the others get no score"
 
@@ -222,11 +258,55 @@ def _batches(bench: Bench) -> str:
 
 
 def _same(scores: Tensor, reference: Tensor, how: str) -> str:
+    if not (finite := scores.isfinite()).all():
+        raise Failed(
+            f"scores {how} are {scores[~finite][0].item()}: a score must not be computed from the whole batch, as a "
+            "z-score is (trainers normalise; a comparison inside a group is `groupwise`)"
+        )
     gap = (scores - reference).abs().max().item()
     allowed = TOLERANCE * max(1.0, reference.abs().max().item())
     if not gap <= allowed:
         raise Failed(f"scores {how} differ by up to {gap:.2g} (allowed: {allowed:.2g})")
     return f"scores {how} differ by at most {gap:.2g}"
+
+
+def _shapes(bench: Bench) -> str:
+    bench.call()  # what it raises of any image is told once
+    rows, refused = range(min(4, len(bench.prompts))), []
+    for shape in SHAPES:
+        images = interpolate(bench.images[: len(rows)], shape, mode="bilinear", align_corners=False)
+        part = Bench(bench.reward, images, [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows])
+        try:
+            _sound(part, f"images of {shape[0]} x {shape[1]} (height, width)")
+        except (RewardError, UserError) as error:  # an answer in words
+            refused.append(f"{shape[0]} x {shape[1]} ({error})")
+    tried = ", ".join(f"{height} x {width}" for height, width in SHAPES)
+    return f"tried: {tried}" + (f"; refused: {refused[0]}" if refused else "")
+
+
+def _unusual(bench: Bench) -> str:
+    bench.call()
+    count, tried = min(2, len(bench.prompts)), []
+    for kind, prompt in UNUSUAL.items():
+        if applies(bench.reward, prompt, {}):
+            tried.append(kind)
+            _sound(Bench(bench.reward, bench.images[:count], [prompt] * count, [{}] * count), f"prompts, {kind},")
+    return f"tried: {', '.join(tried)}" if tried else "it applies to none of the check's"
+
+
+def _sound(bench: Bench, what: str) -> None:
+    """Failed if the scores are no finite numbers, one for each image, or something is raised."""
+    count = len(bench.prompts)
+    try:
+        scores = bench.call()
+    except (RewardError, UserError):
+        raise
+    except Exception as error:
+        raise Failed(f"{what} {RAISED} {in_one_line(error)}") from error
+    if tuple(scores.shape) != (count,):
+        raise Failed(f"{what} get the shape {tuple(scores.shape)}, not ({count},)")
+    if not (finite := scores.isfinite()).all():
+        raise Failed(f"{what} get {scores[~finite][0].item()}")
 
 
 def _range(bench: Bench) -> str:

@@ -53,7 +53,8 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile; or the names of the rewards for which it pays (those of other machines).
+    does the work meanwhile; or the names of the rewards for which it pays (those of other machines). `plugins`: what
+    `diffrl rewards check` knows the rewards by, where that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, and are called in a thread that can be
     left behind: `check` is asked meanwhile and may raise.
@@ -67,14 +68,16 @@ class Scorer:
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
         overlap: bool | Collection[str] = False,
+        plugins: Mapping[str, str] | None = None,
     ) -> None:
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
+        self.plugins = plugins or {}
         self.check: Callable[[], object] = lambda: None
-        self.growth = dict.fromkeys(self.names, 0)
+        self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
         self._beside = [name for name in self.names if name in beside]
@@ -131,9 +134,11 @@ class Scorer:
         return scores
 
     def take_growth(self) -> dict[str, int]:
-        """Bytes by which the process grew in each reward's calls since this was last asked."""
+        """Bytes by which the process grew in each reward's calls since this was last asked, as far as it kept them:
+        what a call takes and gives back after it is no growth."""
         growth, self.growth = self.growth, dict.fromkeys(self.names, 0)
-        return growth
+        before, self._size = self._size, _memory()
+        return {name: min(size, max(self._size - before, 0)) for name, size in growth.items()}
 
     def close(self) -> None:
         """Ends the worker thread, if there is one. Batches that wait are dropped."""
@@ -181,7 +186,7 @@ class Scorer:
                 todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
             try:
-                scores = checked(answer.result(), name, texts)
+                scores = checked(answer.result(), name, texts, self.plugins.get(name))
                 self.growth[name] += _memory() - before
                 return scores
             except (RewardError, KeyboardInterrupt):
@@ -191,7 +196,8 @@ class Scorer:
             if trial < retries:
                 time.sleep(self.backoff * 2**trial)
         tries = f" {retries + 1} times" if retries else ""
-        todo = f'try it alone with "diffrl rewards check {name}", or allow retries if the failure passes'
+        alone = f"diffrl rewards check {self.plugins.get(name, name)}"
+        todo = f'try it alone with "{alone}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
@@ -254,14 +260,14 @@ def _subject(name: str, texts: Sequence[str]) -> str:
     return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
 
 
-def checked(scores: object, name: str, texts: Sequence[str]) -> Tensor:
+def checked(scores: object, name: str, texts: Sequence[str], plugin: str | None = None) -> Tensor:
     """The reward's answer as float32 on the CPU.
 
     `RewardError` unless it is a tensor (b,) of real numbers, floating or whole, each finite and at most `LARGEST` in
     size. Booleans are refused: they are more often a mistake than a score, and `.float()` says that they are meant.
     """
     on = _subject(name, texts)
-    todo = f'correct its __call__ (try "diffrl rewards check {name}")'
+    todo = f'correct its __call__ (try "diffrl rewards check {plugin or name}")'
     if not isinstance(scores, Tensor):
         raise RewardError(
             f"{on} returned a {type(scores).__name__} instead of a tensor of shape ({len(texts)},); {todo}"

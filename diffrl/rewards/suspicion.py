@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-EPOCHS = 5  # in a row, before growth is called a leak: caches and allocators fill up once
+import psutil
+
+# Epochs in a row of growth before it is called a leak. Caches fill up once, and the allocator's gaps settle slowly: the
+# playground's reward, whose live memory stays the same to 2 MiB, makes the process larger for some ten epochs.
+EPOCHS = 10
 LEAST = 2**20  # bytes of growth in each of them
-TOTAL = 32 * 2**20  # bytes of growth over them
+SHARE = 0.02  # of the machine's memory: growth over them that is worth a word
 NARROW = 1e-5  # standard deviation far below the 1e-4 that is added to it where advantages divide by it
 
 
@@ -17,10 +21,12 @@ class Suspicions:
     Args:
         names: the optimised rewards.
         shaped: those of them whose scores are reshaped before advantages are made of them.
+        memory: bytes that the machine has; None: of this one.
     """
 
-    def __init__(self, names: Sequence[str], shaped: Collection[str] = ()) -> None:
+    def __init__(self, names: Sequence[str], shaped: Collection[str] = (), memory: int | None = None) -> None:
         self.names, self.shaped = list(names), set(shaped)
+        self.memory = psutil.virtual_memory().total if memory is None else memory
         self._flat: set[str] = set()
         self._narrow: set[str] = set()
         self._growth: dict[str, list[int]] = {}
@@ -58,12 +64,13 @@ class Suspicions:
             past.append(size)
             recent, total = past[-EPOCHS:], sum(past[-EPOCHS:])
             worse = sum(past) >= 2 * self._warned.get(name, 0)
-            if len(recent) < EPOCHS or min(recent) < LEAST or total < TOTAL or not worse:
+            if len(recent) < EPOCHS or min(recent) < LEAST or total < SHARE * self.memory or not worse:
                 continue
             self._warned[name] = sum(past)
             each = total / EPOCHS / 2**20
             warnings.append(
-                f'WARNING: in the calls of reward "{name}" the process grew by {each:.0f} MiB in each of the last '
-                f"{EPOCHS} epochs; if that does not end, the memory will: look for tensors or results that it keeps"
+                f'WARNING: in the calls of reward "{name}" the process grew by {each:.0f} MiB an epoch over the last '
+                f"{EPOCHS}, {total / self.memory:.0%} of the machine's memory; if that does not end, the memory will: "
+                "look for tensors or results that it keeps"
             )
         return warnings

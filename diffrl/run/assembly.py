@@ -20,6 +20,7 @@ from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
+from diffrl.records.held_out import read_held_out
 from diffrl.report.data import FACES
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
@@ -29,6 +30,7 @@ from diffrl.run.ahead import Ahead
 from diffrl.run.calibrate import calibrate
 from diffrl.run.direction import direction_metrics
 from diffrl.run.evaluation import Evaluation
+from diffrl.run.first_words import ask_rewards
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
@@ -52,6 +54,7 @@ from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
+from diffrl.run.teachers import load_teachers
 from diffrl.trainers.gardo import Gardo
 
 ALIKE = "start every process with the same config, prompts, weights and plugins"
@@ -74,6 +77,7 @@ class Run:
             raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
         if self.main:
             check_launcher(self.accelerator, config.optimise.precision)
+        ask_rewards(config, self.accelerator.device)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         check_device(config, device)
@@ -98,6 +102,7 @@ class Run:
         self.lower = lower_is_better(self.judges.rewards)
         self.lower |= {*on_students(config, self.lower), *([FACES] if config.evaluate.divgen else [])}
         self.objective = build_objective(config, self.spec, self.scorer.rewards, self.lower)
+        load_teachers(config, self.policy)  # before the snapshots, which begin as the student does
         self.snapshots = [*self.objective.snapshots, *(["ema"] if config.optimise.ema else [])]
         for name in self.snapshots:
             self.policy.add_snapshot(name)
@@ -247,6 +252,7 @@ class Run:
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []
         self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        self.evaluation.held = read_held_out(self.folder.path)
         # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
         self.folder.save_lora(self.policy, self.judged)
 

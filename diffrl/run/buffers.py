@@ -44,6 +44,8 @@ def held(config: Config, backbone: Any, objective: Objective, lora: int, text: i
     latent = 4 * channels * height * width
     images = -(-rollout.images // world)
     steps = config.objective_section.trained_steps(rollout) if objective.keep_trajectory else 0
+    if objective.keep_trajectory == "path":
+        steps = rollout.steps
     apart = config.branches is not None  # single steps: both ends of each are kept
     states = (2 * steps if apart else steps + 1) if objective.keep_trajectory else 0
     always = images * latent * (1 + states) + -(-rollout.groups // world) * text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
 from diffrl.records.guard import Guard
+from diffrl.records.held_out import HeldOut
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.run.folder import RunFolder
@@ -48,6 +50,8 @@ class Evaluation:
         if config.evaluate.divgen:
             self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, accelerator.device)
         self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
+        self.held = HeldOut()  # of each prompt
+        self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
         self.check: Callable[[], None] = lambda: None  # may raise, between batches
 
     def measure(
@@ -69,8 +73,10 @@ class Evaluation:
         return alarms
 
     def scores(self) -> dict[str, Any]:
-        """Held-out scores on the model, and on its students as `eval/STUDENT/...`."""
+        """Held-out scores on the model, and on its students as `eval/STUDENT/...`; those of each prompt are kept."""
         found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot)
+        each = partial(Evaluated.by_prompt, names=self.judges.names, per_prompt=self.config.evaluate.per_prompt)
+        self._prompts = each(found)
         means = summarise(self.judges.names, found.scores) | found.breadth()
         spread = float(found.saturation.std(correction=0))
         means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
@@ -79,6 +85,7 @@ class Evaluation:
                 found = self._judge(policy, student.spec, "default")
             values = summarise(self.judges.names, found.scores) | found.breadth()
             means |= {f"{student.name}/{name}": value for name, value in values.items()}
+            self._prompts |= {f"{student.name}/{name}": column for name, column in each(found).items()}
         return {f"eval/{name}": value for name, value in means.items()}
 
     def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:
@@ -103,7 +110,9 @@ class Evaluation:
         Without any the LoRA is marked as healthy: `RUN_DIR/healthy` has the last such one for diffusers to load.
         """
         self.past.append(dict(metrics))
-        alarms = self.guard.alarms(self.past)
+        self.held.add(metrics["epoch"], self._prompts)
+        self.folder.save_held_out(self.held, metrics["epoch"])
+        alarms = self.guard.alarms(self.past, self.held)
         for alarm in alarms:
             metrics[f"alarm/{alarm.name}"] = alarm.text
         if metrics["epoch"] and not alarms:

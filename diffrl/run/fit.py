@@ -116,7 +116,7 @@ class Estimator:
 
     def _parts(self) -> dict[str, int]:
         network, optimise = self.backbone.network, self.config.optimise
-        copies = 1 + len(self.objective.snapshots) + bool(optimise.ema)
+        copies = 1 + len(self.objective.snapshots) + len(self.objective.frozen) + bool(optimise.ema)
         frozen = bytes_of(network) - self.lora
         if self.sharded:
             kinds = getattr(network, "_no_split_modules", None) or ()
@@ -231,7 +231,8 @@ def silent_forwards(objective: Objective, classifier_free: bool, split: bool, st
     penalty, plain = objective.penalty, objective.guidance_scale
     held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
     row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
-    return objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
+    more = sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in objective.passes)
+    return more + objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
 
 
 def guidance_beside(config: Config, objective: Objective, split: bool) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffrl.config import Config, dump
 from diffrl.errors import UserError
 from diffrl.policy import Policy
-from diffrl.records import checkpoint, history
+from diffrl.records import checkpoint, held_out, history
 from diffrl.records.disk import check_writable, inside, write_text
 from diffrl.records.identity import Identity
 from diffrl.records.ownership import Ownership, holder
@@ -58,7 +58,7 @@ class RunFolder:
             details = {"epochs_dropped": dropped} if dropped else {}
             history.resumed(self.path, epoch, start.changes, free, processes=facts["processes"], **details)
         else:
-            for name in ("metrics.jsonl", history.NAME):  # of a run that died before it trained
+            for name in ("metrics.jsonl", history.NAME, held_out.NAME):  # of a run that died before it trained
                 (self.path / name).unlink(missing_ok=True)
             history.started(self.path, identity)
 
@@ -84,6 +84,11 @@ class RunFolder:
 
     def save_samples(self, epoch: int, images: Tensor, texts: list[str], seed: int) -> list[Path]:
         return save_samples(self.path, epoch, images, texts, [seed] * len(texts))
+
+    def save_held_out(self, held: held_out.HeldOut, epoch: int) -> None:
+        """What each held-out prompt scored in this epoch."""
+        if self.main:
+            held.write(self.path, epoch)
 
     def save_gallery(self, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
         """GARDO's least trusted samples, see `diffrl.run.gallery`."""

@@ -1,4 +1,4 @@
-"""What the names in a config stand for, as digests: prompts' texts, the model's files, code of rewards
+"""What the names in a config stand for, as digests: prompts' texts, the model's files, teachers' LoRAs, code of rewards
 and of an objective or an advantage rule from outside."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, wi
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import split_name
 from diffrl.rewards.wrappers import identity_of, stamp
+from diffrl.run.teachers import teachers_files
 from diffrl.version import __version__
 
 
@@ -29,6 +30,7 @@ def contents(config: Config) -> Identity:
     identity: Identity = {"prompts.train (texts)": _digest(prompts)}
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
+    identity |= {f"{key} (file)": _file_digest(file) for key, file in teachers_files(config).items()}
     outside = {} if config.outside is None else {"objective": load(config.objective)}
     if config.advantages is not None and config.advantages.rule not in RULES:
         outside["advantages"] = config.advantages.code()
@@ -79,3 +81,9 @@ def _plugin_files(config: Config) -> Identity:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _file_digest(file: Path) -> str:
+    """Of all its bytes: a LoRA that was trained on has the size of the one before."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]

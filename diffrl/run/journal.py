@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +14,11 @@ from rich.console import Console
 from diffrl.config import Config
 from diffrl.errors import UserError, printable
 from diffrl.records.disk import DiskError
-from diffrl.records.progress import ProgressTable, summary
+from diffrl.records.held_out import read_held_out
+from diffrl.records.progress import ProgressTable
+from diffrl.records.summary import summary
 from diffrl.records.tracking import Tracker
+from diffrl.report.data import read_run, warnings_of
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Output
 
@@ -39,7 +43,7 @@ class Journal:
         path, tracking = self.folder.path, self.config.tracking
         self.tracker = Tracker(path, tracking.trackers, self.config.resolved())
         try:
-            self._say(self.headline)
+            self._say(self.headline.replace("; ", "\n  "))
             shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}
             self.table = ProgressTable(self.config.epochs, list(self.config.rewards), title=str(path), **shown)
             self.table.__enter__()
@@ -60,8 +64,16 @@ class Journal:
             return
         judged = [metrics for metrics in self.folder.report() if "eval/diversity" in metrics]
         if judged:
-            self.console.print(summary(judged[0], judged[-1], trained=list(self.config.rewards), lower=self.lower))
+            trained, held = list(self.config.rewards), read_held_out(self.folder.path)
+            self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
+            for text in warnings_of(read_run(self.folder.path)):  # the report's own
+                self._say(f"WARNING: {text}")
             self._say(f"Open {(self.folder.path / 'report.html').resolve()}")
+            model, prompts, lora = self.config.model, self.config.prompts.test, self.folder.path / "lora"
+            words = ["diffrl", "sample", model, "--lora", str(lora), "--prompts", prompts, "--limit", "16"]
+            self._say(
+                f"Next, a grid of what it draws: {shlex.join([*words, '--out', str(self.folder.path / 'drawn')])}"
+            )
 
     def _say(self, text: str) -> None:
         self.console.print(

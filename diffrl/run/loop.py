@@ -37,6 +37,7 @@ from diffrl.trainers.algorithm import (
     optimiser_steps,
     sample_pairs,
 )
+from diffrl.trainers.means import summaries
 from diffrl.trainers.microbatches import holds_groups, part_sizes
 from diffrl.trainers.rows import Rows
 
@@ -349,11 +350,11 @@ class Loop:
         total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
         sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
         if self.processes.count > 1:
-            packed = self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum")
-            sums = dict(zip(sums, packed, strict=True))
+            packed = self.accelerator.reduce(torch.cat(list(sums.values())), reduction="sum")
+            sums = dict(zip(sums, packed.split([len(values) for values in sums.values()]), strict=True))
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
         sums["loss"][1] = len(losses)
-        metrics |= {name: float(pair[0] / pair[1]) if pair[1] else None for name, pair in sums.items()}
+        metrics |= summaries(sums)
         finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # fp16 skips steps that overflow
         metrics["grad_norm"] = sum(finite) / len(finite) if finite else None
         metrics["loss"] = metrics["loss"] if losses else None  # every step of the epoch was skipped

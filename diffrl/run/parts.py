@@ -89,6 +89,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     limits: dict[str, Any] = {
         "retries": {name: entry.retries for name, entry in entries.items()},
         "timeout": {name: entry.timeout for name, entry in entries.items()},
+        "plugins": {name: entry.plugin or name for name, entry in entries.items()},
     }
     asked = {
         name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)
@@ -269,6 +270,23 @@ def features_name(config: Config) -> str:
     """The feature space of the diversity measure."""
     name = config.evaluate.features
     return default_features(config.model) if name == "auto" else name
+
+
+def meanings(run: Any) -> str:
+    """What the values are that evaluations show, by the judges' cards: a line each, beginning with a line break."""
+    config, lines = run.config, []
+    for name, reward in run.judges.rewards.items():
+        card, entry = getattr(reward, "card", None), config.rewards.get(name) or config.watch.get(name)
+        given = ", ".join(f"{key} {value}" for key, value in (entry.arguments if entry else {}).items())
+        about = f"{name}{f' ({given})' if given else ''}: {getattr(card, 'measures', 'a reward without a card')}"
+        lines.append(f"{about}{' (lower is better)' if name in run.lower else ''}")
+    lines.append("diversity: mean distance between the images of one prompt, in a space of features")
+    if config.model == "playground":
+        lines.append(
+            "variety: what prompts leave free, in as many ways as in the world: 1; unreadable: the share not read"
+        )
+    lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
+    return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)
 
 
 def describe(run: Any) -> str:

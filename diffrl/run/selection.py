@@ -14,6 +14,7 @@ import torch
 
 from diffrl.config import Config
 from diffrl.continuations import batch_forwards
+from diffrl.prompts import Prompt, split_groups
 from diffrl.run.parts import auxiliary_names
 from diffrl.samplers import window_steps
 from diffrl.seeds import generator, seed_of
@@ -91,7 +92,9 @@ def _rollout(config: Config, objective: Objective, first: int, count: int) -> An
     """A process's images, as far as a selection looks at them."""
     rollout, number = config.rollout, torch.arange(first, first + count)
     stored = config.objective_section.trained_steps(rollout)
+    sources = split_groups(config.prompts.train, rollout.groups)
     return SimpleNamespace(
+        prompts=[Prompt("", source=source) for source, groups in sources.items() for _ in range(groups)],
         first=first,
         total=rollout.images,
         member=number % rollout.group_size,

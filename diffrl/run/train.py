@@ -19,7 +19,7 @@ from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
-from diffrl.run.parts import describe
+from diffrl.run.parts import describe, meanings
 from diffrl.run.peers import Peers
 from diffrl.run.start import Start, find_start
 
@@ -54,7 +54,10 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
             with _interruptible(run, [] if owner is None else [owner.check]):
                 with foreign(start.path or folder.path):
                     run.restore(start)
-                with Journal(run.config, folder, run.lower, describe(run)) as journal, run.peers.blamed():
+                with (
+                    Journal(run.config, folder, run.lower, describe(run) + meanings(run)) as journal,
+                    run.peers.blamed(),
+                ):
                     run.train(journal)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from diffrl.config import Config
-from diffrl.config.base import Method
+from diffrl.config.base import Method, Section
 from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
@@ -42,7 +42,7 @@ class Facts:
 def render(facts: Facts, prompts: Sequence[str]) -> str:
     """The card as Markdown with the hub's header."""
     config = facts.config
-    methods = [_cited(method) for method in config.methods]
+    methods = [_cited(method, getattr(config, method.name)) for method in config.methods]
     parts = [
         f"---\n{_header(facts).to_yaml()}\n---\n",
         f"# {facts.name}",
@@ -138,9 +138,9 @@ def _header(facts: Facts) -> ModelCardData:
     )
 
 
-def _cited(method: Method) -> str:
-    """The method's title with links to its papers."""
-    links = {name: f"[{name}](https://arxiv.org/abs/{number})" for name, number in method.papers.items()}
+def _cited(method: Method, section: Section) -> str:
+    """The method's title with links to its papers, and to those of the options that are on."""
+    links = {name: f"[{name}](https://arxiv.org/abs/{number})" for name, number in method.cites(section).items()}
     link = links.pop(method.title, method.title)
     return f"{link} ({', '.join(links.values())})" if links else link
 

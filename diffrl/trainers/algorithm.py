@@ -10,7 +10,7 @@ The loop (`diffrl.run.loop`) is the same for every method:
             rows    = objective.rows(rollout, advantages, pairs, key)
             phi     = objective.scalars(policy, rows)      # (b, m), differentiable
             losses  = objective.loss(phi, rows)            # (K,), a cheap function of phi
-            penalty = objective.penalty(policy, rows)      # (b,) or None, kept outside any balancing
+            penalty = penalties(objective, policy, rows)   # (b,) or None, kept outside any balancing
         ... one update by `Gradients` ..., objective.after_step(policy, steps)
     objective.after_epoch(policy, steps)
 
@@ -21,15 +21,13 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 **What may be replaced alone**
 - `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
   apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
-- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ (dense credit, several views of it):
-  `rows` picks by sample, or by sample and row number (`row_advantages`).
+- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
 - `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
 - `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
-- `before_step`: called once for each optimiser step with all its pairs, on every process: measuring before the first
-  backward pass, targets over groups.
+- `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
-  its place that acts on few rows; another regulariser is another subclass.
+  its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
 
 **A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
@@ -166,13 +164,16 @@ class Objective(ABC):
 
     section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
     samples_from = "default"  # the snapshot that rollouts are drawn with
-    keep_trajectory = False
+    keep_trajectory: bool | Literal["path"] = False  # the stochastic steps, or all of them
     whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
     # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
-    selects = False  # True: `pairs` leaves rows out
+    selects = False  # True: `pairs` leaves rows out, or orders them
+    passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
+    frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
+    proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
 
     def __init__(
@@ -273,10 +274,11 @@ class Penalty:
         beta: its weight; 0: no reference forward.
         guidance: of the pretrained model's prediction; None: that of the rows. A snapshot is a student, and students
             run without guidance: held to its guided prediction, each reset would ask for the guidance's step once more.
+        name: its divergence is logged as this.
     """
 
-    def __init__(self, objective: Objective, beta: float, guidance: float | None = None) -> None:
-        self.objective, self.beta, self.guidance = objective, beta, guidance
+    def __init__(self, objective: Objective, beta: float, guidance: float | None = None, name: str = "kl") -> None:
+        self.objective, self.beta, self.guidance, self.name = objective, beta, guidance, name
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
         self.share = 1.0  # of the rows that are penalised; for estimates
 
@@ -300,9 +302,16 @@ class Penalty:
         if self.beta == 0:
             return None
         kl = self.divergence(policy, rows, self.anchor(policy, rows))
-        self.objective.means.add("kl", kl)
+        self.objective.means.add(self.name, kl)
         values = self.strength(rows) * kl
         return values[:0] if self.objective.means.pausing else values
+
+
+def penalties(objective: Objective, policy: Policy, rows: Rows) -> Tensor | None:
+    """(b,) sum of the penalty and the proximal one; None if there is neither."""
+    held = [one(policy, rows) for one in (objective.penalty, objective.proximal) if one is not None]
+    terms = [values for values in held if values is not None]
+    return sum(terms[1:], start=terms[0]) if terms else None
 
 
 class Gradients(Protocol):
@@ -332,7 +341,7 @@ class SumOfLosses:
         phi = objective.scalars(policy, rows)
         losses = objective.loss(phi, rows)
         total = losses.sum() if self.weights is None else losses @ self.weights
-        penalty = objective.penalty(policy, rows)
+        penalty = penalties(objective, policy, rows)
         if penalty is not None:
             total = total + penalty.sum()
         total = total / rows_of_step

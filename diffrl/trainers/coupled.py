@@ -45,14 +45,16 @@ def of_groups(timesteps: int | None, sampling: TimestepSampling, levels: int | N
 
 
 @torch.no_grad()
+def error_under(policy: Policy, rows: Rows, name: str | None) -> Tensor:
+    """e (b,) of the snapshot `name`, mean over dims of (v_. - v)^2; None: the pretrained model's."""
+    with policy.using(name):
+        v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+    return velocity_error(v, rows.velocity(policy.process), weighted=False)
+
+
 def excess_error(policy: Policy, rows: Rows, anchor: str | None) -> Tensor:
-    """e_theta - e_ref (b,), means over dims of (v_. - v)^2, the reference being the snapshot `anchor`."""
-    errors = []
-    for name in ("default", anchor):
-        with policy.using(name):
-            v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
-        errors.append(velocity_error(v, rows.velocity(policy.process), weighted=False))
-    return errors[0] - errors[1]
+    """e_theta - e_ref (b,), without gradient, the reference being the snapshot `anchor`."""
+    return error_under(policy, rows, "default") - error_under(policy, rows, anchor)
 
 
 def own_error(policy: Policy, rows: Rows) -> Tensor:
@@ -98,10 +100,14 @@ class Coupling:
         slopes = self.slopes(table.unflatten(1, known.shape[:2]), known[:, :, :-1], mine)
         self._table = slopes.flatten(0, 1)[first : first + len(rollout.member)]
 
+    def of(self, rows: Rows) -> Tensor:
+        """(b, K) slopes of the rows."""
+        assert self._table is not None, "measure() runs before loss()"
+        return self._table[rows.places()]
+
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """(K,) summed over the rows, phi (b, 1)."""
-        assert self._table is not None and rows.pairs is not None, "measure() runs before loss()"
-        return (self._table[rows.pairs[:, 0], rows.pairs[:, 1]] * phi).sum(0)
+        return (self.of(rows) * phi).sum(0)
 
 
 def best_and_worst(scores: Tensor, groups: Tensor, std: str = "none") -> Tensor:

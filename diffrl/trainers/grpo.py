@@ -4,7 +4,11 @@ symbol            name here        meaning
 log p_theta       phi[:, 0]        log-probability of the stored step, mean over latent dimensions
 ratio             ratio            exp(log p_theta - log p_sampled)
 s sqrt(-dt)       std              standard deviation of the step
-w                 weight           TempFlow's noise-aware weight of the step (arXiv 2508.04324), mean 1 over the steps
+w                 weight           of the step: TempFlow's (arXiv 2508.04324) or Flash-GRPO's, mean 1 over the steps
+
+GRPO-Guard's ratio (phi is then log r^) and Flow-DPPO's trust region are in `diffrl.trainers.steps`. Both compare means
+of a step, and in bf16 one from another batch shape is already as far away as they allow. So the old mean, and with it
+log p_sampled, is not the rollout's, but of the snapshot "old" with the very rows and autocast of the gradient pass.
 
 Two scales of the KL of a step: the exact one divides by `2 s^2 (-dt)`, the released trainers of Flow-GRPO and GARDO by
 `2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`kl: published`).
@@ -15,6 +19,7 @@ through both; with `guidance_gradient: published` v_empty is a constant, as in a
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 import torch
@@ -31,34 +36,9 @@ from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Given, Objective, Penalty, Scored
 from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Rows, row_advantages
+from diffrl.trainers.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
 
-
-def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
-    """(B, K) losses `-min(ratio A, clip(ratio, 1 - e, 1 + e) A)`; log_prob and sampled (B,), advantages (B, K)."""
-    ratio = (log_prob - sampled).exp()[:, None]
-    a = advantages.clamp(-adv_clip, adv_clip)
-    return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-
-
-def step_weights(spec: SamplerSpec, rollout: Rollout) -> Tensor:
-    """(n, T) weights of the stored steps that even out their gradients, mean 1 over a trajectory's steps.
-
-    d log p / dv has the size |d mean / dv| / std per unit of noise, which grows towards clean steps; times
-    std |dt| / |d mean / dv| it is |dt| for every sampler. For `flow_sde`, |d mean / dv| being (1 + a^2 / 2) |dt|, this
-    is TempFlow's std_t / mean std_t; at t = 1, where it is |dt|, its code has std_t all the same, and so has this.
-    """
-    steps = rollout.trajectory
-    assert steps is not None, "GRPO needs the trajectory"
-    t, t_next = steps.t.flatten(), steps.t_next.flatten()
-    noise_level = spec.noise_level if steps.noise_level is None else steps.noise_level.flatten()
-    zero = t.new_zeros(len(t), 1, 1, 1)
-    unit = rollout.process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
-    mean, std = sde_kernel(spec.sampler, zero, unit, t, t_next, noise_level, rollout.t_second, rollout.process)
-    weight = std.flatten()
-    if spec.sampler != "flow_sde":
-        weight = weight * (t - t_next) / mean.flatten().abs().clamp_min(1e-12)
-    weight = weight.view(steps.t.shape)
-    return weight / weight.mean(1, keepdim=True)
+log = logging.getLogger(__name__)
 
 
 class GRPO(Objective):
@@ -78,15 +58,22 @@ class GRPO(Objective):
         timesteps: int | None,
         order: Literal["random", "first"],
         advantage_std: Std,
-        weighting: Literal["uniform", "noise"],
+        ratio: Literal["plain", "normalised"],
+        weighting: Literal["uniform", "noise", "even"],
+        trust: Literal["clip", "divergence"],
+        delta: float,
         guidance_gradient: Literal["exact", "published"],
         skip_zero: bool,
         credit: Credit | None = None,
     ) -> None:
-        super().__init__(beta=beta, advantage_std=advantage_std)
+        self.normalised, self.trust, self.delta = ratio == "normalised", trust, delta
+        self.replays = self.normalised or trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
+        decays = {"old": methods.Decay(slope=0.0)} if self.replays else {}
+        super().__init__(beta=beta, advantage_std=advantage_std, decays=decays)
         self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order
-        self.weighting, self.credit, self.guidance_scale = weighting, credit, spec.guidance_scale
+        self.weights = None if weighting == "uniform" else {"even": weighting == "even", "normalised": self.normalised}
+        self.credit, self.guidance_scale = credit, spec.guidance_scale
         self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
         self.skip_zero = skip_zero
         self.selects = skip_zero or (credit is not None and credit.selects)
@@ -94,7 +81,10 @@ class GRPO(Objective):
 
     @classmethod
     def of(cls, section: Section, given: Given) -> GRPO:
-        return cls(given.spec, **section.arguments(given.config), credit=given.credit)
+        objective = cls(given.spec, **section.arguments(given.config), credit=given.credit)
+        if objective.trust == "divergence" and given.config.optimiser_steps == 1:
+            log.warning("grpo.trust: divergence stops nothing with one optimiser step an epoch: theta is old there")
+        return objective
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "GRPO needs the trajectory"
@@ -112,6 +102,9 @@ class GRPO(Objective):
         if self.credit is None:
             return super().pairs(rollout, advantages, samples, epoch)
         return self.credit.pairs(rollout, advantages, samples, epoch)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 1 - 1 / steps if self.replays else 0.0  # on policy the old mean is theta's
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         trajectory = rollout.trajectory
@@ -136,7 +129,7 @@ class GRPO(Objective):
             t_next=trajectory.t_next[i, j],
             t_second=rollout.t_second,
             log_prob=trajectory.log_prob[i, j],
-            weight=step_weights(self.spec, rollout)[i, j] if self.weighting == "noise" else None,
+            weight=None if self.weights is None else step_weights(self.spec, rollout, **self.weights)[i, j],
             noise_level=None if trajectory.noise_level is None else trajectory.noise_level[i, j],
         )
 
@@ -151,7 +144,22 @@ class GRPO(Objective):
         assert rows.x_next is not None, "GRPO rows carry the stored next state"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
         rows.mean, rows.std = self.step(policy, rows, rows.prediction)
+        if self.replays:
+            old = rows.mean.detach() if rows.on_policy else self._old_mean(policy, rows)
+            rows.divergence = step_divergence(rows.mean, old, rows.std)
+            if not rows.on_policy:
+                self.means.spread("grpo/divergence", rows.divergence)
+            if self.normalised:
+                rows.log_prob = torch.zeros_like(rows.divergence)
+                return normalised(rows.x_next, rows.mean, old, rows.std)[:, None]
+            rows.log_prob = gaussian_log_prob(rows.x_next, old, rows.std)
         return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
+
+    def _old_mean(self, policy: Policy, rows: Rows) -> Tensor:
+        """(b, C, h, w) mean of the stored step under the policy that drew it, without gradient."""
+        with torch.no_grad(), policy.using("old"):
+            old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
+            return self.step(policy, rows, old)[0]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
@@ -159,10 +167,20 @@ class GRPO(Objective):
         # On policy the ratio is 1 by definition. Taking the log-probability just computed instead of the stored one
         # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
         sampled = log_prob.detach() if rows.on_policy else rows.log_prob
-        ratio = (log_prob.detach() - sampled).exp()
-        self.means.add("grpo/clip_fraction", ((ratio - 1).abs() > self.clip).float())
+        log_ratio = log_prob.detach() - sampled
+        ratio = log_ratio.exp()
         self.means.add("grpo/ratio", ratio)
-        losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
+        if self.trust == "divergence":
+            assert rows.divergence is not None, "scalars() measures the divergence"
+            beyond = rows.divergence > self.delta
+            losses = masked_loss(log_prob, sampled, rows.advantages, beyond, self.adv_clip)
+        else:
+            beyond = (ratio - 1).abs() > self.clip
+            self.means.add("grpo/clip_fraction", beyond.float())
+            losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
+        stopped = (beyond[:, None] & outward(log_ratio, rows.advantages)).float().flatten()
+        for sign, where in (("positive", rows.advantages > 0), ("negative", rows.advantages < 0)):
+            self.means.add(f"grpo/stopped/{sign}", stopped, where.flatten())
         return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
 
 

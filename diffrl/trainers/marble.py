@@ -22,7 +22,7 @@ from torch.amp import GradScaler
 
 from diffrl.config import wrappers
 from diffrl.policy import Policy
-from diffrl.trainers.algorithm import Objective, SumOfLosses
+from diffrl.trainers.algorithm import Objective, SumOfLosses, penalties
 from diffrl.trainers.bank import TOTALS, Bank, Mode, loss_slopes
 from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.gradients import LoraGradients, Passes
@@ -97,7 +97,7 @@ class Marble:
         capture, passes, bank = self._open(objective, policy, rows, scaler)
         phi = objective.scalars(policy, rows)
         losses, slopes = loss_slopes(objective, phi, rows)
-        penalty = objective.penalty(policy, rows)
+        penalty = penalties(objective, policy, rows)
         kept = penalty is not None and penalty.requires_grad
         scale = scaler.scale(phi.new_full((), 1 / rows_of_step))
         how = {"skip_shared": rows.on_policy, "masked": rows.known is not None, "direct": self.mode == "full"}
@@ -125,7 +125,8 @@ class Marble:
             gradients = self._zeros(columns + self._passes.shared, self._capture.size, device)
             # Modes that balance nothing are as one pass of the losses would be.
             counts = None if self.mode in TOTALS else torch.zeros(2, columns, device=device)
-            self._bank = Bank(gradients, torch.zeros(columns, device=device), objective.penalty.beta != 0, counts)
+            held = objective.penalty.beta != 0 or objective.proximal is not None
+            self._bank = Bank(gradients, torch.zeros(columns, device=device), held, counts)
             self._scaler = scaler
         self._bank.see(rows)
         return self._capture, self._passes, self._bank

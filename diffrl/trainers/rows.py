@@ -43,12 +43,14 @@ class Rows:
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for the penalty
     mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
     std: Tensor | None = None  # (b, 1, 1, 1)
+    divergence: Tensor | None = None  # (b,) of the step from the old policy's (GRPO), left by `scalars`
     prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
     pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
     eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
     known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
-    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's place among a step's saved references, -1: none
+    # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
+    slot: Tensor | None = None
 
     def select(self, index: Tensor) -> Rows:
         """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""

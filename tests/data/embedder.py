@@ -29,7 +29,7 @@ class Embedder:
         return torch.stack([self._text(prompt) for prompt in prompts])
 
     def _text(self, prompt):
-        seeds = [zlib.crc32(f"{self.seed} {word}".encode()) for word in prompt.split()]
+        seeds = [zlib.crc32(f"{self.seed} {word}".encode()) for word in prompt.split() or [""]]
         words = [torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return F.normalize(torch.stack(words).sum(0), dim=-1)
 

@@ -117,6 +117,9 @@ def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) 
     rewards = {"redness": {"plugin": f"d2:{PLUGIN}", "direction": str(file)}}
     train(load_config(config_file("nft", rewards=rewards, epochs=1)))
     assert read_metrics(load_config(config_file("nft")).run_dir)[1]["d2align/norm"] > 0
+    held = {"objective": "grpo", "rollout": {"sampler": "flow_sde"}, "grpo": {"trust": "divergence"}}
+    train(load_config(config_file("dppo", rewards=rewards, epochs=1, **held)))
+    assert read_metrics(load_config(config_file("dppo")).run_dir)[1]["d2align/norm"] > 0
     named = {**TWO_STAGES, "d2align": {"direction": str(file)}, "epochs": 1}
     config = load_config(config_file("named", **named))
     train(config)

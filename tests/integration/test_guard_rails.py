@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from diffrl.config import load_config
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run
-from diffrl.run.train import Run, train
+from diffrl.run.evaluation import Evaluation
+from diffrl.run.train import train
 
 PROXY = [0.1, 0.2, 0.3, 0.4, 0.5]
 TRUTH = [0.5, 0.6, 0.5, 0.4, 0.3]  # best at epoch 1; has parted twice in a row at epoch 3
@@ -22,10 +23,11 @@ TRUTH = [0.5, 0.6, 0.5, 0.4, 0.3]  # best at epoch 1; has parted twice in a row 
 def hacked(config_file, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config of four epochs whose evaluations say that the proxy rises and the truth falls."""
 
-    def evaluate(self: Run) -> dict[str, float]:
-        return {"eval/redness": PROXY[self.epoch], "eval/truth": TRUTH[self.epoch], "eval/diversity": 0.4}
+    def scores(self: Evaluation) -> dict[str, float]:
+        epoch = len(self.past)
+        return {"eval/redness": PROXY[epoch], "eval/truth": TRUTH[epoch], "eval/diversity": 0.4}
 
-    monkeypatch.setattr(Run, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluation, "scores", scores)
     reward = str(Path(__file__).parents[1] / "data" / "warmth.py") + ":Warmth"
     sections = {"watch": {"truth": {"plugin": reward}}, "epochs": 4, "evaluate": {"every": 1}}
     return config_file("hacked", guard={"evaluations": 2}, **sections)

@@ -35,6 +35,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "nft": {"objective": "nft", "nft": {"beta": 0.1}},
     "grpo": {"objective": "grpo", "grpo": {"beta": 0.1, "advantage_std": "group"}},
     "crd": {"objective": "crd", "crd": {"advantage_std": "group"}},
+    "awm": {"objective": "awm", "awm": {"advantage_std": "group"}},
+    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1}},
     "direct": {"objective": "direct"},
     "gardo": {
         "objective": "grpo",

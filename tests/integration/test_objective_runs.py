@@ -29,10 +29,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "rwr": {"rwr": {"tau": 0.1}},
     "sft": {},
     "gdro": {},
+    "awm": {},
+    "dgpo": {"dgpo": {"sample_old": 2}},
     "prdp": {"rollout": GRPO["rollout"]},
 }
 ALL: dict[str, dict[str, Any]] = {name: {"objective": name, **more} for name, more in OBJECTIVES.items()}
 ALL |= {name: {**GRPO, **more} for name, more in CREDITS.items()}
+ALL["dppo"] = {**GRPO, "grpo": {"trust": "divergence", "delta": 1e-4}}
+ALL["guard"] = {**GRPO, "grpo": {"ratio": "normalised", "weighting": "even", "clip": 1e-3}}
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def weights(run: Run) -> list[torch.Tensor]:
     return [p.detach().clone() for _, p in run.policy.trainable]
 
 
-@pytest.mark.parametrize("name", ["dpo", "prdp", "dense", "branches", "tree"])
+@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "prdp", "dense", "branches", "tree", "dppo", "guard"])
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])
     lines = [whole.loop.run_epoch(0)]
@@ -67,7 +71,7 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
 
 
-@pytest.mark.parametrize("name", ["rwr", "gdro", "prdp", "tree"])
+@pytest.mark.parametrize("name", ["rwr", "gdro", "awm", "dgpo", "prdp", "tree", "dppo", "guard"])
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
     for pieces in (1, 4):
@@ -99,16 +103,19 @@ def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
 
 
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
-    kinds = {"dpo": ALL["dpo"], "dense": ALL["dense"], "tree": ALL["tree"]}
+    kinds = {name: ALL[name] for name in ("dpo", "dgpo", "dense", "tree", "dppo")}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
     _train(paths, tmp_path, world=1)
     mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
     for name in kinds:
+        told = ("grpo/divergence/p50", "grpo/divergence/p99") if name == "dppo" else ()
         (one, line), (two, other) = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))
         difference = sum(float((one[k] - two[k]).square().sum()) for k in one)
         assert (difference / sum(float(v.square().sum()) for v in one.values())) ** 0.5 < 1e-4, name
         for key in ("loss", "rollout/forwards", "reward/redness"):
             assert line[key] == pytest.approx(other[key], rel=2e-3, abs=1e-6), (name, key)
+        for key in told:  # to the bin beside
+            assert 0 < line[key] == pytest.approx(other[key], rel=0.13), (name, key)
 
 
 def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..., Run]) -> None:
@@ -138,6 +145,8 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         ("sft", 4 * 3, {}),  # the best of each group
         ("dpo", 8 * 3, {("default", False): 16 * 3 + 8 * 3, ("pretrained", False): 8 * 3}),  # its pair, measured first
         ("gdro", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 16 * 3}),
+        ("awm", 16 * 3, {("pretrained", False): 16 * 3, ("average", False): 16 * 3}),  # on policy: no old
+        ("dgpo", 16 * 3, {("default", False): 16 * 3 + 16 * 3, ("pretrained", False): 2 * 16 * 3}),  # and its KL
     ):
         run = make(name, objective=name, **one)
         seen = count_forwards(run, monkeypatch)
@@ -155,7 +164,20 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         assert line["rollout/forwards"] == forwards
 
 
-@pytest.mark.parametrize("name", ["dpo", "dense min", "tree"])
+@pytest.mark.parametrize("name", ["dppo", "guard"])
+def test_old_means_are_computed_only_once_theta_has_moved(
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    run = make(name, **ALL[name], optimise={"batch_size": 8})
+    seen = count_forwards(run, monkeypatch)
+    run.loop.run_epoch(0)
+    assert seen == {("default", False): 16 * 4, ("default", True): 16 * 4, ("old", False): 8 * 4}
+    assert run.objective.forwards(False, 2) == 0.5 and not caplog.records
+    make(f"{name} one", **ALL[name], optimise={"batch_size": 16})  # which is plain GRPO without a clip
+    assert ("grpo.trust" in caplog.text) == (name == "dppo")
+
+
+@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "dense min", "tree", "dppo", "guard"])
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
     plugin = Path(__file__).parents[1] / "data" / "warmth.py"
     gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}
@@ -184,6 +206,9 @@ def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> Non
             "rollout.group_size: 4, but a tree with 3 splits into 2 has 8 leaves",
         ),
         ({**GRPO, "tree": {"splits": [0, 4]}}, "tree.splits: [0, 4]: expected rising numbers within 0 to 3"),
+        ({**GRPO, "grpo": {"trust": "divergence", "clip": 1e-3}}, "grpo.clip: trust: divergence clips nothing"),
+        ({**GRPO, "grpo": {"delta": 1e-6}}, "grpo.delta: has no effect with trust: clip; set grpo.trust: divergence"),
+        ({**GRPO, "grpo": {"ratio": "normalised"}}, "grpo.clip: 0.0001 is for the plain ratio and hardly ever"),
         ({"objective": "dpo", "advantages": {"agree": "floor"}}, 'objective "dpo" ranks or weighs a group by itself'),
         ({"objective": "gdro", "optimise": {"batch_size": 2}}, '"gdro" keeps whole'),
         ({"objective": "prdp"}, 'rollout.sampler: "dpm2" is deterministic, but objective "prdp" needs log-prob'),

@@ -1,6 +1,6 @@
 """Shipped recipes pass `--dry-run` and `doctor` on a tiny pipeline of their family: what their headers call evidence.
 
-The rewards are stand-ins that need no weights; everything else is the recipe's own.
+The rewards are stand-ins that need no weights, and so is a teacher without a LoRA; everything else is the recipe's own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def stand_in(values: dict[str, Any]) -> dict[str, Any]:
             values[section][name] = {
                 "plugin": f"{DATA}/embedder.py:Embedder" if "d2align" in values else plugin
             } | weight
+    for teacher in values.get("opd", {}).get("teachers", {}).values():
+        teacher["lora"], values["opd"]["start"] = None, "pretrained"  # nobody has trained them
     return values
 
 

@@ -44,14 +44,34 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rwr-beta": {"objective": "rwr", "rwr": {"beta": 0.1}},
     "gdro": {"objective": "gdro"},
+    "awm": {"objective": "awm", "awm": {"beta": 0.1}},
+    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
     "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "dppo": {  # the second pass is off policy: old means by a snapshot, and some rows masked
+        "objective": "grpo",
+        "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
+        "rollout": STEPS,
+        "optimise": {"inner_epochs": 2},
+    },
     "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
     "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},
     "tree-skip": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "skip": 2}},
+    # The second of three groups has a teacher of its own, and is split over two processes.
+    "opd": {
+        "objective": "opd",
+        "prompts": {"train": {"playground/words/train": 1, "playground/compositional/train": 2}},
+        "opd": {
+            "teachers": {
+                "a": {"prompts": ["playground/words/train"]},
+                "b": {"prompts": ["playground/compositional/train"], "guidance": 3.0},
+                "c": {"prompts": [], "everywhere": 0.1, "guidance": 2.0},
+            }
+        },
+    },
     # One image of four is selected: the other process has no row at all.
     "alone": {"objective": "sft", "sft": {"beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
 }
-SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio")
+SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "opd")
 
 
 def written(config_file: Any, name: str) -> Path:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from diffrl.trainers.algorithm import Decay
-from diffrl.trainers.grpo import grpo_loss
 from diffrl.trainers.nft import contrastive_losses, nft_loss
 from diffrl.trainers.rows import row_sigmas
+from diffrl.trainers.steps import grpo_loss
 
 B, SHAPE = 6, (3, 4, 4)
 

@@ -29,7 +29,8 @@ from diffrl.trainers.simplex import min_norm_weights, residual
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 GROUP, PROMPTS = 3, [Prompt("a red dog"), Prompt("two cats and a hat")]
-ONE = ["nft", "grpo", "crd"]
+ONE = ["nft", "grpo", "dppo", "crd"]
+ON_STEPS = ("grpo", "dppo")
 CFG = SamplerSpec("flow_sde", 3, guidance_scale=2.0, noise_level=0.7)
 
 
@@ -72,6 +73,8 @@ class Case:
 def make_objective(name: str, beta: float) -> Objective:
     if name == "grpo":
         return GRPO(CFG, beta=beta, clip=0.02)
+    if name == "dppo":  # a mask by row and reward
+        return GRPO(CFG, beta=beta, trust="divergence", delta=1e-5)
     if name == "crd":
         return CRD(beta=beta, anchor_guidance=2.0)
     return NFT(beta=beta, b=0.5)
@@ -110,12 +113,12 @@ def make(policy: Policy) -> Callable[..., Case]:
         scramble(policy, std=0.1)
         for snapshot in ("old", "sampling"):
             policy.copy("default", snapshot)
-        spec = CFG if name == "grpo" else SamplerSpec("dpm2", 3)
+        spec = CFG if name in ON_STEPS else SamplerSpec("dpm2", 3)
         rollout = collect(
-            policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory=name == "grpo"
+            policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory=name in ON_STEPS
         )
         if not on_policy:
-            if objective.snapshots:
+            if objective.snapshots and name not in ON_STEPS:
                 scramble(policy, "old", seed=2, std=0.1)
             else:  # a step that stays near, so that some ratios are clipped and some are not
                 state = policy.state()

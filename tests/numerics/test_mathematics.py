@@ -27,9 +27,10 @@ from diffrl.trainers.algorithm import sample_pairs
 from diffrl.trainers.crd import CRD
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.gate import GateShare
-from diffrl.trainers.grpo import GRPO, step_weights
+from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.nft import NFT
 from diffrl.trainers.rows import Rows, row_sigmas
+from diffrl.trainers.steps import step_weights
 
 STEPS, GROUP = 4, 3
 PROMPTS = [Prompt("a red dog"), Prompt("two cats")]

@@ -7,7 +7,7 @@ counts that are written down, not asked of the package. Twice as many timesteps 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +26,11 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.loop import Loop, LoopSettings
 from diffrl.samplers import gaussian_log_prob
-from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
+from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, penalties, sample_pairs
+from diffrl.trainers.awm import AWM, Weighting
 from diffrl.trainers.coupled import measured
 from diffrl.trainers.crd import CRD
+from diffrl.trainers.dgpo import DGPO
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.dpo import DPO
 from diffrl.trainers.gdro import GDRO
@@ -53,8 +55,8 @@ KEY = (0, 0, 0)  # seed, epoch, pass
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     folder = tiny_sd3(tmp_path_factory.mktemp("mean") / "sd3")
     policy = load_policy(str(folder), lora=LoraSpec(rank=4, alpha=8))
-    policy.add_snapshot("old")
-    policy.add_snapshot("sampling")
+    for name in ("old", "sampling", "average"):
+        policy.add_snapshot(name)
     scramble(policy, std=0.1)
     return policy
 
@@ -106,6 +108,8 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "crd": lambda: CRD(beta=0.1),
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
+    "awm": lambda: AWM(beta=0.1, beta_average=0.5),
+    "dgpo": lambda: DGPO(beta=0.1),
 }
 
 
@@ -120,7 +124,7 @@ def test_a_step_is_the_mean_over_images_and_timesteps(policy: Policy, name: str)
     rows = objective.rows(rollout, advantages, EVERYTHING, KEY)
     objective.before_step(policy, Step(rollout, advantages, [EVERYTHING], KEY, lambda x: x))
     total = objective.loss(objective.scalars(policy, rows), rows).sum()
-    penalty = objective.penalty(policy, rows)
+    penalty = penalties(objective, policy, rows)
     wanted = (total + (0 if penalty is None else penalty.sum())) / (6 * 4)
     by_hand = gradient(policy, wanted)
     found, loss = gradient_of_the_loop(policy, ours, rollout, advantages)
@@ -185,6 +189,96 @@ def test_images_without_a_signal_count_for_nothing_with_skip_zero(policy: Policy
     same(gradient_of_the_loop(policy, GRPO(spec, beta=0.3, skip_zero=True), rollout, advantages)[0], by_hand)
     kept = gradient_of_the_loop(policy, GRPO(spec, beta=0.3), rollout, advantages)[0]
     assert not torch.allclose(kept, by_hand, rtol=0.05), "without it the other group's KL is in there"
+
+
+@pytest.fixture
+def spread(policy: Policy) -> Iterator[Policy]:
+    """The policy with snapshots that are neither theta nor the pretrained model."""
+    kept = {name: policy.state(name) for name in ("old", "average")}
+    theta = policy.state()
+    policy.load_state("old", {key: -2 * value for key, value in theta.items()})
+    policy.load_state("average", {key: 0.5 * value for key, value in theta.items()})
+    yield policy
+    for name, state in kept.items():
+        policy.load_state(name, state)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "t2", "ghuber"])
+def test_an_awm_step_off_policy_is_the_clipped_ratio_and_two_penalties(spread: Policy, weighting: Weighting) -> None:
+    """Written out from the errors of theta, of "old", and of what the two penalties refer to."""
+    rollout, advantages = drawn(spread, SamplerSpec("dpm2", STEPS)), torch.tensor([1.3, -0.4, -0.9, 3, -1, -2])[:, None]
+    rows = AWM().rows(rollout, advantages, EVERYTHING, KEY)
+    t, a = rows.t.view(STEPS, 2, GROUP), (advantages[:, 0].clamp(-2, 2) / 2).view(2, GROUP)
+
+    def matching(snapshot: str) -> Tensor:
+        e = errors(spread, rows, snapshot)
+        return {"uniform": e, "t2": t**2 * e, "ghuber": 4 * t * ((e + 1e-10) ** 0.25 - 1e-10**0.25)}[weighting]
+
+    def apart(snapshot: str | None) -> Tensor:
+        with torch.no_grad(), spread.using(snapshot):
+            there = spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+        return (spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v - there).square().flatten(1).mean(1)
+
+    with torch.no_grad():
+        old = matching("old")
+    ratio = (old - matching("default")).exp()
+    clip = float((ratio.detach() - 1).abs().quantile(0.45))  # between two rows
+    settings: dict[str, Any] = {"weighting": weighting, "clip": clip, "beta": 0.2, "beta_average": 0.7, "adv_clip": 2.0}
+    ours = AWM(**settings)
+    ours.on_policy = False
+    losses = torch.maximum(-ratio * a, -ratio.clamp(1 - clip, 1 + clip) * a)
+    wanted = losses.mean() + 0.2 * apart(None).mean() + 0.7 * apart("average").mean()
+    by_hand = gradient(spread, wanted)
+    same(gradient_of_the_loop(spread, ours, rollout, advantages)[0], by_hand)
+    told = averages(ours.means)
+    outward = ((a > 0) & (ratio > 1 + clip)) | ((a < 0) & (ratio < 1 - clip))
+    assert 0 < outward.sum() < (ratio > 0).sum()
+    assert told["awm/stopped"] == pytest.approx(float(outward.float().mean()))
+    assert told["awm/average_kl"] == pytest.approx(float(apart("average").mean().detach()), rel=1e-3)
+
+
+@pytest.mark.parametrize("reference", ["pretrained", "old"])
+def test_a_dgpo_step_is_the_mean_over_groups_and_timesteps_over_b(spread: Policy, reference: str) -> None:
+    """Autograd of the paper's loss; what the clip stops has neither a loss nor a penalty."""
+    advantages = torch.tensor([1.2, -0.2, -1.0, 0.0, 0.0, 0.0])[:, None]  # the second group agrees
+    rollout, b = drawn(spread, SamplerSpec("dpm2", STEPS)), 40.0
+    rows = DGPO().rows(rollout, advantages, EVERYTHING, KEY)
+    e, a = errors(spread, rows), advantages.view(2, GROUP)
+    with torch.no_grad():
+        old, pretrained = errors(spread, rows, "old"), errors(spread, rows, None)
+        there = pretrained if reference == "pretrained" else old
+        rho = (old - e).exp()
+        clip = float((rho - 1).abs().quantile(0.45))  # between two rows
+        stops = ((a > 0) & (rho > 1 + clip)) | ((a < 0) & (rho < 1 - clip))
+        with spread.using(None):
+            anchor = spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+    assert 0 < stops.sum() < stops.numel()
+    settings: dict[str, Any] = {"b": b, "clip": clip, "beta": 0.3, "reference": reference}
+    ours = DGPO(**settings)
+    ours.on_policy = False
+    kl = (spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v - anchor).square().flatten(1).mean(1).view_as(e)
+    held = torch.where(stops, e.detach(), e)
+    loss = -logsigmoid(-b * (a * (held - there)).mean(2)).mean() / b
+    by_hand = gradient(spread, loss + 0.3 * torch.where(stops, kl.detach(), kl).mean())
+    same(gradient_of_the_loop(spread, ours, rollout, advantages)[0], by_hand)
+    told = averages(ours.means)
+    assert told["dgpo/stopped"] == pytest.approx(float(stops[:, 0].float().mean()))  # of the group with a signal
+    s = b * (a * (e - there)).mean(2)[:, 0]
+    assert told["dgpo/loss"] == pytest.approx(float(-logsigmoid(-s).mean().detach()), rel=1e-3)
+    assert told["dgpo/gate"] == pytest.approx(float(s.sigmoid().mean().detach()), rel=1e-3)
+
+
+def test_dgpo_draws_with_old_from_a_step_on(policy: Policy) -> None:
+    objective, there = DGPO(sample_old=3), policy.state("old")
+    names = []
+    for step in (2, 3, 4):
+        names.append(objective.samples_from)
+        objective.after_epoch(policy, step)
+    assert names == ["default", "default", "old"]
+    again = DGPO(sample_old=3)
+    again.load_state_dict(objective.state_dict())
+    assert again.samples_from == "old" and not again.on_policy
+    policy.load_state("old", there)
 
 
 def test_a_gdro_step_is_the_mean_over_images_and_timesteps(policy: Policy) -> None:

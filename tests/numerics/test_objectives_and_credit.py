@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffrl.trainers.algorithm import AdvantageRule, Scored
+from diffrl.trainers.awm import awm_loss, matching_loss
 from diffrl.trainers.branches import Branching
 from diffrl.trainers.coupled import best_and_worst, best_of_group, chosen_pairs
 from diffrl.trainers.dense import Dense, calibrated, credit_of, gains_of
+from diffrl.trainers.dgpo import group_slopes, stopped
 from diffrl.trainers.dpo import pair_slopes
 from diffrl.trainers.gdro import plackett_luce_slopes
+from diffrl.trainers.nft import contrastive_losses, nft_loss
 from diffrl.trainers.prdp import prdp_loss
 from diffrl.trainers.rwr import reward_weights
 from diffrl.trainers.tree import Branched
@@ -121,6 +124,96 @@ def test_two_members_at_temperature_zero_are_dpo() -> None:
 def test_tied_members_get_the_same_slope() -> None:
     slopes = plackett_luce_slopes(torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 1.0, 0.0]).double(), 0.5)
     assert slopes[0] == slopes[2] < 0 < slopes[1] == slopes[3]
+
+
+# ---- AWM
+
+
+def test_awm_on_policy_is_each_weighting_times_the_advantage() -> None:
+    """dL/de = -A dr/de = A w(t, e), whatever the clip: uniform 1, t, t^2, huber t / (2 sqrt e), ghuber t e^-3/4."""
+    t, a = draw(6).sigmoid(), draw(6, 2, seed=1)
+    for weighting, slope in {
+        "uniform": lambda e: torch.ones_like(e),
+        "t": lambda e: t,
+        "t2": lambda e: t**2,
+        "huber": lambda e: t / (2 * (e + 1e-10).sqrt()),
+        "ghuber": lambda e: t * (e + 1e-10) ** -0.75,
+    }.items():
+        e = draw(6, seed=2).square().requires_grad_()
+        w = matching_loss(e, t, weighting)  # type: ignore[arg-type]
+        for clip in (1e-9, 1e9):
+            losses, stops = awm_loss(w, w.detach(), a, clip)
+            for k in range(2):
+                (found,) = torch.autograd.grad(losses[:, k].sum(), e, retain_graph=True)
+                torch.testing.assert_close(found, a[:, k] * slope(e.detach()))
+            assert not stops.any()
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert all(matching_loss(zero, zero + 1, w) == 0 for w in ("uniform", "huber", "ghuber"))  # type: ignore[arg-type]
+
+
+def test_awms_huber_on_policy_is_nft_by_a_constant_for_gaussian_residuals() -> None:
+    """mean |x| = sqrt(2 / pi) sqrt(mean x^2), so a step of AWM is 0.399 of NFT's, over A_max."""
+    x0, eps, t = draw(8, 4096), draw(8, 4096, seed=1), draw(8, seed=2).sigmoid()
+    v, a = (
+        (eps - x0 + draw(8, 4096, seed=3) * draw(8, 1, seed=4).exp()).requires_grad_(),
+        draw(8, 1, seed=5).clamp(-4, 4),
+    )
+    x_t = (1 - t[:, None]) * x0 + t[:, None] * eps
+    x0_theta = x_t - t[:, None] * v
+    nft = nft_loss(contrastive_losses(x0, x0_theta, x0_theta.detach(), 0.3), a, 5.0, 0.3)
+    w = matching_loss((v - (eps - x0)).square().mean(1), t, "huber")
+    ours, _ = awm_loss(w, w.detach(), a / 5.0, 1.0)
+    (one,), (other,) = (torch.autograd.grad(losses.sum(), v, retain_graph=True) for losses in (ours, nft))
+    ratio = 5.0 * one.norm(dim=1) / other.norm(dim=1)
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 0.5 * math.sqrt(2 / math.pi)), rtol=0.03, atol=0)
+    assert torch.cosine_similarity(one, other, dim=1).min() > 1 - 1e-9
+
+
+def test_awms_clip_stops_what_moved_outward_and_only_that() -> None:
+    old = torch.zeros(4, dtype=torch.float64)
+    w = torch.tensor([-0.2, 0.2, -0.2, 0.2], dtype=torch.float64).requires_grad_()  # r = 1.22, 0.82, ..
+    a = torch.tensor([1.0, 1, -1, -1], dtype=torch.float64)[:, None]
+    losses, stops = awm_loss(w, old, a, 0.1)
+    (slope,) = torch.autograd.grad(losses.sum(), w)
+    assert stops[:, 0].tolist() == [True, False, False, True] and (slope != 0).tolist() == [False, True, True, False]
+    free, _ = awm_loss(w, old, a, 1e9)
+    (slope,) = torch.autograd.grad(free.sum(), w)
+    torch.testing.assert_close(slope, a[:, 0] * (-w.detach()).exp())  # A r: it halves when W has grown by log 2
+
+
+# ---- DGPO
+
+
+def test_dgpo_slopes_are_the_gradient_of_the_papers_loss_over_b() -> None:
+    d, b, group = draw(3, 5, 2).requires_grad_(), 7.0, 5
+    a = draw(3, 5, 2, seed=1)
+    a = a - a.mean(1, keepdim=True)
+    slopes, preference = group_slopes(d.detach(), a, b)
+    for k in range(2):
+        loss = -logsigmoid(-(b / group) * (a[:, :, None, k] * d).sum(1)).sum()
+        (want,) = torch.autograd.grad(loss, d)
+        torch.testing.assert_close(b / group * slopes[..., k], want)
+    moved, _ = group_slopes(d.detach() + draw(3, 1, 2, seed=2), a, b)
+    torch.testing.assert_close(moved, slopes)  # what is common to a group's errors changes nothing
+    at_reference, _ = group_slopes(torch.zeros_like(d), a, b)
+    torch.testing.assert_close(at_reference, (a / 2)[:, :, None].expand_as(slopes))
+    won, _ = group_slopes(-1e3 * a[..., :1], a, b)  # the good are far better than under the reference already
+    assert won[..., 0].abs().max() < 1e-12
+    assert group_slopes(d.detach(), torch.zeros_like(a), b)[1].eq(0).all() and preference.shape == (3, 2, 2)
+
+
+def test_dgpo_of_two_images_is_dpo() -> None:
+    d, b = draw(4, 2, 3), 5.0
+    a = torch.tensor([1.0, -1.0], dtype=torch.float64).expand(4, 2)[..., None]
+    dpo, _ = pair_slopes(d.flatten(0, 1), a.flatten(0, 1), 4, b)
+    torch.testing.assert_close(b / 2 * group_slopes(d, a, b)[0], dpo.unflatten(0, (4, 2)))
+
+
+def test_dgpos_clip_is_one_sided() -> None:
+    moved = torch.tensor([-0.2, 0.2, -0.2, 0.2, 0.0, -0.2], dtype=torch.float64)[None, :, None]
+    a = torch.tensor([1.0, 1, -1, -1, 1, 0], dtype=torch.float64)[None, :, None]
+    assert stopped(moved, a, 0.1).flatten().tolist() == [True, False, False, True, False, False]
+    assert not stopped(moved, a, math.inf).any()
 
 
 # ---- PRDP

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffrl.forward import FlowMatching, Process, VariancePreserving
 from diffrl.samplers import SamplerSpec, gaussian_log_prob, sde_kernel
-from diffrl.trainers.grpo import step_weights
+from diffrl.trainers.steps import step_weights
 
 FLOW = FlowMatching()
 VP = VariancePreserving((1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)).cumprod(0))

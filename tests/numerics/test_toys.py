@@ -13,6 +13,7 @@ from diffrl.samplers import SamplerSpec, dance, euler_step
 from diffrl.trainers.dense import calibrated, gains_of
 from diffrl.trainers.dpo import pair_slopes
 from diffrl.trainers.gdro import plackett_luce_slopes
+from diffrl.trainers.rwr import reward_weights
 
 MODES = torch.tensor([[2.0, 2], [2, -2], [-2, 2], [-2, -2]], dtype=torch.float64)
 WIDTH = 0.4
@@ -82,6 +83,28 @@ def test_dpo_on_a_mixture_tilts_the_reference_by_reward_over_b() -> None:
 def test_gdro_on_a_mixture_tilts_it_too_and_reaches_no_mode_that_is_never_drawn() -> None:
     slopes = trained(lambda d, r: -0.5 * plackett_luce_slopes(-0.5 * d, r, tau=1.0), 4)  # s = -b d
     assert tilt(slopes) > 0.2
+
+
+def test_weights_of_mean_one_with_a_penalty_settle_at_tau_over_beta() -> None:
+    """ORW-CFM-W2, online, on N(0, 1) with the reward x: a step's minimiser (E[w y] + beta ref) / (E[w] + beta).
+
+    The velocities of Gaussians of one width differ by a shift, so a step takes the mean there. Weights of mean 1 settle
+    at (1 / tau) / beta; without the penalty the reward is followed without end, as its paper proves.
+    """
+    source, tau = torch.Generator().manual_seed(0), 2.0
+
+    def settled(beta: float, rounds: int) -> float:
+        mean = 0.0
+        for _ in range(rounds):
+            x = mean + torch.randn(100_000, 1, generator=source, dtype=torch.float64)
+            w = reward_weights(x, torch.zeros(len(x)), weights="softmax", tau=tau)
+            assert float(w.mean()) == pytest.approx(1)
+            mean = float((w * x).mean()) / (1 + beta)
+        return mean
+
+    assert settled(1.0, 20) == pytest.approx(1 / tau, abs=0.02)
+    assert settled(2.0, 20) == pytest.approx(1 / tau / 2, abs=0.02)
+    assert settled(0.0, 20) == pytest.approx(20 / tau, abs=0.2)
 
 
 def test_calibrated_levels_stop_where_gains_begin_to_lose() -> None:

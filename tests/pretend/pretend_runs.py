@@ -39,6 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "dpo": {"objective": "dpo", "dpo": {"follow": 2, "beta": 0.1}},
     "gdro": {"objective": "gdro"},
+    "awm": {"objective": "awm"},
+    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "reference": "old"}},
     "rwr": {"objective": "rwr"},
     "sft": {"objective": "sft"},
     "prdp": {"objective": "prdp", "rollout": {"sampler": "flow_sde"}},

@@ -70,7 +70,7 @@ def calls(monkeypatch):
     stub("diffrl.evaluation", "evaluate", scores)
     stub("diffrl.report", "write_comparison")
     stub("diffrl.rewards.check", "check", False)
-    stub("diffrl.rewards.cards", "table", "the cards")
+    stub("diffrl.rewards.cards", "overview", "the cards")
     return calls
 
 
@@ -146,7 +146,10 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
             "--seed: expected a whole number of at most",
         ),
         ("sample playground --prompts p.txt --out o --lora runs/one", 'the run\'s LoRA is "runs/one/lora"'),
-        ("sample playground --prompts p.txt --out o --lora runs/two/lora", "is not a folder with a LoRA"),
+        (
+            "sample playground --prompts p.txt --out o --lora runs/two/lora",
+            "is neither a LoRA file (.safetensors) nor a folder with one",
+        ),
         ("sample playground --prompts p.txt --out o --merge playground/turb", '--merge: no LoRA "playground/turb"'),
         ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),
         ("evaluate playground --prompts p.txt --out o --rewards ocr,clap", '--rewards: unknown reward "clap"'),
@@ -205,7 +208,8 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     common = {"model": "playground", "prompts": "p.txt", "steps": None, "limit": None, "sampler": None}
     common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None, "merge": None}
     assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
-    assert calls[0] == ("sample", (), common | {"lora": "runs/one/lora", "seed": 3, "per_prompt": 1, "out": Path("o")})
+    as_evaluated = {"lora": "runs/one/lora", "sampler": "dpm2", "steps": 10, "seed": 3, "per_prompt": 1}
+    assert calls[0] == ("sample", (), common | as_evaluated | {"out": Path("o")})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
     more = {"lora": None, "seed": 0, "per_prompt": 4, "steps": 7, "limit": 2, "out": Path("s.json")}
     assert calls[1] == ("evaluate", (), common | more | {"rewards": {"clip": {}, "ocr": {}}})
@@ -219,15 +223,16 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
 
 
-def test_compare_and_rewards(calls, capsys):
+def test_compare_and_rewards(calls, capsys, monkeypatch):
     assert main(["compare", "runs/one", "runs/two", "--out", "x.html"]) == 0
     assert main(["rewards", "check", "clip", "model=tiny", "scale=1e-2"]) == 1  # the check failed
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["rewards", "list"]) == 0
     runs = [Path("runs/one"), Path("runs/two")]
     assert calls == [
         ("write_comparison", (runs, Path("x.html")), {}),
         ("check", ("clip",), {"model": "tiny", "scale": 0.01}),
-        ("table", (), {}),
+        ("overview", (80,), {}),
     ]
     assert "the cards" in capsys.readouterr().out
 
@@ -348,3 +353,70 @@ def test_a_shell_completes_commands_options_choices_and_files(capsys):
     )
     assert answers.returncode == 0, answers.stderr
     assert answers.stdout.splitlines() == ["doctor", "--per-prompt", "euler dpm2 ddim", "ok.yaml", "runs"]
+
+
+def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, tmp_path, capsys):
+    import huggingface_hub
+
+    from diffrl.cli import doctor
+    from diffrl.rewards import registry
+
+    installed = importlib.metadata.entry_points(group="diffrl.rewards")
+    monkeypatch.setattr(registry, "available", lambda: {name: installed[name] for name in ("pickscore", "jpeg")})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    built = []
+    monkeypatch.setattr(registry, "load_reward", lambda name: built.append((name, os.environ.get("HF_HUB_OFFLINE"))))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for part in ("libraries", "devices", "assets"):
+        monkeypatch.setattr(doctor, part, lambda: iter([]))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "reward pickscore is installed; weights not here: yuvalkirstain/PickScore_v1 (4 GB)" in out
+    assert "HF_HUB_OFFLINE" not in out and "HF_HUB_OFFLINE" not in os.environ and built == [("jpeg", "1")]
+    (tmp_path / "models--yuvalkirstain--PickScore_v1" / "snapshots" / "abc").mkdir(parents=True)
+    (found, _) = doctor.rewards()
+    assert found[2].startswith("is installed; weights here: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Redness:\n    pass\n", 'no class "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
+        ("x = 1\n\nclass Rednes\n", "mine.py, line 3: not Python: expected ':'"),
+        ("from elsewhere import *\n", None),
+        ("try:\n    Rednes = 1\nexcept ValueError: pass\n", None),
+    ],
+)
+def test_a_reward_s_file_is_read_before_torch_is_imported(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    code = "import sys; from diffrl.config import check_plugin as check; check('mine.py:Rednes');"
+    code += "print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    if said is None:
+        assert done.stdout == "False\n"
+    else:
+        assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
+
+
+def test_a_run_s_lora_is_drawn_as_the_run_evaluates_it(calls, capsys, tmp_path):
+    (tmp_path / "run" / "lora").mkdir(parents=True)
+    file = tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors"
+    file.touch()
+    config = (
+        "model: playground\nrollout: {sampler: sde, steps: 6, guidance_scale: 2.0, shift: 3.0, resolution: [64, 32]}"
+    )
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    own = {"sampler": "dpm2", "steps": 6, "guidance_scale": 2.0, "shift": 3.0, "resolution": (64, 32)}
+    for lora in (file.parent, file):
+        calls.clear()
+        assert main([*SAMPLE, "--out", "o", "--lora", str(lora)]) == 0
+        assert own.items() <= calls[0][2].items()
+    assert main([*SAMPLE, "--out", "o", "--lora", str(file), "--steps", "9", "--sampler", "euler"]) == 0
+    assert (own | {"steps": 9, "sampler": "euler"}).items() <= calls[1][2].items()
+    assert "drawn as the run evaluates it: guidance_scale 2.0, shift 3.0" in capsys.readouterr().out.replace(
+        "resolution (64, 32), ", ""
+    )
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("playground", "another"))
+    assert main([*SAMPLE, "--out", "o", "--lora", str(file)]) == 0
+    assert calls[2][2]["steps"] is None and calls[2][2]["guidance_scale"] == 1.0

@@ -1,6 +1,7 @@
 """The config: strict validation with one-line messages, overrides, geometry, and a file that reads back the same."""
 
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
@@ -397,7 +398,9 @@ def test_sections_fit_the_objectives(objective):
     from diffrl.run.parts import build_objective
     from diffrl.samplers import SamplerSpec
 
-    config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}"])
+    needs = schema.METHODS[objective].needs.get(objective, {})  # of its own section: what has no default
+    words = [f"{objective}.{name}={json.dumps(value)}" for name, value in needs.items()]
+    config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}", *words])
     built = build_objective(config, SamplerSpec("flow_sde"))
     assert config.method.trainer == f"{type(built).__module__}:{type(built).__name__}"
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,36 @@ def test_preprocessing_is_pillows_but_for_the_rounding_to_bytes(shape: tuple[int
         assert (ours - theirs).abs().max() < 1.1 / 255 and (ours - theirs).mean().abs() < 2e-4
     exact = torch.stack([in_float(picture, (24, 40)) for picture in tensors])
     assert (fit(tensors, (24, 40), "squash") - exact).abs().max() < 1e-3
+
+
+def test_sizes_are_those_of_the_original_code_to_the_pixel() -> None:
+    from open_clip.transform import ResizeKeepRatio
+    from torchvision.transforms.functional import _compute_resized_output_size
+
+    from diffrl_zoo.clip import resized
+
+    for side in (224, 378):
+        for h in range(64, 720, 7):
+            for w in range(h, 1100, 5):
+                for shape in ((h, w), (w, h)):
+                    assert list(resized(shape, (side, side), "shortest")) == _compute_resized_output_size(shape, [side])
+                picture = SimpleNamespace(size=(w, h))
+                for mode, longest in (("longest", 1.0), ("shortest", 0.0)):
+                    size = (side, side) if mode == "longest" else (side, side + 32)
+                    assert list(resized((h, w), size, mode)) == ResizeKeepRatio.get_params(picture, size, longest)
+
+
+def test_hps_resizes_floats_and_clamps_nothing() -> None:
+    """Its own transform of a picture: to a tensor first, then torchvision's resize, black bars."""
+    from diffrl_zoo.clip import fit
+
+    board = ((torch.arange(50)[:, None] // 5 + torch.arange(71) // 5) % 2).float().expand(1, 3, -1, -1)
+    height, width = round(50 * 32 / 71), 32
+    down = 32 - height
+    own = TF.resize(board, [height, width], InterpolationMode.BICUBIC)
+    own = TF.pad(own, [0, down // 2, 0, down - down // 2])
+    assert torch.equal(fit(board, (32, 32), "hps"), own) and own.max() > 1.001
+    assert fit(board, (32, 32), "longest").max() == 1.0
 
 
 # PickScore and HPS-v2.1 on tiny models of their true architectures

@@ -101,3 +101,30 @@ def test_a_result_is_small_and_says_what_it_is_of(experiment: Experiment) -> Non
 def test_no_micro_batch_is_left_to_the_estimate_of_memory(experiment: Experiment) -> None:
     config = experiments.load_config(experiments.ROOT / experiment.config, list(experiment.overrides))
     assert config.optimise.micro_batch != "auto"
+
+
+def test_what_builds_on_other_runs_is_trained_after_them_in_their_folders(tmp_path: Path, monkeypatch: Any) -> None:
+    """Each distilled seed gets the LoRAs of its own seed's teachers; the result names them and not the folders."""
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path / "results")
+    student = next(each for each in EVERY if each.name == "marble/distilled")
+    chosen = [replace(one, seeds=(0,)) for one in (student, *student.after.values())]
+    trained: list[str] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        overrides = [word for word in command[3:] if not word.startswith("--") and "=" in word]
+        config = experiments.plain(experiments.load_config(command[2], overrides).resolved())
+        told = {"config": config, "runs": [{"seed": 0, "after": {}, "before": {}}]}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(told))
+        trained.append(json.dumps(config.get("opd", {})))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    runs = tmp_path / "runs"
+    assert reproduce.run_all(chosen, 1, runs) == 0
+    folders = [str(one.folder(0, runs)) for one in student.after.values()]
+    assert len(folders) == 5 and all(folder in trained[-1] and folder not in trained[0] for folder in folders)
+    told = json.loads(chosen[0].out.read_text())
+    assert told["config"]["opd"]["teachers"]["ocr"]["lora"] == "RUN(marble/teacher_ocr)"
+    assert sorted(kept(chosen[0])) == [0] and len(told["after"]) == 5
+    told["after"]["marble/teacher_ocr"] = "another"
+    assert differences(chosen[0], told) == ["after"]

@@ -229,9 +229,13 @@ WORKS = {
     "guided grpo": ["objective=grpo", "rollout.sampler=flow_sde", "rollout.guidance_scale=3", "grpo.beta=0.1"],
     "crd": ["objective=crd", "optimise.accumulation=1", "optimise.inner_epochs=2"],
     "gdro": ["objective=gdro", "gdro.beta=0.1"],
+    "awm": ["objective=awm", "optimise.inner_epochs=2"],
+    "dgpo": ["objective=dgpo", "dgpo.anchor_guidance=3"],
+    "dgpo, following": ["objective=dgpo", "dgpo.reference=old", "dgpo.beta=0"],
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
     "sft": ["objective=sft"],
+    "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diffrl.records.guard import Guard
+from diffrl.records.held_out import HeldOut
 
 GUARD = Guard(trained=["proxy"], watched=["truth", "flaws"], lower={"flaws"})
 
@@ -48,6 +49,18 @@ def test_both_falling_is_no_hacking() -> None:
 
 def test_a_little_worse_is_noise() -> None:
     assert names(history(proxy=[0.1, 0.2, 0.3, 0.4], truth=[0.5, 0.495, 0.495, 0.495])) == []
+
+
+@pytest.mark.parametrize(("fell", "expected"), [([0.0, 0.0, 0.0, 0.4], []), ([0.1, 0.1, 0.09, 0.11], ["parted/truth"])])
+def test_a_fall_within_the_choice_of_prompts_is_noise(fell: list[float], expected: list[str]) -> None:
+    """0.1 less in the mean: from one prompt of four, or from all of them."""
+    past = history(proxy=[0.1, 0.2, 0.3, 0.4], truth=[0.5, 0.4, 0.4, 0.4])
+    held = HeldOut()
+    for line in past:
+        now = fell if line["epoch"] else [0.0] * 4
+        held.add(line["epoch"], {"truth": [0.5 - part for part in now]})
+    assert [alarm.name for alarm in GUARD.alarms(past, held)] == expected
+    assert [alarm.name for alarm in GUARD.alarms(past)] == ["parted/truth"], "nothing is known of the prompts"
 
 
 def test_a_value_that_applies_to_nothing_is_left_out() -> None:

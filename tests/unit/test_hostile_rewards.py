@@ -190,17 +190,70 @@ def test_a_reward_that_hangs_is_left_behind_by_its_limit_and_by_a_signal() -> No
     assert scorer.score(IMAGES, PROMPTS).isfinite().all()  # in a new thread
 
 
+FAILING = """
+import numpy as np, torch
+class Base:
+    name = "mine"
+    def __call__(self, images, prompts, metadata): return self.answer(images)
+class Scalar(Base):
+    def answer(self, images): return images.mean()
+class Listed(Base):
+    def answer(self, images): return [0.0] * len(images)
+class Nothing(Base):
+    def answer(self, images): pass
+class Numpy(Base):
+    def answer(self, images): return np.zeros(len(images))
+class Raises(Base):
+    def answer(self, images): raise ValueError(f"of {tuple(images.shape)}")
+class Fine(Base):
+    def answer(self, images): return torch.rand(len(images))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Scalar", "returned the shape () instead of (2,)"),
+        ("Listed", "returned a list instead of a tensor"),
+        ("Nothing", "returned a NoneType"),
+        ("Numpy", "returned a ndarray"),
+        ("Raises", "failed with ValueError: of (2, 3, 64, 64)"),
+        ("Fine", ""),
+    ],
+)
+def test_a_file_s_reward_is_asked_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, name, said) -> None:
+    from diffrl.cli.main import main
+    from diffrl.run import assembly
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FAILING)
+    monkeypatch.setattr(assembly, "load_policy", lambda *args, **given: (_ for _ in ()).throw(UserError("loading")))
+    assert main(["train", "playground/nft", f"rewards.mine.plugin=mine.py:{name}", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    if not said:
+        assert error.strip() == "diffrl: error: loading"
+        return
+    assert error.startswith('diffrl: error: rewards.mine: on two random images of 64 x 64 pixels, reward "mine"')
+    assert said in error and f"diffrl rewards check mine.py:{name}" in error and error.count("\n") == 1
+
+
 def test_rewards_are_suspected_of_what_they_do() -> None:
-    suspicions = Suspicions(["flat", "fine"])
+    suspicions = Suspicions(["flat", "fine"], memory=8 * 2**30)
     said = []
     for epoch in range(1, EPOCHS + 3):
         metrics = {"epoch": epoch, "reward/flat": 0.5, "reward/flat/std": 0.0 if epoch != 3 else 0.1}
         metrics |= {"reward/fine": 0.5, "reward/fine/std": 0.1}
-        said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**19}))
+        said.append(suspicions.after(metrics, {"flat": 0, "fine": 20 * 2**20, "watched": 2**23}))
     flat = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if '"flat" gave all images' in text]
     assert flat == [1, 4]  # each time that it begins
-    leaks = [epoch for epoch, texts in enumerate(said, start=1) for text in texts if "grew by 20 MiB" in text]
-    assert leaks == [EPOCHS] and not any("watched" in text for texts in said for text in texts)
+    leaks = [
+        epoch
+        for epoch, texts in enumerate(said, start=1)
+        for text in texts
+        if "grew by 20 MiB an epoch over the last 10, 2% of" in text
+    ]
+    assert leaks == [EPOCHS] == [10], "small growth, and a few epochs of it, are the allocator's"
+    assert not any("watched" in text for texts in said for text in texts)
 
 
 def test_growth_is_counted_by_reward() -> None:
@@ -211,6 +264,9 @@ def test_growth_is_counted_by_reward() -> None:
     growth = scorer.take_growth()
     assert growth["keeps"] > 24 * 2**20 > growth["plain"]
     assert scorer.take_growth() == {"keeps": 0, "plain": 0}
+    scorer.score(IMAGES, PROMPTS)
+    kept.clear()
+    assert scorer.take_growth()["keeps"] < 8 * 2**20, "what is given back after the call was not kept"
 
 
 def test_doctor_survives_a_constructor_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

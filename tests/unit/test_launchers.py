@@ -54,3 +54,27 @@ def test_slurm_is_told_to_queue_the_job_again() -> None:
     text = (LAUNCH / "slurm.sbatch").read_text()
     assert subprocess.run(["bash", "-n", str(LAUNCH / "slurm.sbatch")], check=False).returncode == 0
     assert "#SBATCH --requeue" in text and "--signal=B:TERM@" in text and "scontrol requeue" in text
+
+
+def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, caplog) -> None:
+    from types import SimpleNamespace
+
+    from accelerate.utils import DynamoBackend
+
+    from diffrl.policy import engine
+
+    words = ["python", "/bin/accelerate", "launch", "--num_processes", "2", "-m", "diffrl", "train", "x"]
+    parent = SimpleNamespace(cmdline=lambda: words)
+    monkeypatch.setattr(engine.psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
+    state = SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.NO))
+    for count in (2, 1):
+        started = SimpleNamespace(num_processes=count, mixed_precision="no", state=state)
+        engine.check_launcher(started, "fp32")
+        assert caplog.messages == [] or count == 1
+    text = "accelerate launch was asked for 2 processes and has started one: without a GPU it needs --cpu"
+    assert caplog.messages == [text]
+    words[3:5] = ["--num_processes=1"]
+    engine.check_launcher(started, "fp32")
+    words[1:3] = ["-m", "pytest"]
+    engine.check_launcher(started, "fp32")
+    assert caplog.messages == [text]

@@ -90,3 +90,16 @@ def test_odd_lines_of_a_manifest_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "manifest.jsonl").write_text(line)
     with pytest.raises(UserError, match=r"manifest.jsonl:1: "):
         read_folder(tmp_path)
+
+
+def test_a_grid_shows_every_picture_with_its_prompt_and_a_frame() -> None:
+    from diffrl.pictures import grid
+
+    pictures = [Image.new("RGB", (64, 64), colour) for colour in ("white", "red", "blue")]
+    sheet = grid(pictures, ["a white square", "a red square", "b " * 100])
+    assert sheet.size == (2 * 200 + 8, 2 * 234 + 8)
+    assert sheet.getpixel((208 + 90, 8 + 90)) == (255, 0, 0), "enlarged to its cell"
+    assert sheet.getpixel((7, 90)) == (200, 200, 200), "a white picture on white has a frame"
+    caption = sheet.crop((8, 202, 200, 240))
+    assert min(caption.convert("L").tobytes()) < 128
+    assert grid(pictures, ["", "", ""], columns=3).size == (3 * 200 + 8, 234 + 8)

@@ -397,3 +397,25 @@ def test_a_strangers_sample_that_is_a_link_is_not_shown(tmp_path: Path) -> None:
     (run / "samples" / "epoch-0099").mkdir()
     (run / "samples" / "epoch-0099" / "00-x.png").symlink_to(private)
     assert 99 not in {sample.epoch for sample in read_run(run).samples}
+
+
+def test_changes_are_coloured_by_good_or_bad_and_only_beyond_noise(tmp_path: Path) -> None:
+    from diffrl.records.held_out import HeldOut
+    from diffrl.report.data import RunData, warnings_of
+    from diffrl.report.sections import change
+
+    held = HeldOut()
+    held.add(0, {"gold": [0.5, 0.5, 0.5, 0.5], "clip": [0.5, 0.5, 0.5, 0.5]})
+    held.add(8, {"gold": [0.7, 0.6, 0.7, 0.6], "clip": [0.5, 0.5, 0.5, 0.3]})
+    names = {"gold": (0.5, 0.65), "clip": (0.5, 0.45), "unreadable": (0.3, 0.2), "saturation": (0.1, 0.3)}
+    names |= {"turbo/unreadable": (0.2, 0.3), "diversity": (0.4, 0.4)}
+    metrics = [{"epoch": 8 * i, **{f"eval/{name}": ends[i] for name, ends in names.items()}} for i in (0, 1)]
+    run = RunData(tmp_path, "run", metrics, {"rewards": {"gold": {}}}, held=held)
+    shown = {name: change(run, name, *ends) for name, ends in names.items()}
+    assert shown["gold"] == '<b class="good">+0.150</b> <span class="error">± 0.029</span>'
+    assert shown["clip"] == '<b class="">−0.050</b> <span class="error">± 0.050</span>'
+    assert 'class="good"' in shown["unreadable"] and 'class="bad"' in shown["turbo/unreadable"]
+    assert 'class=""' in shown["saturation"]
+    assert warnings_of(run) == [], "one prompt of four is no sign of hacking"
+    run.held.epochs.clear()
+    assert any("Possible reward hacking: clip" in text for text in warnings_of(run))

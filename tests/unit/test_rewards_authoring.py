@@ -29,6 +29,8 @@ def test_the_new_plugin_passes_its_test_and_is_found_by_name(
 import sys, pytest
 from diffrl.rewards import load_reward
 reward = load_reward("edge_contrast", gain=2.0)
+from diffrl.rewards.cards import cards
+assert cards()["edge_contrast"].measures.startswith("contrast of the picture")
 print(type(reward).__name__, reward.card.range, type(reward).__module__)
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "plugin"]))
 """

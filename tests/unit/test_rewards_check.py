@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.rewards import Card, cards
+from diffrl.cli.main import main
+from diffrl.rewards import Card, RewardError, cards
 from diffrl.rewards.check import check, examine, playground_examples
 
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
@@ -48,7 +49,7 @@ def variant(**changes: Any) -> Any:
 def test_a_good_reward_passes_every_check() -> None:
     results = examine(Good(), IMAGES, PROMPTS)
     assert all(result.passed for result in results), results
-    assert len(results) == 11
+    assert len(results) == 13
 
 
 def test_it_finds_each_fault() -> None:
@@ -85,25 +86,100 @@ def test_embeddings_must_give_the_score() -> None:
 
 
 def test_an_exception_is_a_finding() -> None:
-    assert "raised ZeroDivisionError" in failed(variant(__call__=lambda s, x, p, m: 1 / 0))["throughput"]
+    found = failed(variant(__call__=lambda s, x, p, m: 1 / 0))
+    assert list(found) == ["shape and type"]  # told once
+    said = found["shape and type"]
+    assert said.startswith(
+        "raised ZeroDivisionError: division by zero (also in: finite where it applies, deterministic, "
+    )
+    assert "throughput" in said
+
+
+def test_other_sizes_shapes_and_prompts_are_tried() -> None:
+    def light(x: Tensor) -> Tensor:
+        return x.mean((1, 2, 3))
+
+    faults: dict[str, tuple[str, Any]] = {
+        "swaps height and width": ("IndexError", lambda x, p: light(x) + 0 * x[:, 0, x.shape[3] - 1, x.shape[2] - 1]),
+        "one size": ("RuntimeError", lambda x, p: light(x.reshape(len(x), 3, int(x[0, 0].numel() ** 0.5), -1))),
+        "nan": ("get nan", lambda x, p: light(x) if x.shape[2] == x.shape[3] else light(x) * torch.nan),
+    }
+    for name, (said, call) in faults.items():
+        found = failed(variant(differentiable=False, __call__=lambda s, x, p, m, call=call: call(x, p)))
+        assert list(found) == ["other sizes and shapes"] and said in found["other sizes and shapes"], (name, found)
+    assert (
+        "images of 64 x 96 (height, width) raised IndexError"
+        in failed(variant(__call__=lambda s, x, p, m: light(x) + 0 * x[:, 0, x.shape[3] - 1, x.shape[2] - 1]))[
+            "other sizes and shapes"
+        ]
+    )
+
+    words: dict[str, Any] = {
+        "empty": lambda p: len(p.split()[0]),
+        "non-Latin": lambda p: len(p.encode("ascii")),
+        "long": lambda p: 1 / (len(p) < 400),
+        "in quotes and braces": lambda p: len(p.format()),
+    }
+    for kind, read in words.items():
+        call = lambda s, x, p, m, read=read: light(x) + 0 * torch.tensor([float(read(q)) for q in p])  # noqa: E731
+        found = failed(variant(differentiable=False, __call__=call))
+        assert list(found) == ["unusual prompts"] and f"prompts, {kind}, raised" in found["unusual prompts"], found
+
+
+def test_a_size_refused_in_words_is_no_failure() -> None:
+    def only_squares(self: Any, x: Tensor, p: list[str], m: list[dict]) -> Tensor:
+        if x.shape[2] != x.shape[3]:
+            raise RewardError("only square pictures")
+        return x.mean((1, 2, 3))
+
+    results = {r.title: r for r in examine(variant(__call__=only_squares), IMAGES, PROMPTS)}
+    sizes = results["other sizes and shapes"]
+    assert sizes.passed and sizes.detail.endswith("refused: 64 x 96 (only square pictures)")
+
+
+def test_a_z_score_is_said_to_come_from_the_batch() -> None:
+    def z(self: Any, x: Tensor, p: list[str], m: list[dict]) -> Tensor:
+        light = x.mean((1, 2, 3))
+        return (light - light.mean()) / light.std()
+
+    found = failed(variant(differentiable=False, card=None, __call__=z))
+    assert list(found) == ["independent of the batch"]
+    assert found["independent of the batch"].startswith("scores one by one are nan: a score must not be computed from")
+
+
+def test_prompts_with_metadata_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "needs.py").write_text(
+        "class Needs:\n    name = 'needs'\n"
+        "    def applies(self, prompt, metadata): return 'level' in metadata\n"
+        "    def __call__(self, images, prompts, metadata):\n"
+        "        return images.mean((1, 2, 3)) * images.new_tensor([m['level'] for m in metadata])\n"
+    )
+    (tmp_path / "set.jsonl").write_text('{"prompt": "a", "level": 1}\n{"prompt": "b", "level": 2}\n')
+    plugin = f"{tmp_path}/needs.py:Needs"
+    assert main(["rewards", "check", plugin, "--prompts", f"{tmp_path}/set.jsonl"]) == 0
+    assert "conforms" in capsys.readouterr().out
+    assert main(["rewards", "check", plugin]) == 1
+    assert "name others with --prompts" in capsys.readouterr().out
+    assert main(["rewards", "check", plugin, "--prompts", "nowhere.jsonl"]) == 2
 
 
 def test_a_groupwise_reward_is_checked_on_a_group() -> None:
     seen: set[str] = set()
 
     def win_rate(self: Any, x: Tensor, p: list[str], m: list[dict]) -> Tensor:
+        assert len(set(p)) == 1
         seen.update(p)
         value = x.mean((1, 2, 3))
         return (value[:, None] > value).float().mean(1)
 
     assert failed(variant(groupwise=True, differentiable=False, __call__=win_rate)) == {}
-    assert seen == {"prompt 0"}
+    assert {prompt for prompt in seen if prompt.startswith("prompt")} == {"prompt 0"}
 
 
 def test_scores_are_floats_and_applies_is_steady() -> None:
     whole = failed(variant(differentiable=False, __call__=lambda s, x, p, m: (x.mean((1, 2, 3)) * 100).long()))
     assert whole["shape and type"] == "returns torch.int64, not a floating-point type"
-    answers = iter([True] * 12 + [False] * 6)
+    answers = iter([True] * 12 + [False] * 10)
     found = failed(variant(applies=lambda s, p, m: next(answers)))
     assert found == {"says where it applies": "applies() says now this, now that of the same prompt"}
     assert "returns a int" in failed(variant(applies=lambda s, p, m: 1))["says where it applies"]

@@ -112,3 +112,20 @@ def test_failures_while_importing_and_building_say_where(tmp_path: Path) -> None
 
 def test_a_class_is_loaded_without_building_it() -> None:
     assert load_class(f"{REDNESS}:Redness").__name__ == "Redness"
+
+
+def test_every_reward_is_one_line_and_its_card_is_shown_by_name() -> None:
+    from diffrl.conformance import table
+    from diffrl.rewards import cards
+
+    for overview, names in ((cards.overview(80), available()), (table.overview(80), ["StableDiffusion3Pipeline"])):
+        lines = overview.splitlines()
+        assert all(len(line) <= 80 for line in lines[:-1]) and lines[-2] == ""
+        assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in names)
+    assert "1.7 GB" in cards.shown("aesthetic") and "known exploits" in cards.shown("aesthetic")
+    assert cards.shown("aesthetic").splitlines()[0].split() == ["reward", "aesthetic"]
+    with pytest.raises(UserError, match=r'unknown reward "clp" \(nearest: "clip"\)'):
+        cards.shown("clp")
+    assert table.shown("stablediffusion3") == table.shown("playground")
+    with pytest.raises(UserError, match="no family has a pipeline or a model"):
+        table.shown("nothing of this name")

@@ -101,6 +101,20 @@ def test_clip_scales_shares_and_lowers_precision(clip_folder: str) -> None:
     torch.testing.assert_close(half(IMAGES, PROMPTS, [{}] * 3), score, atol=0.02, rtol=0)
 
 
+def test_clip_can_resize_bilinearly_as_flow_grpos_clipscore_does(clip_folder: str) -> None:
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    plain, soft = (load_reward("clip", model=clip_folder, device="cpu", interpolation=i) for i in (None, "bilinear"))
+    own: Any = Compose([Resize(soft.clip.size[0]), CenterCrop(soft.clip.size[0])])  # type: ignore[attr-defined]
+    noise = torch.rand(2, 3, 90, 131, generator=torch.Generator().manual_seed(0))
+    for image in (noise, IMAGES):
+        found = soft.clip.preprocess(image) * soft.clip.std + soft.clip.mean  # type: ignore[attr-defined]
+        torch.testing.assert_close(found, own(image), atol=1e-6, rtol=0)
+    assert soft.clip.model is plain.clip.model  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="resizes by shortest, nearest, which is not supported"):
+        load_reward("clip", model=clip_folder, device="cpu", interpolation="nearest")
+
+
 @pytest.mark.parametrize(
     ("params", "said"),
     [
@@ -154,6 +168,28 @@ def test_laions_head_is_read_from_its_shapes(tmp_path: Path) -> None:
         head = load_head(tmp_path / name)
         torch.testing.assert_close(head(x), model.layers(x))
         assert not any(p.requires_grad for p in head.parameters())
+
+
+def test_laions_head_with_relu_is_known_by_its_layers_numbers(tmp_path: Path) -> None:
+    """`ava+logos-l14-reluMSE.pth`: linear, ReLU, dropout three times, linear, ReLU, linear."""
+    from diffrl_zoo.aesthetic import load_head
+
+    class Laion(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            parts: list[nn.Module] = []
+            for pair, drop in (((768, 1024), 0.2), ((1024, 128), 0.2), ((128, 64), 0.1)):
+                parts += [nn.Linear(*pair), nn.ReLU(), nn.Dropout(drop)]
+            self.layers = nn.Sequential(*parts, nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    torch.manual_seed(0)
+    model, x = Laion().eval(), 20 * torch.randn(64, 768)
+    torch.save(model.state_dict(), tmp_path / "relu.pth")
+    torch.testing.assert_close(load_head(tmp_path / "relu.pth")(x), model.layers(x))
+    other = nn.ModuleDict({"layers": nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 1))})
+    torch.save(other.state_dict(), tmp_path / "other.pth")
+    with pytest.raises(UserError, match="its layers 0, 2 are no published head's; add the safetensors metadata"):
+        load_head(tmp_path / "other.pth")
 
 
 def test_heads_that_cannot_be_right_are_refused(clip_folder: str, tmp_path: Path) -> None:

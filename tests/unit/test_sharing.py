@@ -17,10 +17,13 @@ from tiny import SPEC, scramble, tiny_sd
 
 import diffrl
 from diffrl.cli.main import main
+from diffrl.config.methods import GRPO
+from diffrl.config.schema import METHODS
 from diffrl.policy import load_policy, read_lora
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
 from diffrl.sharing import publish, push
+from diffrl.sharing.card import _cited
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.measure import paired, strength
 
@@ -95,6 +98,12 @@ def test_the_card_of_a_shifted_schedule_says_so_and_its_snippet_sets_it(run: dif
     names: dict = {}
     exec(code[1], names)
     assert names["pipe"].scheduler.sigmas.tolist() == pytest.approx([1, 5 * 0.5 / (1 + 4 * 0.5), 0])
+
+
+def test_a_card_cites_the_papers_of_the_options_that_are_on() -> None:
+    plain, held = (_cited(METHODS["grpo"], GRPO(**keys)) for keys in ({}, {"trust": "divergence", "weighting": "even"}))
+    assert plain == "[Flow-GRPO](https://arxiv.org/abs/2505.05470)"
+    assert "[Flow-DPPO](https://arxiv.org/abs/2606.11025), [Flash-GRPO](https://arxiv.org/abs/2605.15980)" in held
 
 
 def test_the_card_tells_what_was_measured(folder: Path) -> None:

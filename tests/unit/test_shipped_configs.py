@@ -30,6 +30,8 @@ RELEASED: dict[str, dict[str, Any]] = {
         "grpo.skip_zero": True,
         "grpo.guidance_gradient": "published",
     },
+    "sd35/grpo_guard_ocr": {"grpo.clip": 2e-6, "grpo.beta": 0.0, "grpo.timesteps": 9, "optimise.learning_rate": 1e-4},
+    "sd35/dppo_pickscore": {"grpo.delta": 1e-7, "rollout.noise_level": 0.8, "rollout.window": 3},
     "sd35/tempflow_pickscore": {
         "grpo.kl": "exact",
         "grpo.beta": 0.001,
@@ -61,6 +63,15 @@ RELEASED: dict[str, dict[str, Any]] = {
         "grpo.advantage_std": "sample",
     },
     "flux/gdro_ocr": {"lora.rank": 32, "optimise.learning_rate": 3e-4, "gdro.b": 12.0, "gdro.best": 0.5},
+    "sd35/awm_geneval": {
+        "awm.weighting": "ghuber",
+        "awm.beta": 1e-3,
+        "awm.beta_average": 1.0,
+        "awm.average": {"start": 0, "value": 0.0, "slope": 0.001, "cap": 0.3},
+        "awm.timesteps": 6,
+        "optimise.batch_size": 576,
+    },
+    "sd35/dgpo_ocr": {"dgpo.sample_old": 200, "dgpo.timesteps": 4, "dgpo.old.cap": 0.3, "lora.rank": 64},
     "sd35/gardo_ocr": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.04},
     "sd35/gardo_geneval": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.07},
     "flux/gardo_hpsv2": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 4, "grpo.order": "first"},
@@ -88,6 +99,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "flux/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
     "sdxl/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
     "sd15/grpo_aesthetic": {"rollout.noise_level": 1.0, "rollout.guidance_scale": 5.0, "grpo.advantage_std": "group"},
+    "sd35/opd_3teachers": {"opd.target": "step", "opd.start": "merge", "lora.rank": 32, "optimise.learning_rate": 3e-4},
     "sd35/marble_5r": {"rollout.steps": 25, "nft.old.cap": 0.95, "optimise.batch_size": 1152},
 }
 

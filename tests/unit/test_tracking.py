@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from diffrl.errors import UserError
+from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import count, duration
 from diffrl.records.tracking import ProgressTable, Tracker, read_metrics, record_environment, save_samples, summary
 
@@ -203,12 +204,10 @@ def test_plain_lines_when_not_a_terminal() -> None:
         for row in rows[4:]:
             table.add(row)
     lines = file.getvalue().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4 and all(len(line) <= 120 for line in lines)
     assert lines[0].startswith("epoch 5/40  images 5.8k  clip -  diversity 0.412  10.0 s")
-    assert lines[1] == (
-        "epoch 6/40  images 6.9k  clip 0.360 (+0.050)  diversity 0.412  held out: playground 0.520 (+0.100), "
-        "diversity 0.500 (+0.000)  10.0 s (rollout 5.0, reward 1.2, optimise 3.5, other 0.2)  ETA 5:40"
-    )
+    assert lines[1] == ("epoch 6/40  images 6.9k  clip 0.360 (+0.050)  diversity 0.412  10.0 s  ETA 5:40")
+    assert lines[2] == "  held out: playground 0.520 (+0.100), diversity 0.500 (+0.000)"
     file.getvalue().encode("ascii")  # logs are read with anything
 
 
@@ -219,7 +218,7 @@ def test_a_log_says_what_the_first_minute_is_for() -> None:
         table.add(epochs(1, ["clip"])[0])
         table.status("sampling 96/192")
     lines = file.getvalue().splitlines()
-    assert lines[0] == "evaluating ..." and lines[1].startswith("epoch 1/40") and len(lines) == 2
+    assert lines[0] == "evaluating ..." and lines[1].startswith("epoch 1/40") and len(lines) == 3
 
 
 def test_live_table_draws_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +241,13 @@ def test_summary_says_what_changed() -> None:
     lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines[0] == ["After", "40", "epochs", "and", "46,080", "images:"]
     assert lines[3] == ["clip", "0.250", "0.375", "+0.125", "trained"]
-    assert lines[4] == ["gold", "0.400", "0.400", "+0.000", "only", "watched"]
-    assert lines[5] == ["diversity", "0.500", "0.450", "-0.050", "only", "watched"]
-    assert lines[6] == ["Open", "runs/x/report.html"]
+    assert lines[4] == ["gold", "0.400", "0.400", "+0.000"]
+    assert lines[5] == ["diversity", "0.500", "0.450", "-0.050"]
+    assert " ".join(word for line in lines[7:-1] for word in line) == (
+        "clip +0.125 (better); no watched value became worse by more than noise; diversity 90% of the untrained "
+        "model's (0.50 to 0.45)."
+    )
+    assert lines[-1] == ["Open", "runs/x/report.html"]
     console.print(summary({"epoch": 1, "reward/a": 0.1}, {"epoch": 2, "reward/a": 0.3, "reward/a/std": 1.0}))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "training prompts" in text and "+0.200" in text and "a/std" not in text
@@ -260,9 +263,53 @@ def test_lower_is_better_is_green_when_it_falls() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     green, red = "\x1b[32m", "\x1b[31m"
     fid, gold = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("fid", "gold"))
-    assert f"{green}-0.100" in fid and "only watched, lower is better" in fid
+    assert f"{green}-0.100" in fid and "lower is better" in fid
     assert f"{red}-0.100" in gold and "trained" in gold
     assert f"fid 0.400{green} -0.100" in text and f"gold 0.400{red} -0.100" in text
+
+
+def test_an_epochs_lines_stay_short_whatever_there_is_to_say() -> None:
+    names = [f"a_reward_of_some_length_{i}" for i in range(9)]
+    row = {"epoch": 3, "samples": 1152, "seconds": 1234.5, "diversity": 0.4}
+    row |= {f"reward/{name}": 0.5 for name in names} | {f"eval/{name}": 0.5 for name in names}
+    table = ProgressTable(40, names, console=Console(width=80, file=io.StringIO()), history=[row])
+    epoch, held = table.line(row).splitlines()
+    assert len(epoch) <= 120 and epoch.endswith("ETA 12:41:16") and "and 8 more" in epoch
+    assert len(held) <= 120 and held.startswith("  held out: a_reward_of_some_length_0 0.500, ") and "more" in held
+
+
+def test_the_end_has_errors_over_prompts_and_says_what_is_noise() -> None:
+    held = HeldOut()
+    held.add(0, {"gold": [0.2, 0.4, 0.6, 0.8], "clip": [0.1, 0.2, 0.3, 0.4], "turbo/gold": [0.5, 0.5, 0.5, None]})
+    held.add(8, {"gold": [0.4, 0.6, 0.8, 0.8], "clip": [0.0, 0.3, 0.2, 0.4], "turbo/gold": [0.2, 0.2, 0.3, None]})
+    first = {"epoch": 0, "samples": 0, "eval/gold": 0.5, "eval/clip": 0.25, "eval/turbo/gold": 0.5}
+    last = {"epoch": 8, "samples": 96, "eval/gold": 0.65, "eval/clip": 0.225, "eval/turbo/gold": 0.233}
+    first |= {"eval/diversity": 0.5, "eval/variety": 1.0, "eval/saturation": 0.1}
+    last |= {"eval/diversity": 0.25, "eval/variety": 0.9, "eval/saturation": 0.3}
+    console = Console(width=80, file=io.StringIO())
+    console.print(summary(first, last, trained=["gold"], held=held))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "0.500 ± 0.129  0.650 ± 0.096  +0.150 ± 0.050" in text.replace("   ", "  ")
+    assert " ".join(text.split()).endswith(
+        "gold +0.150 ± 0.050 (better); worse: turbo/gold -0.267; variety 90% of the untrained model's (1.00 to 0.90); "
+        "diversity fell further mostly because mistakes went, which also differ."
+    )
+    plain = Console(width=80, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict"))
+    plain.print(summary(first, last, trained=["gold"], held=held))  # a log in the C locale
+
+
+def test_held_out_values_of_prompts_survive_a_torn_line(tmp_path: Path) -> None:
+    held = HeldOut()
+    for epoch, value in ((0, 0.5), (8, 0.75), (8, 0.25)):  # the second of an epoch counts
+        held.add(epoch, {"gold": [value, None, 2 * value]})
+        held.write(tmp_path, epoch)
+    with (tmp_path / "held_out.jsonl").open("a") as file:
+        file.write('{"epoch": 9, "val')
+    assert read_held_out(tmp_path).epochs == held.epochs and set(held.epochs) == {0, 8}
+    assert read_held_out(tmp_path / "none").epochs == {}
+    assert held.change_error("gold", 0, 8) == pytest.approx(0.125)
+    assert held.change_error("gold", 0, 9) is None and held.error("gone", 0) is None
 
 
 def test_short_numbers() -> None:

@@ -15,7 +15,8 @@ from diffrl.trainers.algorithm import Scored
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "window": 2}, "grpo": {"beta": 0.04}}
 CRD: dict[str, Any] = {"objective": "crd", "crd": {"timesteps": 2}}
-METHODS: dict[str, dict[str, Any]] = {"nft": {"nft": {"beta": 0.1}}, "grpo": GRPO, "crd": CRD}
+DPPO = GRPO | {"grpo": {"trust": "divergence", "beta": 0.04}}
+METHODS: dict[str, dict[str, Any]] = {"nft": {"nft": {"beta": 0.1}}, "grpo": GRPO, "dppo": DPPO, "crd": CRD}
 
 
 def waits_of(config_file: Any, monkeypatch: Any, method: str, *overrides: str) -> tuple[Counter, Counter, int]:

@@ -24,6 +24,7 @@ from diffrl_zoo.geneval_rules import (
     Thresholds,
     correct,
     filter_detections,
+    flow_grpo_credit,
     iou,
     parse_prompt,
     partial_credit,
@@ -123,6 +124,66 @@ def test_the_verdict_is_the_published_one(tag: str) -> None:
     assert 30 < sum(verdicts) < 1470  # both verdicts were tried
 
 
+def flow_grpos(found: dict[str, list[Detection]], metadata: dict[str, Any], colour_of: dict[Any, str]) -> float:
+    """`evaluate_reward` of Flow-GRPO's reward server, step by step, with its way of appending."""
+    rewards: list[float] = []
+    matched_groups: list[Any] = []
+    for req in metadata["include"]:
+        objects, matched = found.get(req["class"], []), True
+        rewards.append(1 - abs(req["count"] - len(objects)) / req["count"])
+        if len(objects) != req["count"]:
+            matched = False
+            if "color" in req or "position" in req:
+                rewards.append(0.0)
+        else:
+            if "color" in req:
+                colours = [colour_of[thing.box] for thing in objects]
+                rewards.append(1 - abs(req["count"] - colours.count(req["color"])) / req["count"])
+                matched = colours.count(req["color"]) == req["count"]
+            if "position" in req and matched:
+                relation, target = req["position"]
+                if matched_groups[target] is None:
+                    matched = False
+                    rewards.append(0.0)
+                else:
+                    for thing in objects:
+                        for other in matched_groups[target]:
+                            if not stands(thing.box, relation, other.box):
+                                matched = False
+                                rewards.append(0.0)
+                                break
+                        if not matched:
+                            break
+                    rewards.append(1.0)
+        matched_groups.append(objects if matched else None)
+    return sum(rewards) / len(rewards)
+
+
+def test_flow_grpos_server_gives_the_same_reward() -> None:
+    """5,000 scenes, also of clauses with a colour and a position and with several objects: no disagreement."""
+    rng, seen, mended = random.Random(0), [], 0
+    for i in range(5000):
+        rows, metadata = scene(rng), question(rng, TAGS[i % len(TAGS)])
+        if i % 3 == 0:  # beyond GenEval's own tasks
+            first, second = ({"class": n, "count": rng.randint(1, 2)} for n in rng.sample(NAMES[:3], 2))
+            second |= {"color": rng.choice(COLORS[:2]), "position": [rng.choice(RELATIONS), 0]}
+            metadata = {"tag": "position", "include": [first, second]}
+        colour_of = {row["box"]: row["color"] for row in rows}
+        found: dict[str, list[Detection]] = {}
+        for row in rows:
+            found.setdefault(row["name"], []).append(Detection(row["box"], row["score"]))
+
+        def colours(things: Sequence[Detection], name: str, colour_of: dict = colour_of) -> list[str]:
+            return [colour_of[thing.box] for thing in things]
+
+        kept = filter_detections(found, metadata["tag"])
+        score = flow_grpo_credit(kept, metadata, colours)
+        assert score == flow_grpos(kept, metadata, colour_of), (rows, metadata)
+        seen.append(score)
+        mended += abs(score - partial_credit(kept, metadata, colours)) > 1e-12
+    assert min(seen) < -5 and max(seen) == 1.0 and mended > 500
+
+
 def test_relations_by_hand() -> None:
     square = (100.0, 100.0, 140.0, 140.0)
 
@@ -163,6 +224,8 @@ def test_partial_credit_by_hand() -> None:
     assert partial_credit(dogs(1) | cat, place, lambda *_: []) == 1.0
     place["include"][1]["position"] = ["right of", 0]
     assert partial_credit(dogs(1) | cat, place, lambda *_: []) == pytest.approx(2 / 3)
+    assert flow_grpo_credit(dogs(1) | cat, place, lambda *_: []) == 3 / 4
+    assert flow_grpo_credit(dogs(9), counting, lambda *_: []) == -0.25
 
 
 def test_prompts_of_the_six_templates_are_read() -> None:
@@ -303,6 +366,8 @@ def test_geneval_conforms_on_a_tiny_mask2former(mask2former: str, clip_folder: s
     bad = [result for result in examine(reward, images, prompts_for(15)) if not result.passed]
     assert not bad, bad
     assert reward.applies("a photo of a dog", {}) and not reward.applies("a dog on the moon", {})  # type: ignore[attr-defined]
+    server: Any = load_reward("geneval", **params | {"mode": "flow_grpo"}, threshold=0.25, counting_threshold=0.25)
+    assert server.card.range == (-14.0, 1.0) and server(images, prompts_for(15), [{}] * 15).min() < 0
     verdict: Any = load_reward("geneval", **params | {"mode": "correct"}, threshold=0.25, counting_threshold=0.25)
     assert set(verdict(images, prompts_for(15), [{}] * 15).tolist()) <= {0.0, 1.0}
 
@@ -349,7 +414,7 @@ def test_what_cannot_be_judged_is_an_error(detr: str, clip_folder: str) -> None:
     assert "no count of 1 or more" in refused("x", {"class": "dog"})
     assert "a position refers to clause 1" in refused("x", {"class": "dog", "count": 1, "position": ["above", 1]})
     assert "has no metadata `include`" in refused("a dog on the moon")
-    with pytest.raises(UserError, match=r'unknown mode "strict" \(choose from: correct, partial\)'):
+    with pytest.raises(UserError, match=r'unknown mode "strict" \(choose from: correct, flow_grpo, partial\)'):
         load_reward("geneval", mode="strict")
     with pytest.raises(UserError, match='geneval: cannot load "/nowhere"'):
         load_reward("geneval", detector="/nowhere")

@@ -155,6 +155,13 @@ def test_it_is_the_originals_forward(folder: Path) -> None:
     assert expected.std() > 0.05  # the image and the prompt matter
 
 
+def test_blips_own_tokens_in_a_prompt_are_tokens(folder: Path) -> None:
+    """The original adds [DEC] and [ENC] to BERT's tokenizer, so a prompt that spells one has its embedding."""
+    reward: Any = load_reward("imagereward", model=str(folder), device="cpu")
+    ids = reward.tokenizer(["a [ENC] dog [DEC]"])["input_ids"][0]
+    assert ids == [2, 5, len(WORDS) + 1, 15, len(WORDS), 3]
+
+
 def test_it_conforms(folder: Path) -> None:
     images, prompts = playground_examples()
     bad = [

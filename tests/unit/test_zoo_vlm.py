@@ -298,6 +298,41 @@ def test_win_rates_by_hand() -> None:
     assert win_rates(wins, 3).tolist() == pytest.approx([3 / 4, 2 / 4, 1 / 4])
 
 
+def test_a_question_is_sent_word_for_word(judge: Judge) -> None:
+    """UnifiedReward's way: its prompt without an instruction of ours, and the number after its words."""
+    asked = "<image>\nAssign a score from 1 to 5 after 'Final Score:'.\nText Caption: [{prompt}]"
+    reward = build(judge, mode="score", question=asked, after="Final Score:", concurrency=1)
+    judge.script = ["Alignment: 5 of 5. Final Score: 3.5 Thank you."]
+    assert reward(lit(0.5), [PROMPT], [{}]).tolist() == [3.5]
+    assert judge.requests[0]["messages"][0]["content"][1]["text"] == asked.replace("{prompt}", PROMPT)
+    for answer in ("Score: 3", "Final Score: none", "Final Score: 7"):
+        judge.script = [answer] * 4
+        assert 'no number from 1 to 5 after "Final Score:"' in failure(reward, lit(0.5))
+    with pytest.raises(UserError, match="for mode: score with a `question` of your own"):
+        build(judge, mode="yes", question=asked, after="Final Score:")
+
+
+def test_ocr_reads_with_a_vision_language_model(judge: Judge) -> None:
+    """Peers' reader: the transcription of a served model, without spaces and capitals, by the edit distance."""
+    reward = build(judge, "ocr", engine="vlm", targets="first", contained=True, concurrency=1)
+    assert reward.remote is True
+    judge.script = ["Sorry, we are  OPEN now", "oqen", "CLOSED and much more that is not there"]
+    scores = reward(lit(0.1, 0.5, 0.9), ['a sign "Open"'] * 3, [{}] * 3)
+    assert scores.tolist() == pytest.approx([1.0, 0.75, 0.0])
+    said = judge.requests[0]["messages"][0]["content"][1]["text"]
+    assert said == (
+        "Please output only the text content from the image without any additional descriptions or formatting."
+    )
+    for params, text in (
+        ({"engine": "vllm"}, r'unknown engine "vllm" \(nearest: "vlm"\)'),
+        ({"engine": "vlm"}, "name a `server`"),
+        ({"model": "some/model"}, "reads with engine: vlm"),
+        ({"engine": "vlm", "server": judge.url, "detect": True}, "belong to engine: rapidocr"),
+    ):
+        with pytest.raises(UserError, match=text):
+            load_reward("ocr", **params)
+
+
 # in process
 
 

@@ -1,0 +1,78 @@
+"""What each held-out prompt scored at each evaluation, `RUN_DIR/held_out.jsonl`: how far a mean may be trusted.
+
+Evaluations draw the same prompts with the same seeds, so the error of a change is that of the prompts' differences: far
+smaller than the two means' own errors, since most of what differs between prompts is the same before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from diffrl.records.disk import writing
+
+NAME = "held_out.jsonl"
+SURE = 2.0  # standard errors beyond which a change is more than noise
+Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
+
+
+class HeldOut:
+    """The values of each prompt by epoch and name (`clip`, `turbo/clip`). Unknown errors are None: of old runs, too."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, Mapping[str, Values]] = {}
+
+    def error(self, name: str, epoch: int) -> float | None:
+        """The standard error over prompts of an epoch's mean."""
+        return _standard_error([value for value in self._values(name, epoch) if value is not None])
+
+    def change_error(self, name: str, before: int, after: int) -> float | None:
+        """The paired standard error over prompts of what changed between two epochs."""
+        pairs = zip(self._values(name, before), self._values(name, after), strict=False)
+        return _standard_error([b - a for a, b in pairs if a is not None and b is not None])
+
+    def sure(self, name: str, change: float, before: int, after: int) -> bool:
+        """Is the change beyond `SURE` of its standard errors? True where nothing is known of them."""
+        error = self.change_error(name, before, after)
+        return error is None or abs(change) > SURE * error
+
+    def _values(self, name: str, epoch: int) -> Values:
+        return self.epochs.get(epoch, {}).get(name, ())
+
+    def add(self, epoch: int, values: Mapping[str, Values]) -> None:
+        """Those of an evaluation; a second one of the same epoch takes the first one's place."""
+        self.epochs[epoch] = values
+
+    def write(self, folder: Path, epoch: int) -> None:
+        """Append an epoch's values to the run's file. DiskError if they cannot be written."""
+        line = json.dumps({"epoch": epoch, "values": self.epochs[epoch]}, allow_nan=False)
+        with writing(folder / NAME), (folder / NAME).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def read_held_out(folder: Path) -> HeldOut:
+    """The run's file, as far as it can be read: a line that a crash has torn is passed over, no file gives none."""
+    found = HeldOut()
+    try:
+        lines = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            row = json.loads(line)
+            values = {name: [None if v is None else float(v) for v in column] for name, column in row["values"].items()}
+            found.add(int(row["epoch"]), values)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent values; None for fewer than two."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = sum(values) / count
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)

@@ -1,0 +1,57 @@
+"""Rewards of a user's own files are asked once before the model is loaded: a mistake in one is told in a second."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+
+from diffrl.errors import UserError
+from diffrl.prompts import load_prompts
+from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.scoring import Scorer, applies
+
+if TYPE_CHECKING:
+    from diffrl.config import Config
+
+UNKNOWN = 512  # pixels, where only the model itself would say how large its images are
+
+
+def ask_rewards(config: Config, device: torch.device) -> None:
+    """Score two random images of the run's size with each `path/to/file.py:Class` of the config, by itself.
+
+    They are built for this alone, and dropped: the run builds its own, from the same state of the random numbers.
+
+    Raises:
+        UserError: a reward cannot be built, or fails; which one, how, and the command that shows more.
+    """
+    files = {
+        f"{table}.{name}": Entry(entry.plugin, entry.arguments)
+        for table in ("rewards", "watch")
+        for name, entry in getattr(config, table).items()
+        if entry.plugin is not None and ".py:" in entry.plugin
+    }
+    if not files:
+        return
+    prompts = load_prompts(config.prompts.train)
+    given = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
+    width, height = (given, given) if isinstance(given, int) else given
+    images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+    for key, entry in files.items():
+        section, name = getattr(config, key.split(".")[0]), key.split(".", 1)[1]
+        reward = build_rewards({name: entry}, device)[name]
+        limit = {"retries": section[name].retries, "timeout": section[name].timeout}
+        scorer = Scorer({name: reward}, plugins={name: entry.plugin}, **limit)
+        try:
+            prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
+            if prompt is not None:  # one that applies to nothing is refused later
+                scorer.score(images, [prompt, prompt], torch.zeros(2, dtype=torch.int64))
+        except RewardError as error:
+            raise UserError(f"{key}: on two random images of {width} x {height} pixels, {error}") from error
+        finally:
+            del reward, scorer
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

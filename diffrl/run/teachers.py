@@ -1,0 +1,91 @@
+"""Teachers of on-policy distillation: their LoRAs found, read once into frozen slots, and merged into the student."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import yaml
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+
+from diffrl.config import Config
+from diffrl.config.distillation import OPD
+from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.policy import Policy
+from diffrl.policy.lora import TRAINED, read_lora
+from diffrl.policy.merging import merged, padded
+from diffrl.trainers.opd import slot
+
+
+def teachers_files(config: Config) -> dict[str, Path]:
+    """{key of the config: the LoRA's file} of every teacher that has one, from the hub if it is there.
+
+    Raises:
+        UserError: there is none, or the run that trained it had another model.
+    """
+    section: Any = config.objective_section
+    if not isinstance(section, OPD):
+        return {}
+    asked = {f"opd.teachers.{name}.lora": one.lora for name, one in section.teachers.items() if one.lora is not None}
+    return {key: _find(key, lora, config.model) for key, lora in asked.items()}
+
+
+def load_teachers(config: Config, policy: Policy) -> None:
+    """Give the policy a frozen slot for every teacher with a LoRA; the student begins as `opd.start` says.
+
+    Raises:
+        UserError: a LoRA that is not to be found, or does not fit the model.
+    """
+    states = []
+    for key, file in teachers_files(config).items():
+        name = key.split(".")[2]
+        state, spec = read_lora(file.parent)
+        place = slot(name, config.opd.teachers[name])
+        assert place is not None, "it has a LoRA"
+        source = f"{key}: {file.parent}"
+        states.append(padded(state, spec, policy.lora.spec, source))
+        policy.add_snapshot(place)
+        policy.lora.load_state(place, states[-1], source=source)
+    if not states or config.opd.start != "merge":
+        return
+    policy.load_state(TRAINED, merged(states, policy.state()))
+    if dist.is_initialized():  # a decomposition may differ in its last bits from one machine to another
+        for _, parameter in policy.trainable:
+            dist.broadcast(parameter.data, 0)
+
+
+def _find(key: str, lora: str, model: str) -> Path:
+    folder = Path(lora)
+    if (folder / "lora").is_dir():  # a run's
+        folder = folder / "lora"
+    if (file := folder / LORA_WEIGHT_NAME_SAFE).is_file():
+        _check_model(key, folder.parent, model)
+        return file
+    if folder.is_dir():
+        raise UserError(f'{key}: "{folder}" has no {LORA_WEIGHT_NAME_SAFE}; train it first, or name a run\'s folder')
+    if folder.parent.is_dir() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", lora):
+        there = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+        raise UserError(f'{key}: no folder "{lora}"{nearest(folder.name, there)}; train it first: diffrl train CONFIG')
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(lora, LORA_WEIGHT_NAME_SAFE))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        text = f'{key}: no folder "{lora}", and not to be had from the hub'
+        raise UserError(f"{text} ({in_one_line(error, most=120)})") from error
+
+
+def _check_model(key: str, run: Path, model: str) -> None:
+    """Raise UserError if the run's config, where there is one, names another model: its LoRA may fit and teach rubbish.
+
+    One model may have a hub's name there and a folder here, so the last words of both are compared.
+    """
+    try:
+        told = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return
+    if Path(str(told)).name.lower() != Path(model).name.lower():
+        raise UserError(f"{key}: {run} was trained on {told}, and this run's model is {model}: a teacher has the same")
