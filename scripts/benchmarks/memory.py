@@ -45,7 +45,7 @@ MODELS = {  # label -> config, model
     "HiDream-I1-Full": ("hidream/nft_pickscore", "HiDream-I1-Full"),
     "Qwen-Image": ("qwen_image/nft_pickscore", "Qwen-Image"),
 }
-WORDS = {
+WORDS = {f"engine.base={base}": base for base in BASES} | {
     "engine.encoders=apart": "apart",
     "engine.decode=1": "decode 1",
     CHECKPOINTING: "checkpointing",
@@ -86,12 +86,12 @@ def fits(config: str, model: str) -> dict[str, dict[str, Any] | None]:
     """By size of card: the first of `BASES` that `advise` makes fit, its overrides and GiB; None: none does."""
     made: dict[str, Fit] = {}  # what is alike in all cards is counted once
 
-    def once(config: Config, *how: Any) -> Fit:
+    def once(config: Config, *how: Any, **named: Any) -> Fit:
         key = config.model_dump_json(exclude={"engine": {"encoders", "decode"}})
         if (before := made.get(key)) is not None:
             alike = {name: size for name, size in before.peaks.items() if name != advice.DECODING}
             return estimate(config, known=replace(before, peaks=alike))
-        return made.setdefault(key, estimate(config, *how))
+        return made.setdefault(key, estimate(config, *how, **named))
 
     advice.estimate = once
     found: dict[str, dict[str, Any] | None] = {}
