@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,13 +47,15 @@ def test_two_objectives_and_unknown_methods_are_refused(tmp_path: Path, capsys: 
 def test_every_method_cites_its_own_papers(name: str) -> None:
     method = METHODS[name]
     assert method.papers or name == "sft"  # which has no paper
-    assert all(f"https://arxiv.org/abs/{number}" in _cited(method) for number in method.papers.values())
-    assert method.title in _cited(method) and method.name == name
+    cited = _cited(method, SimpleNamespace(**{key: None for key, _ in method.options}))  # no option is on
+    assert all(f"https://arxiv.org/abs/{number}" in cited for number in method.papers.values())
+    assert method.title in cited and method.name == name
 
 
 def test_densegrpo_stands_beside_the_flow_grpo_that_it_is_a_part_of() -> None:
     config = Config(objective="grpo", dense={})
-    assert [_cited(one).partition("]")[0] for one in config.methods] == ["[Flow-GRPO", "[DenseGRPO"]
+    cited = [_cited(one, getattr(config, one.name)) for one in config.methods]
+    assert [text.partition("]")[0] for text in cited] == ["[Flow-GRPO", "[DenseGRPO"]
 
 
 def test_what_is_added_to_an_objective_is_there_under_gardo() -> None:
