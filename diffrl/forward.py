@@ -96,7 +96,7 @@ class VariancePreserving(Process):
     def __init__(self, alphas_cumprod: Tensor) -> None:
         if alphas_cumprod.ndim != 1 or alphas_cumprod.min() < 0 or alphas_cumprod.max() > 1:
             raise ValueError("alphas_cumprod must be one-dimensional with values in [0, 1]")
-        alpha = alphas_cumprod.detach().double().cpu().sqrt()
+        alpha = alphas_cumprod.detach().cpu().double().sqrt()
         # 1 - alpha is stored, not alpha: sigma^2 = (1 - alpha)(1 + alpha) then keeps its digits at small t in float32.
         self._one_minus_alpha = torch.cat([alpha.new_zeros(1), 1 - alpha])
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -124,7 +124,7 @@ class VariancePreserving(Process):
         """1 - alpha at t, linear between the grid points."""
         key = (t.device, t.dtype)
         if key not in self._tables:
-            self._tables[key] = self._one_minus_alpha.to(device=t.device, dtype=t.dtype)
+            self._tables[key] = self._one_minus_alpha.to(t.dtype).to(t.device)  # MPS has no float64
         table = self._tables[key]
         position = (t * self.steps).clamp(0, self.steps)
         left = position.floor().clamp(max=self.steps - 1)

@@ -24,7 +24,7 @@ def vendi_score(x: Tensor) -> Tensor:
 
     Friedman and Dieng 2022 (arXiv:2210.02410), equation 3, with the cosine as the kernel. float64.
     """
-    x = x.double()
+    x = (x.cpu() if x.device.type == "mps" else x).double()  # Apple's devices have no float64
     # x x^T and x^T x share their nonzero eigenvalues; the group is the smaller side.
     values = torch.linalg.eigvalsh(x @ x.T / len(x)).clamp(min=0.0)
     return torch.special.entr(values).sum().exp()

@@ -130,6 +130,8 @@ def _free() -> tuple[str, int]:
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0), torch.cuda.mem_get_info(0)[0]
+    if torch.backends.mps.is_available():
+        return "the Apple GPU, which shares the CPU's memory", psutil.virtual_memory().available
     return "no accelerator, the CPU", psutil.virtual_memory().available
 
 
@@ -175,6 +177,7 @@ def _explain(error: Exception) -> str:
 
 def devices() -> Iterator[Finding]:
     """Accelerators, and how torch uses the CPU."""
+    import psutil
     import torch
 
     for index in range(torch.cuda.device_count()):
@@ -185,7 +188,9 @@ def devices() -> Iterator[Finding]:
     if torch.version.cuda and not torch.cuda.is_available():
         yield WARN, "cuda", f"torch is built for CUDA {torch.version.cuda}, but finds no device; runs will use the CPU"
     if torch.backends.mps.is_available():
-        yield OK, "mps", "Apple GPU"
+        free = psutil.virtual_memory().available
+        text = f"Apple GPU, {free / GIB:.1f} GiB free, shared with the CPU; nobody has tried a run on it"
+        yield WARN, "mps", text
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     hint = "" if threads <= cores else f"; more threads than cores are slow: OMP_NUM_THREADS={cores}"

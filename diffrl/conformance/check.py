@@ -30,6 +30,7 @@ from diffrl.conformance.subject import (
 )
 from diffrl.forward import FlowMatching
 from diffrl.policy import Conditioning, Policy
+from diffrl.policy.merged import KEPT
 from diffrl.run import fit
 from diffrl.run.buffers import Alive
 from diffrl.samplers import ode_step
@@ -234,15 +235,17 @@ def resident(subject: Subject) -> str:
     )
     estimate = fit.estimate(config)
     frozen = sum(p.nbytes for name, p in policy.network.named_parameters() if "lora_" not in name)
-    for name, real in (("network", frozen), ("autoencoder", sum(p.nbytes for p in policy.vae.parameters()))):
-        if estimate.parts[name] != real:
-            raise Failed(f"{name}: {estimate.parts[name]} bytes expected, {real} there")
+    merged = policy.lora.fused.prepare(policy.precision)  # kept from one micro-batch to the next: no part of its peak
+    whole = {"network": frozen, "autoencoder": sum(p.nbytes for p in policy.vae.parameters())}
+    for name, real in (whole | {fit.MERGED: KEPT * sum(tensor.nbytes for tensor in merged)}).items():
+        if estimate.parts.get(name, 0) != real:
+            raise Failed(f"{name}: {estimate.parts.get(name, 0)} bytes expected, {real} there")
     x, t = torch.randn(estimate.rows, *policy.latent_shape), torch.full((estimate.rows,), 0.5)
     cond = policy.backbone.blank(estimate.rows, torch.float32)
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
-    with Alive([*policy.network.parameters(), *policy.network.buffers(), *made]) as alive:
+    with Alive([*policy.network.parameters(), *policy.network.buffers(), *merged, *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
     real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]
     if abs(predicted - real) > 0.05 * real:

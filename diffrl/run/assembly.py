@@ -45,6 +45,7 @@ from diffrl.run.parts import (
     build_objective,
     build_optimiser,
     build_scorers,
+    check_device,
     features_name,
     loop_settings,
     prepare_engine,
@@ -79,6 +80,7 @@ class Run:
         ask_rewards(config, self.accelerator.device)
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
+        check_device(config, device)
         self.policy = load_policy(
             config.model,
             lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),

@@ -222,6 +222,16 @@ def prepare_engine(config: Config, policy: Policy) -> None:
         policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
 
 
+def check_device(config: Config, device: torch.device) -> None:
+    """UserError for what an Apple device (MPS) cannot do, or what nobody has seen it do."""
+    if device.type != "mps":
+        return
+    if config.engine.base in ("fp8", "nf4"):
+        raise UserError(f'engine.base: "{config.engine.base}" on an Apple device (MPS): not to be had there; use int8')
+    if config.engine.optimiser == "adamw8bit":
+        raise UserError('engine.optimiser: "adamw8bit" on an Apple device (MPS): not to be had there; use adamw')
+
+
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
     """AdamW on the trained LoRA."""
     parameters = [parameter for _, parameter in policy.trainable]

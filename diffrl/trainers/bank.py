@@ -83,6 +83,7 @@ class Bank:
             each += self.gradients[columns]
         if self.counts is not None:
             each *= (self.counts[0] / self.counts[1].clamp_min(1))[:, None]
-        known = torch.cat([gram_matrix(each), self.signal.double()[:, None]], dim=1)
+        gram = gram_matrix(each)
+        known = torch.cat([gram, self.signal.to(gram.device).double()[:, None]], dim=1)
         known = known.cpu()  # the only wait for the device in an optimiser step: the QP is solved on the host
         return each, known[:, :-1].numpy(), known[:, -1].numpy() > 0

@@ -182,10 +182,14 @@ class Passes:
 
 
 def gram_matrix(rows: Tensor) -> Tensor:
-    """(K, K) float64 of inner products of the rows (K, size), on their device, without a float64 copy of them all."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    """(K, K) float64 of inner products of the rows (K, size), on their device, without a float64 copy of them all.
+
+    Apple's devices have no float64: for them it is the CPU that computes, and has the result.
+    """
+    device = torch.device("cpu") if rows.device.type == "mps" else rows.device
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=device)
     columns = max(_GRAM_CHUNK.get(rows.device.type, 1 << 24) // max(len(rows), 1), 1)
     for part in rows.split(columns, dim=1):
-        wide = part.double()
+        wide = part.to(device).double()
         gram.addmm_(wide, wide.T)
     return gram

@@ -12,25 +12,52 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffrl import __version__
-from diffrl.config import load_config
+from diffrl.config import Config, load_config
+from diffrl.errors import UserError
 from diffrl.resources import shipped
-from diffrl.run.fit import GIB, estimate
+from diffrl.run import advice
+from diffrl.run.fit import GIB, Fit, estimate
 
 SD35, CHECKPOINTING = "stable-diffusion-3.5-medium", "optimise.gradient_checkpointing=true"
 # label, config, model, processes, FSDP2, overrides
 CASES: list[tuple[str, str, str, int, bool, list[str]]] = [
     ("SD3.5-Medium, 512 px", "sd35/nft_ocr", SD35, 8, False, []),
     ("SD3.5-Medium, checkpointing", "sd35/nft_ocr", SD35, 8, False, [CHECKPOINTING]),
-    ("SD3.5-Medium, 1 GPU", "sd35/nft_ocr", SD35, 1, False, []),
-    ("SD3.5-Medium, 1 GPU of 24 GB", "sd35/nft_ocr", SD35, 1, False, ["optimise.micro_batch=6", CHECKPOINTING]),
     ("FLUX.1-dev, 512 px", "flux/nft_pickscore", "FLUX.1-dev", 8, False, []),
     ("FLUX.1-dev, FSDP2 over 8", "flux/nft_pickscore", "FLUX.1-dev", 8, True, []),
     ("FLUX.1-dev, FSDP2 over 64", "flux/nft_pickscore", "FLUX.1-dev", 64, True, ["optimise.micro_batch=2"]),
 ]
+CARDS, BASES = (16, 24, 32, 48, 80, 141), ("full", "int8", "nf4")  # GiB; weights by size, fp8's being int8's
+ONE_ROW = "optimise.micro_batch=1"
+MODELS = {  # label -> config, model
+    "SDXL, 768 px": ("sdxl/nft_pickscore", "stable-diffusion-xl-base-1.0"),
+    "SD3.5-Medium": ("sd35/nft_ocr", SD35),
+    "Lumina-Image-2.0": ("lumina2/nft_pickscore", "Lumina-Image-2.0"),
+    "FLUX.2-klein-base-4B": ("flux2/nft_pickscore", "FLUX.2-klein-base-4B"),
+    "Z-Image": ("z_image/nft_pickscore", "Z-Image"),
+    "FLUX.1-dev": ("flux/nft_pickscore", "FLUX.1-dev"),
+    "Krea-2": ("krea2/nft_pickscore", "Krea-2"),
+    "HiDream-I1-Full": ("hidream/nft_pickscore", "HiDream-I1-Full"),
+    "Qwen-Image": ("qwen_image/nft_pickscore", "Qwen-Image"),
+}
+WORDS = {f"engine.base={base}": base for base in BASES} | {
+    "engine.encoders=apart": "apart",
+    "engine.decode=1": "decode 1",
+    CHECKPOINTING: "checkpointing",
+    "rollout.batch_size=1": "batch 1",
+}
+
+
+def loaded(config: str, model: str, overrides: list[str], processes: int = 1) -> Config:
+    """A recipe on a shipped architecture."""
+    prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]  # not counted
+    source = shipped("assets", "architectures", model)
+    return load_config(config, [*overrides, *prompts, f"model={source}"], world=processes)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -43,24 +70,67 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_card(result: dict[str, Any]) -> str:
+    """For each model and size of card the fastest setting that fits."""
+    lines = [f"| model (recipe) | {' | '.join(f'{card} GB' for card in CARDS)} |", "| --- " * (len(CARDS) + 1) + "|"]
+    for row in result["cards"]:
+        cells = []
+        for found in row["fits"].values():
+            words = [] if found is None else [WORDS.get(word, word) for word in found["overrides"]]
+            cells.append("no" if found is None else f"{', '.join(words)}: {found['gib']}")
+        lines.append(f"| {row['label']} (`{row['config']}`) | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def fits(config: str, model: str) -> dict[str, dict[str, Any] | None]:
+    """By size of card: the first of `BASES` that `advise` makes fit, its overrides and GiB; None: none does."""
+    made: dict[str, Fit] = {}  # what is alike in all cards is counted once
+
+    def once(config: Config, *how: Any, **named: Any) -> Fit:
+        key = config.model_dump_json(exclude={"engine": {"encoders", "decode"}})
+        if (before := made.get(key)) is not None:
+            alike = {name: size for name, size in before.peaks.items() if name != advice.DECODING}
+            return estimate(config, known=replace(before, peaks=alike))
+        return made.setdefault(key, estimate(config, *how, **named))
+
+    advice.estimate = once
+    found: dict[str, dict[str, Any] | None] = {}
+    for card in CARDS:
+        found[str(card)] = None
+        for base in BASES:
+            try:
+                advised = advice.advise(loaded(config, model, [ONE_ROW, f"engine.base={base}"]), card * GIB)
+            except UserError as error:
+                print(error)
+                continue
+            if advised is not None:
+                overrides = [f"engine.base={base}", *advised[1]]
+                found[str(card)] = {"overrides": overrides, "gib": round(advised[0].total / GIB, 1)}
+                break
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for label, config, model, processes, sharded, overrides in CASES:
-        prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]  # not counted
-        source = shipped("assets", "architectures", model)
-        loaded = load_config(config, [*overrides, *prompts, f"model={source}"], world=processes)
-        fit = estimate(loaded, processes, sharded)
+        counted = loaded(config, model, overrides, processes)
+        fit = estimate(counted, processes, sharded)
         sizes = {name: round(size / GIB, 2) for name, size in {**fit.parts, **fit.peaks}.items()}
         total, host = round(fit.total / GIB, 1), round(fit.host / GIB, 1)
         how = {"label": label, "config": config, "overrides": overrides, "processes": processes, "fsdp2": sharded}
         petaflop = {name: round(value / 1e15, 3) for name, value in fit.work.items()}
-        epoch = {"images": loaded.rollout.images, "petaflop_of_a_device": petaflop}
+        epoch = {"images": counted.rollout.images, "petaflop_of_a_device": petaflop}
         rows.append(how | {"total_gib": total, "text_encoders_gib": host, "gib": sizes, "epoch": epoch})
         print(f"{label:<32} {processes:>3} processes {total:>7.1f} GiB  {sizes}  {epoch}", flush=True)
-    result = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__, "cases": rows}
+    cards = []
+    for label, (config, model) in MODELS.items():
+        cards.append({"label": label, "config": config, "model": model, "fits": fits(config, model)})
+        print(cards[-1], flush=True)
+    command = shlex.join(["python", *sys.argv])
+    result = {"command": command, "diffrl_version": __version__, "cases": rows, "cards": cards}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

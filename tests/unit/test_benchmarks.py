@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -10,12 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 from compiling import compared
-from memory import CASES
+from memory import BASES, CASES, MODELS, ONE_ROW, loaded
 from method_cost import METHODS
 from options import OPTIONS, write_config
 
 from diffrl.config import load_config
 from diffrl.resources import shipped
+from diffrl.run.fit import GIB, estimate
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
@@ -24,6 +26,19 @@ def test_a_counted_recipe_is_valid_on_so_many_processes(case: tuple[str, str, st
     prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]
     assert load_config(config, [*overrides, *prompts], world=processes).model
     assert shipped("assets", "architectures", model, "model_index.json").is_file()
+
+
+def test_the_table_of_cards_is_what_doctor_counts() -> None:
+    """Every recipe and model in it is there; one cell, of encoders apart, is counted anew."""
+    result = json.loads((Path(__file__).parents[2] / "assets" / "results" / "memory.json").read_text(encoding="utf-8"))
+    assert [(row["label"], (row["config"], row["model"])) for row in result["cards"]] == list(MODELS.items())
+    for config, model in MODELS.values():
+        assert loaded(config, model, [ONE_ROW]).optimise.micro_batch == 1
+    row = next(row for row in result["cards"] if row["label"] == "SD3.5-Medium")
+    found = row["fits"]["16"]
+    assert found["overrides"][0] == f"engine.base={BASES[0]}" and "engine.encoders=apart" in found["overrides"]
+    counted = estimate(loaded(row["config"], row["model"], [ONE_ROW, *found["overrides"]]))
+    assert round(counted.total / GIB, 1) == found["gib"] <= 16
 
 
 def test_every_method_has_a_playground_recipe_and_a_base() -> None:

@@ -182,6 +182,26 @@ def test_the_fastest_setting_that_fits_is_advised(config_file, monkeypatch, free
     assert (None if found is None else found[1]) == expected
 
 
+def test_encoders_apart_and_single_images_are_advised_where_only_they_are_too_large(config_file, monkeypatch) -> None:
+    """A network of 50 bytes and encoders of 90 beside it, 40 apart; 8 images decoded need 80 bytes, one 10."""
+
+    def counted(config, *_: object, **__: object) -> fit.Fit:
+        encoding = 40 if config.engine.encoders == "apart" else 90
+        peaks = {"encoding": encoding, "decoding": 10 * (config.engine.decode or 8), "sampling": 1, "training": 1}
+        return fit.Fit({"network": 50}, peaks, 24, 0, {"training": 3.0}, {})
+
+    monkeypatch.setattr(advice, "estimate", counted)
+    for module in (advice, fit):
+        monkeypatch.setattr(module, "CONTEXT", 0)
+        monkeypatch.setattr(module, "SLACK", 1.0)
+    config = load_config(config_file("run"))
+    apart, single = "engine.encoders=apart", "engine.decode=1"
+    for free, expected in ((140, []), (139, [apart]), (130, [apart]), (129, [apart, single]), (90, [apart, single])):
+        found = advise(config, free)
+        assert found is not None and found[1] == expected and found[0].total <= free
+    assert advise(config, 89) is None
+
+
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     from diffrl.cli import doctor
 

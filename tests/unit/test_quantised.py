@@ -21,6 +21,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise
 from diffrl.records.identity import compare, identity_of_config
 from diffrl.run import fit
+from diffrl.run.parts import check_device
 
 MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image")}
 BASES = {"int8": 1, "fp8": 1, "nf4": 0.5}  # bytes of a weight's code
@@ -191,3 +192,14 @@ def test_a_resume_over_another_base_is_refused() -> None:
         compare(then, now, "step-1")
     values = load_config("configs/playground/nft.yaml", ["engine.base=int8"]).resolved()
     assert identity_of_config(values)["engine.base"] == "int8"
+
+
+def test_an_apple_device_is_told_what_it_cannot_do(config_file) -> None:
+    """By its name alone: there is none here."""
+    path, mps = config_file("run"), torch.device("mps")
+    for base in ("full", "int8"):
+        check_device(load_config(path, [f"engine.base={base}"]), mps)
+    fp8 = load_config(path, ["engine.base=fp8"])
+    check_device(fp8, torch.device("cpu"))
+    with pytest.raises(UserError, match=r'engine.base: "fp8" on an Apple device .* use int8'):
+        check_device(fp8, mps)
