@@ -18,6 +18,7 @@ NAMES = ["environment", *COUNTED, "train/sd35/marble-5", "fsdp2", "resume", "tra
 NAMES += ["train/qwen/d2align", "option/micro-batches-by-memory"]
 
 
+@pytest.mark.slow  # minutes on two cores
 def test_a_part_of_each_kind_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts, out = tmp_path / "counts.json", tmp_path / "proof.json"
     assert gpu_proof.prove(["--count", str(counts), "--tiny", "--only", *COUNTED]) == 0
