@@ -237,7 +237,7 @@ def resident(subject: Subject) -> str:
     frozen = sum(p.nbytes for name, p in policy.network.named_parameters() if "lora_" not in name)
     merged = policy.lora.fused.prepare(policy.precision)  # kept from one micro-batch to the next: no part of its peak
     whole = {"network": frozen, "autoencoder": sum(p.nbytes for p in policy.vae.parameters())}
-    for name, real in (whole | {fit.MERGED: KEPT * sum(tensor.nbytes for tensor in merged)}).items():
+    for name, real in (whole | {fit.merged_part(): KEPT * sum(tensor.nbytes for tensor in merged)}).items():
         if estimate.parts.get(name, 0) != real:
             raise Failed(f"{name}: {estimate.parts.get(name, 0)} bytes expected, {real} there")
     x, t = torch.randn(estimate.rows, *policy.latent_shape), torch.full((estimate.rows,), 0.5)

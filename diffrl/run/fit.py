@@ -31,7 +31,7 @@ GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
-MERGED, ENCODING = f"merged weights, {KEPT} of them", "encoding"
+ENCODING = "encoding"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Fit:
     def total(self) -> int:
         """What a device should have free."""
         return CONTEXT + int(SLACK * (sum(self.parts.values()) + max(self.peaks.values())))
+
+
+def merged_part(copies: int = KEPT) -> str:
+    """The name of the part that so many merged weights of each layer are."""
+    return f"merged weights, {copies} of them"
 
 
 class Estimator:
@@ -88,12 +93,14 @@ class Estimator:
         parts, peaks, operations = self._parts(), dict[str, int](), dict[str, int]()
         text = backbone.blank(1, PRECISIONS[config.optimise.precision]).nbytes
         beside = held(config, backbone, objective, self.lora, text, self.world)
-        parts[EPOCH] = beside.always
+        parts[EPOCH], away = beside.always, 0
         phases = self._phases()
         with counting(backbone):
             kept = self.merged()
             if kept:
-                parts[MERGED] = KEPT * sum(tensor.nbytes for tensor in kept)
+                # Two references push the trained LoRA's out of the cache, and the graph still has them.
+                copies = KEPT + (objective.proximal is not None)
+                parts[merged_part(copies)] = away = copies * sum(tensor.nbytes for tensor in kept)
             for number, (name, phase) in enumerate(phases.items(), start=1):
                 if known is not None and name in known.peaks:
                     peaks[name], operations[name] = known.peaks[name], known.operations[name]
@@ -103,7 +110,7 @@ class Estimator:
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
                 peaks[name] = peak + getattr(beside, name.split()[0])
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
-        waits = parts["network"] + parts.get(MERGED, 0) if config.engine.encoders == "apart" else 0
+        waits = parts["network"] + away if config.engine.encoders == "apart" else 0
         peaks[ENCODING] = encoders - waits
         # The network lies there before it is spread over devices, and while encoders take its place.
         below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0

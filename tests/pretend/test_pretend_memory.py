@@ -26,6 +26,5 @@ def test_what_is_counted_is_what_is_taken(config_file: Any, method: str) -> None
     peak = torch.cuda.max_memory_allocated() - before
     fit = estimate(config)
     counted = sum(fit.parts.values()) + max(fit.peaks.values())
-    # AWM's second reference is not counted beside the graph: 0.946, to be mended.
-    assert counted / peak == pytest.approx(1.0, abs=0.06 if method == "awm" else 0.05)
+    assert counted / peak == pytest.approx(1.0, abs=0.05)
     run.close()

@@ -18,7 +18,6 @@ NAMES = ["environment", *COUNTED, "train/sd35/marble-5", "fsdp2", "resume", "tra
 NAMES += ["train/qwen/d2align", "option/micro-batches-by-memory"]
 
 
-@pytest.mark.slow  # minutes on two cores
 def test_a_part_of_each_kind_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts, out = tmp_path / "counts.json", tmp_path / "proof.json"
     assert gpu_proof.prove(["--count", str(counts), "--tiny", "--only", *COUNTED]) == 0
@@ -26,7 +25,8 @@ def test_a_part_of_each_kind_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr("estimates.estimate", None)  # what is counted is not counted again
         assert gpu_proof.prove([*words, *COUNTED]) == 0
-    bases = [name for name in gpu_proof.CASES if name.startswith("option/base-")]
+    # Not nf4: without CUDA's driver bitsandbytes ends the whole process from its C code.
+    bases = [name for name in gpu_proof.CASES if name.startswith("option/base-") and name != "option/base-nf4"]
     assert gpu_proof.prove([*words, *NAMES, *bases]) == 0  # what the call before has done is kept
     parts = json.loads(out.read_text())["parts"]
     assert all(parts.pop(name)["status"] in ("done", "refused") for name in bases)  # their kernels may need a true card
