@@ -6,7 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 from diffrl.cli.main import main
 
@@ -35,6 +40,17 @@ def launch_script(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true"} if config_file else {}  # torchrun's processes see for themselves
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@contextmanager
+def joined(rank: int, folder: Path) -> Iterator[None]:
+    """Inside, this process is one of two that compute together; they meet in a file: no port to collide with."""
+    torch.set_num_threads(1)
+    names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "unused", "MASTER_PORT": "0"}
+    os.environ |= {**names, "ACCELERATE_USE_CPU": "true"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    yield
+    dist.destroy_process_group()
 
 
 def free_port() -> int:

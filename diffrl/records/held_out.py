@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import stdev
 
 from diffrl.records.disk import writing
 
@@ -71,8 +72,4 @@ def read_held_out(folder: Path) -> HeldOut:
 
 def _standard_error(values: Sequence[float]) -> float | None:
     """Of the mean of independent values; None for fewer than two."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = sum(values) / count
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return None if len(values) < 2 else stdev(values) / math.sqrt(len(values))

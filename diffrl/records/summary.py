@@ -36,11 +36,8 @@ def summary(
     """
     evaluated = any(key.startswith("eval/") for key in last)
     prefix, held = "eval/" if evaluated else "reward/", held or HeldOut()
-    names = [
-        key[len(prefix) :] for key in last if key.startswith(prefix) and finite(last[key]) and finite(first.get(key))
-    ]
-    names = [name for name in names if not name.endswith("/std")]
-    names.sort(key=lambda name: (name not in trained, name == "diversity"))
+    changes = _changes(first, last, prefix)
+    names = sorted(changes, key=lambda name: (name not in trained, name == "diversity"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("held-out prompts" if evaluated else "training prompts", overflow="fold")
     for heading in ("before", "after", "change"):
@@ -49,7 +46,7 @@ def summary(
     epochs = first["epoch"], last["epoch"]
     for name in names:
         before, after = first[prefix + name], last[prefix + name]
-        difference, error = after - before, held.change_error(name, *epochs)
+        difference, error = changes[name], held.change_error(name, *epochs)
         style = _STYLES[_sign(gain(name, difference, lower))] if held.sure(name, difference, *epochs) else "dim"
         change = Text(f"{difference:+.3f}{_plus_minus(error)}", style=style)
         kind = ["trained"] * (name in trained) + ["lower is better"] * (name in lower)
@@ -76,11 +73,7 @@ def verdict(
 ) -> str:
     """One sentence: what was learned, what became worse, and whether the images of one prompt still differ."""
     held, epochs = held or HeldOut(), (first["epoch"], last["epoch"])
-    changes = {
-        key[5:]: last[key] - first[key]
-        for key in last
-        if key.startswith("eval/") and not key.endswith("/std") and finite(last[key]) and finite(first.get(key))
-    }
+    changes = _changes(first, last, "eval/")
     sure = {name: held.sure(name, change, *epochs) and change != 0 for name, change in changes.items()}
     gains = {name: gain(name, change, lower) for name, change in changes.items()}
     clauses = []
@@ -94,6 +87,15 @@ def verdict(
     if judged:
         clauses.append(f"worse: {', '.join(worse)}" if worse else "no watched value became worse by more than noise")
     return "; ".join([*clauses, *_breadth(first, last)]) + "." if clauses else ""
+
+
+def _changes(first: Metrics, last: Metrics, prefix: str) -> dict[str, float]:
+    """Of each value whose key begins so, by the rest of it; deviations and what is unknown are left out."""
+    return {
+        key.removeprefix(prefix): last[key] - first[key]
+        for key in last
+        if key.startswith(prefix) and not key.endswith("/std") and finite(last[key]) and finite(first.get(key))
+    }
 
 
 def _breadth(first: Metrics, last: Metrics) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError
-from diffrl.policy import LoraSpec, load_policy
+from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import Prompt, load_prompts, stream_of
@@ -81,19 +81,7 @@ class Run:
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         check_device(config, device)
-        self.policy = load_policy(
-            config.model,
-            lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
-            precision=config.optimise.precision,
-            device=device,
-            resolution=config.rollout.resolution,
-            seed=config.seed,
-            family=config.family,
-            base=config.engine.base,
-            whole=sharding is None,
-        )
-        if config.optimise.gradient_checkpointing:
-            self.policy.enable_gradient_checkpointing()
+        self.policy = self._load(whole=sharding is None)
         students = load_students(config, self.policy)
         self.spec: SamplerSpec = config.rollout
         self.scorer, self.judges = build_scorers(config, device)
@@ -137,6 +125,24 @@ class Run:
     def look_out_for(self, check: Callable[[], None]) -> None:
         """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
         self.loop.check = self.scorer.check = self.judges.check = self.evaluation.check = check
+
+    def _load(self, whole: bool) -> Policy:
+        """The model with its trained LoRA; not `whole`: the network waits in main memory to be sharded."""
+        config = self.config
+        policy = load_policy(
+            config.model,
+            lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+            precision=config.optimise.precision,
+            device=self.accelerator.device,
+            resolution=config.rollout.resolution,
+            seed=config.seed,
+            family=config.family,
+            base=config.engine.base,
+            whole=whole,
+        )
+        if config.optimise.gradient_checkpointing:
+            policy.enable_gradient_checkpointing()
+        return policy
 
     def _loop(self) -> Loop:
         config = self.config

@@ -27,23 +27,21 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     Raises:
         UserError: a reward cannot be built, or fails; which one, how, and the command that shows more.
     """
-    files = {
-        f"{table}.{name}": Entry(entry.plugin, entry.arguments)
+    files = [
+        (f"{table}.{name}", name, entry, entry.plugin)
         for table in ("rewards", "watch")
         for name, entry in getattr(config, table).items()
         if entry.plugin is not None and ".py:" in entry.plugin
-    }
+    ]
     if not files:
         return
     prompts = load_prompts(config.prompts.train)
     given = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
     width, height = (given, given) if isinstance(given, int) else given
     images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
-    for key, entry in files.items():
-        section, name = getattr(config, key.split(".")[0]), key.split(".", 1)[1]
-        reward = build_rewards({name: entry}, device)[name]
-        limit = {"retries": section[name].retries, "timeout": section[name].timeout}
-        scorer = Scorer({name: reward}, plugins={name: entry.plugin}, **limit)
+    for key, name, entry, plugin in files:
+        reward = build_rewards({name: Entry(plugin, entry.arguments)}, device)[name]
+        scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
         try:
             prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
             if prompt is not None:  # one that applies to nothing is refused later

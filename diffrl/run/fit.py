@@ -235,8 +235,7 @@ def free_bytes(device: torch.device) -> int:
 
 def silent_forwards(objective: Objective, classifier_free: bool, split: bool, steps: int) -> float:
     """Forwards without gradient for each training row: the objective's own, and those of what its penalty refers to."""
-    penalty, plain = objective.penalty, objective.guidance_scale
-    held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
+    penalty, plain, held = objective.penalty, objective.guidance_scale, _guidance_of_reference(objective)
     row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
     more = sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in objective.passes)
     return more + objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
@@ -247,9 +246,16 @@ def guidance_beside(config: Config, objective: Objective, split: bool) -> float:
 
     GARDO's gated references come before it, and so do those that a coupled objective measures a step with.
     """
-    penalty, plain = objective.penalty, objective.guidance_scale
+    plain, held = objective.guidance_scale, _guidance_of_reference(objective)
     gated = config.gardo is not None and config.gardo.gate != "all"
-    if penalty.beta and not gated:
-        held = plain if penalty.guidance is None or penalty.reference is not None else penalty.guidance
+    if objective.penalty.beta and not gated:
         return plain if held == 1 else held
     return plain if objective.beside(split) else 0.0
+
+
+def _guidance_of_reference(objective: Objective) -> float:
+    """With which the penalty's reference predicts; see `Penalty.anchor`."""
+    penalty = objective.penalty
+    if penalty.guidance is None or penalty.reference is not None:
+        return objective.guidance_scale
+    return penalty.guidance

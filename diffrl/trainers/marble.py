@@ -98,14 +98,12 @@ class Marble:
         phi = objective.scalars(policy, rows)
         losses, slopes = loss_slopes(objective, phi, rows)
         penalty = penalties(objective, policy, rows)
+        if policy.sharded and bank.penalised and (penalty is None or not penalty.requires_grad):
+            penalty = 0 * phi.sum()  # a sharded network's passes are everybody's, also where no row is penalised
         kept = penalty is not None and penalty.requires_grad
         scale = scaler.scale(phi.new_full((), 1 / rows_of_step))
         how = {"skip_shared": rows.on_policy, "masked": rows.known is not None, "direct": self.mode == "full"}
-        # A sharded network's passes are everybody's: without a penalised row, too, there is the penalty's, of zeros.
-        empty = policy.sharded and bank.penalised and not kept
-        passes.run(capture, phi, slopes, bank.gradients, scale, retain=kept or empty, **how)
-        if empty:
-            phi.backward(torch.zeros_like(phi))
+        passes.run(capture, phi, slopes, bank.gradients, scale, retain=kept, **how)
         total = losses[-1] if self.mode in TOTALS else losses.mean()
         if penalty is not None:
             if kept:
@@ -146,9 +144,8 @@ class Marble:
             self._records.append(Record(self._fixed(), unknown, unknown))
         else:
             gradients, gram, signal = self._bank.summed(parameters, reduce)
-            direction = gradients.T @ torch.from_numpy(self._coefficients(gram, signal)).to(
-                gradients, non_blocking=True
-            )
+            factors = torch.from_numpy(self._coefficients(gram, signal)).to(gradients, non_blocking=True)
+            direction = gradients.T @ factors
             for parameter, part in zip(parameters, direction.split([p.numel() for p in parameters]), strict=True):
                 own = part.view_as(parameter)
                 parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from launching import joined
 from tiny import count_forwards, scramble
 
 from diffrl.config import load_config
@@ -253,12 +252,8 @@ def _train(config_path: Path, folder: Path, world: int) -> None:
 
 def _process(rank: int, config_path: Path, folder: Path) -> None:
     """One of two processes."""
-    torch.set_num_threads(1)
-    names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "unused", "MASTER_PORT": "0"}
-    os.environ |= {**names, "ACCELERATE_USE_CPU": "true"}  # the processes meet in a file: no port to collide with
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    _train(config_path, folder, world=2)
-    dist.destroy_process_group()
+    with joined(rank, folder):
+        _train(config_path, folder, world=2)
 
 
 def test_one_process_equals_two_also_with_split_groups(config_file, tmp_path: Path) -> None:

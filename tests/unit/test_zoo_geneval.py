@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -101,19 +101,24 @@ def question(rng: random.Random, tag: str) -> dict[str, Any]:
     return {"tag": tag, "include": [first] if tag in ("single_object", "colors") else [first, second]}
 
 
+Colours = Callable[[Sequence[Detection], str], list[str]]
+
+
+def detected(rows: list[dict]) -> tuple[dict[str, list[Detection]], dict, Colours]:
+    """A scene's detections by name, the colour of each box, and what asks for colours."""
+    colour_of = {row["box"]: row["color"] for row in rows}
+    found: dict[str, list[Detection]] = {}
+    for row in rows:
+        found.setdefault(row["name"], []).append(Detection(row["box"], row["score"]))
+    return found, colour_of, lambda things, name: [colour_of[thing.box] for thing in things]
+
+
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_verdict_is_the_published_one(tag: str) -> None:
     rng, verdicts = random.Random(TAGS.index(tag)), []
     for _ in range(1500):
         rows, metadata = scene(rng), question(rng, tag)
-        colour_of = {row["box"]: row["color"] for row in rows}
-        found: dict[str, list[Detection]] = {}
-        for row in rows:
-            found.setdefault(row["name"], []).append(Detection(row["box"], row["score"]))
-
-        def colours(things: Sequence[Detection], name: str, colour_of: dict = colour_of) -> list[str]:
-            return [colour_of[thing.box] for thing in things]
-
+        found, _, colours = detected(rows)
         verdict = correct(filter_detections(found, tag), metadata, colours)
         assert verdict == published(rows, metadata), (rows, metadata)
         verdicts.append(verdict)
@@ -168,14 +173,7 @@ def test_flow_grpos_server_gives_the_same_reward() -> None:
             first, second = ({"class": n, "count": rng.randint(1, 2)} for n in rng.sample(NAMES[:3], 2))
             second |= {"color": rng.choice(COLORS[:2]), "position": [rng.choice(RELATIONS), 0]}
             metadata = {"tag": "position", "include": [first, second]}
-        colour_of = {row["box"]: row["color"] for row in rows}
-        found: dict[str, list[Detection]] = {}
-        for row in rows:
-            found.setdefault(row["name"], []).append(Detection(row["box"], row["score"]))
-
-        def colours(things: Sequence[Detection], name: str, colour_of: dict = colour_of) -> list[str]:
-            return [colour_of[thing.box] for thing in things]
-
+        found, colour_of, colours = detected(rows)
         kept = filter_detections(found, metadata["tag"])
         score = flow_grpo_credit(kept, metadata, colours)
         assert score == flow_grpos(kept, metadata, colour_of), (rows, metadata)
