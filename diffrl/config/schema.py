@@ -37,7 +37,7 @@ from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, Direct
-from diffrl.config.preferences import AWM, DGPO, DPO, GDRO, PRDP, RWR, SFT
+from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
@@ -189,6 +189,7 @@ class Config(Section, metaclass=_OneLine):
     awm: AWM = methods_section(AWM)
     dgpo: DGPO = methods_section(DGPO)
     prdp: PRDP = methods_section(PRDP)
+    fdfo: FDFO = methods_section(FDFO)
     direct: Direct = methods_section(Direct)
     opd: OPD = methods_section(OPD)
     dense: DenseSection | None = methods_section(DenseSection)

@@ -47,6 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
     "awm": {"objective": "awm", "awm": {"beta": 0.1}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
     "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "fdfo": {  # the mean of the group that is split needs both processes
+        "objective": "fdfo",
+        "fdfo": {"beta": 0.1},
+        "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.1, "same_noise": True},
+        "optimise": {"inner_epochs": 2},
+    },
     "dppo": {  # the second pass is off policy: old means by a snapshot, and some rows masked
         "objective": "grpo",
         "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
@@ -71,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     # One image of four is selected: the other process has no row at all.
     "alone": {"objective": "sft", "sft": {"beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
 }
-SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "opd")
+SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "fdfo", "opd")
 
 
 def written(config_file: Any, name: str) -> Path:

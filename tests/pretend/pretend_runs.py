@@ -41,6 +41,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "gdro": {"objective": "gdro"},
     "awm": {"objective": "awm"},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "reference": "old"}},
+    "fdfo": {
+        "objective": "fdfo",
+        "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.05, "same_noise": True, "group_size": 2},
+    },
     "rwr": {"objective": "rwr"},
     "sft": {"objective": "sft"},
     "prdp": {"objective": "prdp", "rollout": {"sampler": "flow_sde"}},

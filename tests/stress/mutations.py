@@ -47,7 +47,7 @@ MODULES = (
     *("forward", "samplers", "advantages", "trainers/gradients", "trainers/simplex", "trainers/rows", "trainers/grpo"),
     *("trainers/nft", "trainers/crd", "trainers/centring", "trainers/gate", "trainers/gardo", "trainers/gated"),
     *("trainers/marble", "trainers/bank", "trainers/coupled", "trainers/dpo", "trainers/rwr", "trainers/gdro"),
-    *("trainers/awm", "trainers/dgpo"),
+    *("trainers/awm", "trainers/dgpo", "trainers/fdfo"),
     *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
     *("divgen/metrics", "rewards/direction"),
 )

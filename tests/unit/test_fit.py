@@ -232,6 +232,7 @@ WORKS = {
     "awm": ["objective=awm", "optimise.inner_epochs=2"],
     "dgpo": ["objective=dgpo", "dgpo.anchor_guidance=3"],
     "dgpo, following": ["objective=dgpo", "dgpo.reference=old", "dgpo.beta=0"],
+    "fdfo": ["objective=fdfo", "rollout.sampler=cps", "rollout.noise_level=0.1", "rollout.same_noise=true"],
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
     "sft": ["objective=sft"],
