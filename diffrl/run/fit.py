@@ -168,7 +168,7 @@ class Estimator:
         share = objective.share(rollout.group_size)
         return {
             "sampling": rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
-            "decoding": images * decoding / self.phases.chunk,
+            "decoding": (images + rollout.candidates / self.world) * decoding / self.phases.chunk,
             "training": images * passes * share * (training / max(self.sizes) + silent),
         }
 

@@ -43,8 +43,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "reference": "old"}},
     "fdfo": {
         "objective": "fdfo",
-        "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.05, "same_noise": True, "group_size": 2},
+        "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.05, "same_noise": True},
     },
+    "scouted": {"objective": "nft", "rollout": {"scout": {"images": 4, "steps": 2}}},
     "rwr": {"objective": "rwr"},
     "sft": {"objective": "sft"},
     "prdp": {"objective": "prdp", "rollout": {"sampler": "flow_sde"}},

@@ -233,6 +233,7 @@ WORKS = {
     "dgpo": ["objective=dgpo", "dgpo.anchor_guidance=3"],
     "dgpo, following": ["objective=dgpo", "dgpo.reference=old", "dgpo.beta=0"],
     "fdfo": ["objective=fdfo", "rollout.sampler=cps", "rollout.noise_level=0.1", "rollout.same_noise=true"],
+    "scouted": ["objective=nft", "rollout.scout.images=7", "rollout.scout.steps=2"],
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
     "sft": ["objective=sft"],
@@ -244,6 +245,7 @@ WORKS = {
 
 PLANS = {
     "plain": [],
+    "scouted": ["rollout.scout.images=7", "rollout.scout.steps=2"],
     "tail": ["rollout.steps=6", "rollout.sampler=flow_sde", "rollout.window=2", "objective=grpo", "rollout.tail=0.5"],
     "dense": ["dense.ode_steps=null"],
     "dense, few steps": ["dense.ode_steps=2", "rollout.same_noise=true", "rollout.steps=5"],
