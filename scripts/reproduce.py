@@ -129,6 +129,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
         "training_seconds": round(seconds, 1),
         "evaluation_seconds": round(sum(m.get("seconds/evaluate", 0.0) for m in history), 1),
         "overhead_share": round(overhead / seconds, 4) if seconds else None,
+        "stopped": {name: over_epochs(history, name) for name in history[-1] if "/stopped" in name},
         "curve": [
             {
                 "samples": m["samples"],
@@ -138,6 +139,12 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
             if "eval/diversity" in m
         ],
     }
+
+
+def over_epochs(history: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of what a method logs; None: in no epoch."""
+    values = [m[name] for m in history if m.get(name) is not None]
+    return round(float(np.mean(values)), 4) if values else None
 
 
 def commit() -> str:
