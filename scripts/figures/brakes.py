@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import tables
 import torch
@@ -62,11 +62,12 @@ class Trial:
         self.draw = lambda *shape: torch.randn(*shape, *DIMS, generator=generator)
         spec, levels = SamplerSpec(sampler="flow_sde", steps=steps, noise_level=0.7), torch.tensor(LEVELS)
         times = levels[:-1].expand(n, steps), levels[1:].expand(n, steps)
-        path = Trajectory(self.draw(n, steps), *times, torch.zeros(n, steps), ends=self.draw(n, steps))
+        ends, log_prob = self.draw(n, steps), torch.zeros(n, steps)
+        path = Trajectory(self.draw(n, steps), *times, log_prob, ends=ends)
         cond, texts = Conditioning(torch.zeros(2, 1, 1), torch.zeros(2, 0)), [Prompt(f"error {e}") for e in ERRORS]
         images = Rollout(texts, index // 4, index % 4, 0, n, self.draw(n), None, cond, path, levels, self.process, spec)
         config = load_config(tables.ROOT / f"configs/playground/{recipe}.yaml", overrides)
-        self.objective: Any = build_objective(config, spec)
+        self.objective = cast(Any, build_objective(config, spec))
         self.objective.noising.levels = None  # recipes train the noisiest
         advantages = torch.tensor(column * 2)[:, None]
         pairs = self.objective.pairs(images, advantages, index, 0)
@@ -78,8 +79,8 @@ class Trial:
             (mean, s), (further, _) = (self.objective.step(self, batch, form) for form in forms)
             c, noise, place = further - mean, self.draw(len(pairs)), tuple(pairs.T)
             self.residual, r.c, r.s = -s * noise / c, c.flatten(1)[:, 0], s.flatten()
-            path.ends[place] = mean + s * noise
-            path.log_prob[place] = gaussian_log_prob(path.ends[place], mean, s)
+            ends[place] = mean + s * noise
+            log_prob[place] = gaussian_log_prob(ends[place], mean, s)
         else:
             self.residual = self.old * (r.e / self.old.square().flatten(1).mean(1)).sqrt().view(-1, 1, 1, 1)
             self.old = batch.velocity(self.process) + self.residual
@@ -104,8 +105,8 @@ class Trial:
         """(b, D) of the loss by each row's velocity, over its advantage."""
         self.objective.before_step(self, self.step)
         rows = self.rows()
-        self.objective.loss(self.objective.scalars(self, rows), rows).sum().backward()
-        return (self.v.grad / self.a).flatten(1)  # type: ignore[operator]
+        losses = self.objective.loss(self.objective.scalars(self, rows), rows)
+        return (torch.autograd.grad(losses.sum(), self.v)[0] / self.a).flatten(1)
 
 
 def measured(label: str) -> dict[str, Any]:
@@ -141,8 +142,9 @@ def main() -> None:
     for row in rows.values():
         row["step"] = f"{rows['DiffusionNFT']['norm'] / row['norm']:.2g}"
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty=+"], text=True, cwd=tables.ROOT).strip()
-    result = {"command": "python scripts/figures/brakes.py", "commit": commit, "diffrl_version": __version__}
-    result |= {"largest_error": max(row["error"] for row in rows.values()), "objectives": rows}
+    result: dict[str, Any] = {"command": "python scripts/figures/brakes.py", "commit": commit}
+    result |= {"diffrl_version": __version__, "largest_error": max(row["error"] for row in rows.values())}
+    result["objectives"] = rows
     (tables.RESULTS / "brakes.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     tables.write()
 

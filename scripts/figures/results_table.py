@@ -30,6 +30,8 @@ def sides(runs: list[Result], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean(values: np.ndarray) -> str:
+    if 0 < abs(values.mean()) < 5e-4:
+        return f"{values.mean():.0e}"
     return f"{values.mean():.3f} ± {half_width(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
 
 
@@ -63,7 +65,7 @@ def read_all(folder: str, variants: tuple[str, ...]) -> tuple[dict[str, Result],
 def table(folder: str, columns: str, *variants: str) -> str:
     """Variants below a folder side by side, one row each, the base model first, from which all must have started.
 
-    `clip` may be trained in a corrected form: then the plain one is shown. `*/stopped` is a mean over the epochs.
+    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs.
     """
     names, (results, missing) = columns.split(), read_all(folder, variants)
     if not results:
@@ -71,7 +73,7 @@ def table(folder: str, columns: str, *variants: str) -> str:
     for side in (run[key] for one in results.values() for run in one["runs"] for key in ("before", "after")):
         side.update({"clip": side["plain"]} if "plain" in side else {})
     first = next(iter(results.values()))["runs"][0]["before"]
-    measured = [name for name in names if "/stopped" not in name]
+    measured = [name for name in names if "/stopped" not in name and "/divergence/" not in name]
     cells = [["base", "", "", *(f"{first[name]:.3f}" if name in measured else "" for name in names)]]
     for label, result in results.items():
         runs = result["runs"]
@@ -79,7 +81,7 @@ def table(folder: str, columns: str, *variants: str) -> str:
         if not np.allclose(before, [first[name] for name in measured], atol=1e-4):
             raise SystemExit(f"results_table: {label} started from another base model, or was judged on other prompts")
         seconds = np.mean([run["training_seconds"] for run in runs])
-        values = [[(run.get("stopped", {}) | run["after"]).get(name) for run in runs] for name in names]
+        values = [[(run.get("logged", {}) | run["after"]).get(name) for run in runs] for name in names]
         after = ["" if None in column else mean(np.array(column)) for column in values]
         cells.append([label, f"{runs[0]['images']:,}", f"{seconds:.0f}", *after])
     return rows(["variant", "images", "seconds", *names], cells) + origin(results, HALF) + missing

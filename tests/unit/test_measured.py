@@ -67,7 +67,7 @@ def test_a_variant_that_was_not_run_is_named_and_a_share_that_was_not_logged_is_
     assert results_table.table(".", words[0], words[3]) == results_table.held(".", "a", "b", words[3]) == "Not run yet."
     for name in ("base", "mask"):
         runs = [run(seed, 0.5, 0.6, training_seconds=60.0) for seed in range(3)]
-        more = [{"stopped": {"grpo/stopped/positive": share}} if name == "mask" else {} for share in (0.1, 0.1, 0.1)]
+        more = [{"logged": {"grpo/stopped/positive": share}} if name == "mask" else {} for share in (0.1, 0.1, 0.1)]
         told = {"diffrl_version": "0", "runs": [one | other for one, other in zip(runs, more, strict=True)]}
         (results / f"pilots/{name}.json").write_text(json.dumps(told))
     lines = results_table.table(".", *words).splitlines()
