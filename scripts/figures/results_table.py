@@ -90,8 +90,9 @@ def table(folder: str, columns: str, *variants: str) -> str:
 def held(folder: str, proxy: str, gold: str, *variants: str) -> str:
     """How far a proxy rises before the gold reward falls: of the evaluations during training, paired by seed.
 
-    It falls at the first evaluation at which it is below its best so far by more than half the difference's 95 %
-    interval. "at equal gain": at the first one with the proxy gain that all variants reach.
+    It falls at the first evaluation that is below its best so far by more than half the difference's 95 % interval,
+    with the seeds' deviation pooled over evaluations and variants: of three seeds alone it would be known too badly.
+    "at equal gain": at the first one with the proxy gain that all variants reach.
     """
     results, missing = read_all(folder, variants)
     if not results:
@@ -103,9 +104,15 @@ def held(folder: str, proxy: str, gold: str, *variants: str) -> str:
         )
         changes[label] = (curves - curves[:, :, :1]).swapaxes(1, 2)
     common, cells = min(gain.mean(1).max() for gain, _ in changes.values()), []
+    falls = {
+        label: [true[k] - true[true[: k + 1].mean(1).argmax()] for k in range(len(true))]
+        for label, (_, true) in changes.items()
+    }
+    pooled = [(fall.var(ddof=1), len(fall)) for each in falls.values() for fall in each if fall.any()] or [(0.0, 2)]
+    variance, seeds = np.mean(pooled, axis=0)
+    half = stats.t.ppf(0.975, len(pooled) * (seeds - 1)) * (variance / seeds) ** 0.5
     for label, (gain, true) in changes.items():
-        falls = [true[k] - true[true[: k + 1].mean(1).argmax()] for k in range(len(true))]
-        fallen = next((k for k, fall in enumerate(falls) if fall.mean() + half_width(fall) < 0), None)
+        fallen = next((k for k, fall in enumerate(falls[label]) if fall.mean() + half < 0), None)
         until = f"all of {mean(gain[-1])}" if fallen is None else mean(gain[fallen - 1])
         equal = (gain.mean(1) >= common).argmax()
         cells.append([label, until, *(mean(values) for values in (true[equal], gain[-1], true[-1]))])

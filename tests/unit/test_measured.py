@@ -89,14 +89,22 @@ def test_a_reward_is_held_until_the_other_falls_by_more_than_its_interval(result
             for seed in range(3)
         ]
 
-    for name, gold, spread in (("falls", (0.5, 0.7, 0.6, 0.2), 0.001), ("noise", (0.5, 0.7, 0.6), 0.2)):
+    for name, gold, spread in (
+        ("falls", (0.5, 0.7, 0.6, 0.2), 0.001),
+        ("noise", (0.5, 0.7, 0.6), 0.2),
+        ("dips", (0.5, 0.7, 0.699), 0.0),
+    ):
         told = {"diffrl_version": "0", "runs": curves(gold, spread)}
         (results / f"pilots/{name}.json").write_text(json.dumps(told))
-    lines = results_table.held("pilots", "p", "g", "falls=falls.json", "noise=noise.json").splitlines()
+    lines = results_table.held(
+        "pilots", "p", "g", "falls=falls.json", "noise=noise.json", "dips=dips.json"
+    ).splitlines()
     assert lines[0] == "| variant | p until g fell | g at equal gain, 2.000 | p at the end | g then |"
-    # from 0.7 to 0.6: -0.1 + 0.001 (0, 1, 2), half width 0.002; in noise 0.2 (0, 1, 2) more, half width 0.497
+    # variances 1e-6 and 4e-6 of what falls and 0 of what dips: half width 2.45 sqrt(1.7e-6 / 3) = 0.002, above a dip of
+    # 0.001 that is the same in all seeds; the mean of noise only rises
     assert lines[2].startswith("| falls | 1.000 ± 0.000 | 0.102 ± 0.005 | 3.000 ± 0.000 | -0.297 ")
     assert lines[3].startswith("| noise | all of 2.000 ± 0.000 | 0.500 ± 0.994 |")
+    assert lines[4].startswith("| dips | all of 2.000 ± 0.000 | 0.199 ± 0.000 |")
 
 
 def test_scores_are_ranked_beside_the_exact_variety() -> None:
