@@ -71,6 +71,8 @@ RELEASED: dict[str, dict[str, Any]] = {
         "awm.timesteps": 6,
         "optimise.batch_size": 576,
     },
+    "sd35/fdfo_pickscore": {"fdfo.epsilon": 0.03, "fdfo.advantage_std": "none", "rollout.steps": 40},
+    "flux/nft_scout_imagereward": {"rollout.scout": {"images": 96, "steps": 6}, "rollout.group_size": 24},
     "sd35/dgpo_ocr": {"dgpo.sample_old": 200, "dgpo.timesteps": 4, "dgpo.old.cap": 0.3, "lora.rank": 64},
     "sd35/gardo_ocr": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.04},
     "sd35/gardo_geneval": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.07},
