@@ -183,7 +183,7 @@ class FDFO(Section):
         {"FDFO": "2603.12893"},
         about="finite-difference flow optimisation",
         trainer="diffrl.trainers.fdfo:FDFO",
-        needs={"rollout": {"sampler": "cps", "noise_level": 0.045, "same_noise": True, "group_size": 2}},
+        needs={"rollout": {"sampler": "cps", "noise_level": 0.045, "same_noise": True}},
     )
     whole_groups: ClassVar[bool] = True
     epsilon: FiniteFloat = key(
