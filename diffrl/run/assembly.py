@@ -290,7 +290,7 @@ class Run:
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
             journal.log(metrics)
             if self.main:
-                scouts = self.loop.scouting and self.loop.scouting.warning()
+                scouts = None if self.loop.scouting is None else self.loop.scouting.warning()
                 for text in [*self.suspicions.after(metrics, self.scorer.take_growth()), *([scouts] if scouts else [])]:
                     journal.note(text)
             stop = bool(alarms) and config.guard.stop and not last
