@@ -123,6 +123,10 @@ class Direct(Objective):
         weighted = torch.stack([weight * column for weight, column in columns], dim=1)
         total = weighted.sum(1, keepdim=True)
         self.means.add("direct/reward", total)
+        if contrast is not None:  # what one branch wants, the other does not: their mean says little
+            inverted = rows.t_next > rows.t
+            self.means.add("direct/denoised", total[:, 0], ~inverted)
+            self.means.add("direct/inverted", total[:, 0], inverted)
         return weighted if self.rule.each else total
 
     def scores(

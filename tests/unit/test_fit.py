@@ -237,6 +237,13 @@ WORKS = {
     "sft": ["objective=sft"],
     "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
+    "srpo": [
+        "objective=direct",
+        "direct.align={}",
+        "direct.pair={}",
+        "direct.beta=0.1",
+        f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'embedder.py'}:Embedder",
+    ],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
 
