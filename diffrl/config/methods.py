@@ -306,8 +306,10 @@ class Direct(Section):
         False, "recompute the decoder's activations, chunk by chunk, in the backward pass: less memory, more time"
     )
 
-    align: Align | None = key(None, "Direct-Align; null: from a level of the sampling schedule to the next")
-    pair: Pair | None = key(None, "with align, SRPO: the difference of a reward for two prompts; null: the reward")
+    align: Align | None = key(
+        None, "Direct-Align, in the place of steps from a level of the sampling schedule to the next; present = on"
+    )
+    pair: Pair | None = key(None, "with align, SRPO: a reward's difference for two prompts in its place; present = on")
 
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps * (self.align.rows if self.align else 1)
@@ -344,7 +346,7 @@ class Direct(Section):
         pair.check_forms()
         if self.align is None:
             raise Problem(
-                "direct.pair", "its discounts run over direct.align.range: give direct.align, too ({} is SRPO's)"
+                "direct.pair", "its discounts run over direct.align.range; give direct.align, too ({} is SRPO's)"
             )
         if self.align.branches == "denoise" and pair.inversion != type(pair).model_fields["inversion"].default:
             raise Problem("direct.pair.inversion", "has no effect with direct.align.branches: denoise; leave it out")

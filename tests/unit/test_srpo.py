@@ -20,7 +20,8 @@ SRPO: dict[str, Any] = {"objective": "direct", "rewards": EMBEDDER}
 
 
 def direct(**keys: Any) -> dict[str, Any]:
-    return {**SRPO, "direct": {"align": {}, "pair": {}, **keys}}
+    given = {"align": {}, "pair": {}, **keys}
+    return {**SRPO, "direct": {name: value for name, value in given.items() if value is not None}}
 
 
 @pytest.mark.parametrize(
