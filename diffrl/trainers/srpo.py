@@ -78,6 +78,7 @@ class Contrast:
     def score(self, reward: Embedder, images: Tensor) -> Tensor:
         """(b,) of images (b, 3, H, W) in [0, 1], which are embedded once."""
         seen = reward.embed_image(images)
-        scores = [reward.score(seen, reward.embed_text(texts)) for texts in (self.positive, self.negative)]
-        counted = self.factors.to(scores[0], non_blocking=True)
-        return counted[:, 0] * scores[0] + counted[:, 1] * scores[1]
+        plus = reward.score(seen, reward.embed_text(self.positive))
+        minus = reward.score(seen, reward.embed_text(self.negative))
+        counted = self.factors.to(plus, non_blocking=True)
+        return counted[:, 0] * plus + counted[:, 1] * minus
