@@ -27,15 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from planted import VALUES, free_captions, one_wrong, pictures
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.playground.scenes import Scene, complete
+from diffrl.playground import grammar
+from diffrl.playground.grammar import STYLES, TONES, Caption
+from diffrl.playground.renderer import render
+from diffrl.playground.scenes import Scene, complete, sample_caption
 from diffrl.playground.taste import BIAS
 from diffrl.rewards import load_reward
 from diffrl.rewards.direction import OMEGA, guided_embedding, load_direction
 
+VALUES = {"style": STYLES, "tone": TONES}
 LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of b_v, against the learned length
 
 
@@ -46,6 +49,35 @@ def learned(seed: int, overrides: Sequence[str]) -> Tensor:
         command = [sys.executable, "-m", "diffrl", "d2align", "learn", "playground/d2align"]
         subprocess.run([*command, *settings, *overrides, f"run_dir={folder}/run"], check=True, stdout=sys.stderr)
         return load_direction(Path(folder) / "run/d2align/direction.safetensors").vector
+
+
+def pictures(scenes: Sequence[Scene]) -> Tensor:
+    """(N, 3, 64, 64) in [0, 1]."""
+    return torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2) / 255.0
+
+
+def free_captions(count: int, rng: np.random.Generator) -> list[Caption]:
+    """Captions of drawn shapes that say neither style nor tone."""
+    captions: list[Caption] = []
+    while len(captions) < count:
+        caption = sample_caption(rng, "test")
+        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.attributes.keys():
+            captions.append(caption)
+    return captions
+
+
+def one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
+    """The scene drawn anew with one said fact, chosen at random, at another value."""
+    while True:
+        attributes = dict(caption.attributes)
+        name = str(rng.choice(sorted(attributes)))
+        attributes[name] = str(rng.choice([v for v in grammar.VALUES[grammar.kind_of(name)] if v != attributes[name]]))
+        try:
+            wrong = complete(Caption(caption.kind, attributes), rng)
+        except ValueError:  # two things that would be one
+            continue
+        style = {fact: scene.facts[fact] for fact in VALUES}
+        return dataclasses.replace(wrong, facts={**wrong.facts, **style})
 
 
 @torch.no_grad()
