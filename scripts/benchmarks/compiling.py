@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,8 +38,8 @@ MODES = ("plain", "compiled, empty cache", "compiled, from the cache", "MARBLE",
 def one(mode: str, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the first and of later forwards and steps of this process."""
     torch.manual_seed(0)
-    policy, cond = build_policy(SimpleNamespace(model="playground"), torch.device("cpu"))
-    objective = build_objective("nft", policy, 0.0)
+    policy, cond = build_policy(argparse.Namespace(model="playground"))
+    objective = build_objective("nft", policy)
     marble = mode.startswith("MARBLE")
     rows = random_rows(policy, cond, objective, args.rows, REWARDS if marble else 1)
     balanced = Marble([str(k) for k in range(REWARDS)], mode="fresh")
