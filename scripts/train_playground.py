@@ -6,7 +6,6 @@ schedule over its own minutes of one CPU core, with a learning rate that falls t
     python scripts/train_playground.py                              # everything that is not there yet
     python scripts/train_playground.py --stage generator            # up to one stage
     python scripts/train_playground.py --minutes generator=240      # with another schedule
-    python scripts/train_playground.py --export                     # export what the states hold now, train nothing
 
 To train the shipped generator, or the decoder, further, no state is needed: the weights and a new schedule are enough.
 
@@ -56,7 +55,7 @@ from texts import Texts, train_texts
 from turbo import save_turbo, train_turbo
 
 from diffrl.playground import grammar, models
-from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl.playground.clip_model import clip_config, load_clip, save_clip
 from diffrl.playground.tokenizer import write_tokenizer
 
 SEED = 0
@@ -84,16 +83,6 @@ class Work:
         """The rendered scenes, made when they are first asked for."""
         make_pool(self.folder / "pool", self.scenes, self.seed, self.tokenizer)
         return open_pool(self.folder / "pool", self.scenes)
-
-    def averaged(self, stage: str, model: Any, prefix: str = "") -> Any | None:
-        """`model` with the averaged weights of a stage's state (those under `prefix`), or None without a state."""
-        path = self.folder / f"{stage}.pt"
-        if not path.exists():
-            return None
-        state = torch.load(path, weights_only=True)["average"]
-        start = f"module.{prefix}"
-        model.load_state_dict({name.removeprefix(start): x for name, x in state.items() if name.startswith(start)})
-        return model.eval()
 
     def latents(self, vae: Any) -> np.ndarray:
         """The pool's latents (N, 8, 8, 8), scaled; sets the autoencoder's scaling and shift factor."""
@@ -192,20 +181,6 @@ def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> 
             work.export_clip(train_preference(work.folder, clip, work.tokenizer, minutes[stage]), "preference")
 
 
-def export(work: Work) -> None:
-    """Write what the states hold now."""
-    vae = work.averaged("decoder", models.build_vae()) or work.averaged("autoencoder", models.build_vae())
-    texts = work.averaged("texts", Texts(work.tokenizer))
-    drawn = work.averaged("generator", models.build_transformer())
-    if vae is not None and texts is not None and drawn is not None:
-        work.scale(vae)
-        work.export_pipeline(vae, texts, drawn)
-    for name in ("clip", "preference"):
-        model = work.averaged(name, build_clip(clip_config(len(work.tokenizer))))
-        if model is not None:
-            work.export_clip(model, name)
-
-
 def save_head(head: Any, out: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, out / "aesthetic.safetensors", metadata={"activation": "relu"})
@@ -256,7 +231,6 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
     parser.add_argument("--bf16", action="store_true", help="the generator's forwards in bfloat16 (where it is fast)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--export", action="store_true", help="only export what the states hold now")
     parser.add_argument(
         "--wrong", type=float, default=0.0, help="with --from-shipped: share of scenes with another scene's caption"
     )
@@ -267,11 +241,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
     stages: list[str] = []
-    if args.export:
-        export(work)
-    elif args.wrong and not args.from_shipped:
+    if args.wrong and not args.from_shipped:
         raise SystemExit("--wrong goes with --from-shipped")
-    elif args.from_shipped:
+    if args.from_shipped:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
