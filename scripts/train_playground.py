@@ -90,19 +90,14 @@ class Work:
         if not path.exists():
             np.save(path, encode_pool(self.pool(), vae))
         latents = np.load(path)
-        self.scale(vae, latents)
-        return ((latents - np.float32(vae.config.shift_factor)) * np.float32(vae.config.scaling_factor)).astype(
-            np.float16
-        )
-
-    def scale(self, vae: Any, latents: np.ndarray | None = None) -> None:
-        """Set the scaling and shift factor: from latents, or as they were set from them."""
-        path = self.folder / "scale.json"
-        if latents is not None and not path.exists():
+        scale = self.folder / "scale.json"
+        if not scale.exists():
             values = latents.astype(np.float32)
-            path.write_text(json.dumps([float(values.mean()), float(values.std())]))
-        mean, deviation = json.loads(path.read_text())
+            scale.write_text(json.dumps([float(values.mean()), float(values.std())]))
+        mean, deviation = json.loads(scale.read_text())
         vae.register_to_config(scaling_factor=1.0 / deviation, shift_factor=mean)
+        scaled = (latents - np.float32(mean)) * np.float32(1.0 / deviation)
+        return scaled.astype(np.float16)
 
     def export_pipeline(self, vae: Any, texts: Any, transformer: Any) -> None:
         """Write the Stable Diffusion 3 pipeline."""
@@ -136,7 +131,6 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 
 def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
-    bf16: bool = False,
 ) -> None:  # fmt: skip
     """Train the generator or the decoder further, from the weights in --out, or the generator's distilled student."""
     pool = work.pool()
@@ -145,7 +139,7 @@ def go_on(
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
         latents = work.latents(vae)
-        drawn = train_drawing(work.folder, pool, latents, prompts, minutes, start, compiled, rate, bf16)
+        drawn = train_drawing(work.folder, pool, latents, prompts, minutes, start, compiled, rate)
         drawn.load_state_dict({name: (1 - keep) * new + keep * start[name] for name, new in drawn.state_dict().items()})
         work.export_pipeline(vae, texts, drawn)
     if "decoder" in stages:
@@ -155,7 +149,7 @@ def go_on(
         save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
-def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> None:
+def train(work: Work, last: int, compiled: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     for stage in STAGES[1 : last + 1]:
@@ -166,7 +160,7 @@ def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> 
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
             latents = work.latents(vae)
-            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, bf16=bf16)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder":
             vae = train_decoder(work.folder, pool, vae, minutes[stage])
@@ -229,7 +223,6 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=SCENES, help="scenes of the pool")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the pool: another one has other scenes")
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
-    parser.add_argument("--bf16", action="store_true", help="the generator's forwards in bfloat16 (where it is fast)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument(
         "--wrong", type=float, default=0.0, help="with --from-shipped: share of scenes with another scene's caption"
@@ -247,9 +240,9 @@ def main() -> None:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
-        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, args.bf16)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
     else:
-        train(work, STAGES.index(args.stage), args.compile, args.bf16)
+        train(work, STAGES.index(args.stage), args.compile)
     record(work, stages)
 
 

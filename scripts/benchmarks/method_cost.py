@@ -6,7 +6,8 @@
 Every recipe of `METHODS` and its base, or NFT's with each of `OPTIONS`, draw, score and train the same number of images
 a round, one after the other; a ratio is the median over the rounds of the method's seconds by its base's in the same
 round. `forwards`: of the network in the rollout, by images. Levels are not calibrated (`dense.calibrate`), which is
-paid once before a training. `mib`: of a training micro-batch, as `diffrl doctor` counts it. What options give on a GPU
+paid once before a training. `mib`: of a training micro-batch, as `diffrl doctor` counts it. `first`: seconds of
+the first epoch, in which blocks are compiled. What options give on a GPU
 is measured by `scripts/gpu_proof.py`.
 """
 
@@ -50,6 +51,7 @@ OPTIONS = {
     "bf16": ["optimise.precision=bf16"],
     "micro-batches of half the size": ["optimise.accumulation=2"],
     "LoRA on queries and values": ["lora.targets=[attn.to_q,attn.to_v]"],
+    "compiled blocks": ["engine.compile=true"],
     "LoRA not merged": ["engine.merge=off"],
     "bf16, rollouts on merged weights": ["optimise.precision=bf16", "engine.merge=all"],
     "rollouts with taylorseer": ["rollout.cache.kind=taylorseer"],
@@ -63,14 +65,12 @@ def opened(name: str, groups: int, folder: Path, options: Sequence[str] = ()) ->
     return Run(load_config(ROOT / f"configs/playground/{name}.yaml", values))
 
 
-def measure(runs: dict[str, Run], warm: int, repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """An epoch of each run in turn, `repeats` times after `warm`."""
+def measure(runs: dict[str, Run], turns: int) -> dict[str, list[dict[str, Any]]]:
+    """An epoch of each run in turn, so many times."""
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
-    for turn in range(warm + repeats):
+    for turn in range(turns):
         for name, run in runs.items():
-            epoch = run.loop.run_epoch(turn)
-            if turn >= warm:
-                epochs[name].append(epoch)
+            epochs[name].append(run.loop.run_epoch(turn))
     return epochs
 
 
@@ -93,10 +93,11 @@ def counted_mib(run: Run) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """What each option gives beside the plain run."""
-    lines = ["| option | sampling | optimising | MiB of a training micro-batch, counted |", "| --- " * 4 + "|"]
+    heads = "| option | sampling | optimising | MiB of a training micro-batch, counted | seconds of the first epoch |"
+    lines = [heads, "| --- " * 5 + "|"]
     for name, row in result["options"].items():
         speeds = " | ".join(f"{1 / row[phase]:.2f}" for phase in ("rollout", "optimise"))
-        lines.append(f"| {name} | {speeds} | {row['mib']:g} |")
+        lines.append(f"| {name} | {speeds} | {row['mib']:g} | {row['first']:g} |")
     return "\n".join(lines) + f"\n\n`{result['command']}`, {result['machine']}, torch {result['torch']}.\n"
 
 
@@ -123,10 +124,11 @@ def main() -> None:
             for name in (base, *names):
                 recipe, options = ("nft", OPTIONS.get(name, [])) if args.options else (name, [])
                 runs[name] = opened(recipe, args.groups, Path(folder) / name, options)
-            epochs = measure(runs, args.warm, args.repeats)
+            epochs = measure(runs, args.warm + args.repeats)
             for name, run in runs.items():
                 more = {"mib": counted_mib(run)} if args.options else {"base": base}
-                rows[name] = more | compared(epochs[name], epochs[base])
+                row = rows[name] = more | compared(epochs[name][args.warm :], epochs[base][args.warm :])
+                row["first"] = round(epochs[name][0]["seconds"], 1)
                 print(f"{name:<34} {rows[name]}", flush=True)
                 run.close()
     if args.out:

@@ -146,7 +146,6 @@ def main() -> None:
         if args.varied:
             seen = variety(drawn(pipe, few, guidance, args.steps, args.seed + 1), few)
             row |= {"variety": round(seen.value or 0.0, 3), "unreadable": round(seen.unreadable, 3)}
-            row["variety_by_fact"] = {name: round(value, 3) for name, value in seen.by_fact.items()}
         result[f"guidance {guidance:g}"] = row
     text = json.dumps(result, indent=2)
     print(text)
