@@ -39,6 +39,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1}},
     "fdfo": {"objective": "fdfo", "fdfo": {"beta": 0.1}, "rollout": {"same_noise": True, "noise_level": 0.05}},
     "direct": {"objective": "direct"},
+    "srpo": {
+        "objective": "direct",
+        "direct": {"align": {}, "pair": {}},
+        "rewards": {"embedder": {"plugin": f"{DATA}/embedder.py:Embedder"}},
+    },
     "gardo": {
         "objective": "grpo",
         "watch": {"brightness": {"plugin": BRIGHTNESS}},
