@@ -109,6 +109,13 @@ def test_rollouts_that_merge_in_any_precision_keep_what_is_counted(config_file, 
     assert fit.estimate(config).parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
 
 
+def test_counting_draws_nothing(config_file) -> None:
+    """A LoRA of Qwen-Image took seconds to draw, and a run with `micro_batch: auto` drew other numbers after it."""
+    before = torch.random.get_rng_state()
+    fit.estimate(load_config(config_file("run")))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_compiled_blocks_merge_nothing(config_file) -> None:
     found = fit.estimate(load_config(config_file("run"), ["engine.compile=true"]))
     assert not [name for name in found.parts if name.startswith("merged")]
