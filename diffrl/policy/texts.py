@@ -71,7 +71,7 @@ class Texts:
         and again."""
         if self.device.type == "cuda":
             try:
-                _replace(self.backbone.text_encoders, lambda tensor: tensor.pin_memory())
+                exchange(self.backbone.text_encoders, lambda tensor: tensor.pin_memory())
             except RuntimeError:  # so much of it cannot be locked here
                 return
 
@@ -95,14 +95,14 @@ def visiting(modules: Sequence[nn.Module], device: torch.device) -> Iterator[Non
         return
     homes: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
-        _replace(modules, lambda tensor: tensor.to(device, non_blocking=True), homes)
+        exchange(modules, lambda tensor: tensor.to(device, non_blocking=True), homes)
         yield
     finally:
         for table, name, tensor in homes:
             table[name] = tensor
 
 
-def _replace(
+def exchange(
     modules: Sequence[nn.Module],
     change: Callable[[Tensor], Tensor],
     before: list[tuple[dict[str, Any], str, Tensor]] | None = None,

@@ -148,6 +148,8 @@ class Loop:
         if self.objective.credit is not None:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
         metrics |= self._seconds(started)
+        if (copying := self.scorer.take_copying()) is not None:
+            metrics["seconds/offload"] = round(copying, 4)
         return metrics
 
     def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
@@ -188,7 +190,7 @@ class Loop:
             if len(pending[view]) >= 8:
                 pending[view][-8].result()  # images wait on the device for their scores: not more than eight batches
             pending[view].append(self.scorer.submit(images, owners))
-            if self.scorer.groupwise:
+            if self.scorer.later:
                 pictures[view].append(images.cpu())
             self.clock.add("reward", mark)
 
@@ -220,12 +222,12 @@ class Loop:
                 caching=self.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             )
         mark = time.perf_counter()
-        columns = [torch.cat([future.result() for future in view]) for view in pending]
-        if self.scorer.groupwise:
-            owners = [prompts[i] for i in rollout.prompt_index.tolist()]
-            for view, images in enumerate(pictures):
-                columns[view] = self.scorer.score_groups(torch.cat(images), owners, rollout.prompt_index, columns[view])
+        owners = [prompts[i] for i in rollout.prompt_index.tolist()] * count
+        groups = torch.cat([rollout.prompt_index + view * len(prompts) for view in range(count)])
+        known = torch.cat([future.result() for view in pending for future in view])
+        scores = self.scorer.finish(known, [i for view in pictures for i in view], owners, groups, self.policy.apart)
         self.clock.add("reward", mark)
+        columns = scores.chunk(count)
         return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
