@@ -72,6 +72,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
+    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, world)}")
     print(_work(fit.work))
     if fit.copied:
         seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
@@ -117,6 +118,14 @@ def _together(host: int, world: int) -> str:
     if world == 1:
         return text
     return f"{text}; {world} processes of one machine: {host * world / GIB:.2f}, shared where files have the run's type"
+
+
+def _reading(read: int, world: int) -> str:
+    """And of the disk; files of another type than the run's are converted, a copy for each process."""
+    text = ", and as much of the disk, by the run's type"
+    if world == 1:
+        return text
+    return f"{text}; {read * world / GIB:.2f} for {world} processes where files have another type"
 
 
 def _work(work: Mapping[str, float]) -> str:

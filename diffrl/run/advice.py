@@ -47,6 +47,8 @@ def advise(
     if fit.total > free and REWARDS in fit.parts and movable:
         changed |= dict.fromkeys(movable, True)
         fit = attempt(changed, SCORING, fit)
+    if CONTEXT + int(SLACK * sum(fit.parts.values())) > free:
+        return None  # what is there all the time is too much alone
     if _needed(fit, ENCODING) > free and config.engine.encoders == "beside" and not sharded:
         changed["engine.encoders"] = "apart"
         fit = attempt(changed, ENCODING, fit)

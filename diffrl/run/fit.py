@@ -48,6 +48,7 @@ class Fit:
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
     # Of one batch, one chunk and one micro-batch, keyed as `peaks`.
     operations: Mapping[str, int] = field(default_factory=dict)
+    read: int = 0  # from the disk into main memory, where all of the model is for a moment, in the run's type
     copied: int = 0  # between main memory and the device in an epoch, for offloaded rewards
     unknown: tuple[str, ...] = ()  # rewards on the device that do not say what they take
 
@@ -79,6 +80,8 @@ class Estimator:
         self.config, self.world, self.tell = config, world, tell
         self.sharded = sharded and world > 1
         self.backbone = hollow_backbone(config)
+        # In few bits the network takes as much, too: what is read is the full one.
+        self.read = sum(map(bytes_of, (self.backbone.network, self.backbone.vae, *self.backbone.text_encoders)))
         self.lora, self.fused = with_lora(self.backbone, config)
         engine = config.engine  # what is compiled does not merge
         self.fused.merging = engine.merge != "off" and not (engine.compile or self.sharded)
@@ -132,7 +135,7 @@ class Estimator:
         below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0
         host = below + encoders + students + judges.host
         copied = judges.copied(parts["network"])
-        return Fit(parts, peaks, max(self.sizes), host, work, operations, copied, judges.unknown)
+        return Fit(parts, peaks, max(self.sizes), host, work, operations, self.read, copied, judges.unknown)
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""
