@@ -66,6 +66,11 @@ class Texts:
                 if self.files is not None:
                     self.files.write(prompt, self._rows[prompt])
 
+    @property
+    def bytes(self) -> int:
+        """Of the encoders' weights."""
+        return sum(p.nbytes for encoder in self.backbone.text_encoders for p in encoder.parameters())
+
     def pin(self) -> None:
         """Hold the encoders where the device reads them fastest, if there is such memory for them: they travel again
         and again."""
