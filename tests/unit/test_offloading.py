@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
+from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
 from diffrl.rewards.registry import load_class, load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.advice import advise
+from diffrl.run.buffers import Alive
 from diffrl.run.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
 from diffrl.run.judges import RATE, footprint, judges_of
 from diffrl.run.parts import prepare_engine
@@ -196,3 +199,25 @@ def test_what_is_refused_is_one_line(config_file: Any, sized: str, capsys: pytes
 
     with pytest.raises(UserError, match=r"^watch\.sized\.offload: apart moves a whole network, and FSDP2"):
         prepare_engine(config, Sharded())  # type: ignore[arg-type]
+
+
+def test_where_a_device_shares_the_cpus_memory_nothing_is_offloaded(sized: str) -> None:
+    """An Apple device by its name alone; elsewhere this reward, which has no modules, is told so."""
+    asked = Entry(sized, {}, offload=True)
+    assert not isinstance(build_rewards({"a": asked}, torch.device("mps"))["a"], Offloaded)
+    with pytest.raises(UserError, match="no torch modules, so nothing of it can be offloaded"):
+        build_rewards({"a": asked}, torch.device("cuda"))
+
+
+def test_reading_a_model_takes_its_full_size_whatever_it_becomes(config_file: Any, tiny_model: Path) -> None:
+    """Counted at every operation while the files are read; of few bits, too, the full network is read."""
+    config = load_config(config_file("run"))
+    found = estimate(config).read
+    assert estimate(load_config(config_file("run"), ["engine.base=int8"])).read == found
+    with Alive([]) as alive:
+        policy = load_policy(str(tiny_model))
+    network, vae = policy.backbone.network, policy.vae
+    lora = sum(p.nbytes for _, p in policy.trainable)
+    modules = (network, vae, *policy.backbone.text_encoders)
+    assert found == sum(p.nbytes for module in modules for p in module.parameters()) - lora
+    assert alive.peak < 1.1 * (found + lora), "nothing is there twice"
