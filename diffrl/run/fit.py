@@ -129,7 +129,8 @@ class Estimator:
             phase = max(size for name, size in peaks.items() if name.split()[0] in ("sampling", "decoding"))
             peaks[SCORING] = phase + sum(judges.visiting.values())
         if judges.apart:
-            peaks[APART] = max(judges.apart.values()) - waits
+            # While a student's images are judged, it is the student that makes room.
+            peaks[APART] = max(judges.apart.values()) - (0 if config.evaluate.also else waits)
         # The network lies there before it is spread over devices, and while others take its place.
         room = config.engine.encoders == "apart" or judges.apart
         below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.reward import Watched
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
 from diffrl.rewards.protocol import ability
 from diffrl.rewards.registry import load_class, takes
 from diffrl.run.parts import read_on_training_images
@@ -58,8 +58,8 @@ def judges_of(config: Config) -> Judges:
     unknown, keys, sizes = list[str](), list[str](), dict[str, int | None]()
     for name, entry in entries.items():
         plugin = entry.plugin or name
-        if not takes(plugin, "device") or str(entry.arguments.get("device", "cuda")) == "cpu":
-            continue
+        if not takes(plugin, "device") or (entry.arguments.get("device") or "cuda") != "cuda":
+            continue  # on the CPU, or a device that it was given
         key = json.dumps([plugin, entry.arguments], sort_keys=True, default=repr)
         again = key in sizes
         try:
@@ -81,5 +81,12 @@ def footprint(reward: type, arguments: Mapping[str, Any]) -> int | None:
     said = ability(reward, "footprint")
     if said is None:
         return None
-    defaults = {name: one.default for name, one in inspect.signature(reward).parameters.items()}
-    return said(**{name: value for name, value in defaults.items() if value is not inspect.Parameter.empty} | arguments)
+    parameters = inspect.signature(reward).parameters.items()
+    defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
+    try:
+        size = said(**defaults | dict(arguments))
+        return None if size is None else int(size)
+    except UserError:
+        raise
+    except Exception as error:  # a plugin's own code
+        raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error

@@ -42,7 +42,7 @@ class Sized:
 
     @staticmethod
     def footprint(mib: int, **_):
-        return None if mib == 0 else mib * 2**20
+        return None if mib == 0 else int(mib) * 2**20
 
     def __call__(self, images, prompts, metadata):
         return images.mean((1, 2, 3)).cpu()
@@ -135,6 +135,7 @@ def test_doctor_counts_rewards_where_they_stand(config_file: Any, sized: str) ->
         found = estimate(load_config(config_file("run"), [*trained, f"rewards.sized.offload={how}"]))
         assert found.copied == 16 * MIB + more
     assert counted(config_file, sized, "watch.sized.device=cpu") == plain
+    assert counted(config_file, sized, "watch.sized.device=cuda:1") == plain
     assert counted(config_file, sized, "watch.sized.mib=0").unknown == ("sized",)
 
 
@@ -191,6 +192,9 @@ def test_what_is_refused_is_one_line(config_file: Any, sized: str, capsys: pytes
     assert main(["train", str(config_file("run")), "rewards.redness.offload=aprat", "--dry-run"]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1 and "rewards.redness.offload" in said and "apart" in said
+    assert main(["doctor", str(config_file("run")), f"watch.sized.plugin={sized}", "watch.sized.mib=much"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1 and "sized: footprint() of Sized failed with ValueError" in said
     config = load_config(config_file("run"), [f"watch.sized.plugin={sized}", "watch.sized.offload=apart"])
 
     class Sharded:
