@@ -109,7 +109,7 @@ def score_policy(
     if parts:
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
         owners = [mine[int(i)] for i in group]
-        scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, policy.apart)
+        scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, lambda: policy.apart())
         parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
     width = parts[0].shape[1] if parts else 0
     if accelerator is not None and world > 1:  # a process without a prompt does not know the features' width

@@ -44,7 +44,7 @@ class Offloaded(Wrapper):
             lack = "no torch modules" if self.device is not None else "no `device`"
             raise UserError(f'reward "{reward.name}" has {lack}, so nothing of it can be offloaded')
         self._to("cpu")
-        self._homes = [
+        self._homes: list[tuple[dict[str, Any], str, Tensor]] = [
             (table, name, tensor)
             for module in (part for whole in self.modules for part in whole.modules())
             for table in (module._parameters, module._buffers)

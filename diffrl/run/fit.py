@@ -126,8 +126,8 @@ class Estimator:
         if judges.resident:
             parts[REWARDS] = sum(judges.resident.values())
         if judges.visiting:
-            phase = max(size for name, size in peaks.items() if name.split()[0] in ("sampling", "decoding"))
-            peaks[SCORING] = phase + sum(judges.visiting.values())
+            most = max(size for name, size in peaks.items() if name.split()[0] in ("sampling", "decoding"))
+            peaks[SCORING] = most + sum(judges.visiting.values())
         if judges.apart:
             # While a student's images are judged, it is the student that makes room.
             peaks[APART] = max(judges.apart.values()) - (0 if config.evaluate.also else waits)

@@ -15,7 +15,7 @@ from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.reward import read_by_steps
+from diffrl.config.reward import Watched, read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
 from diffrl.policy import Policy
@@ -229,7 +229,7 @@ def prepare_engine(config: Config, policy: Policy) -> None:
 
 def _apart(config: Config) -> list[str]:
     """The keys for whose sake the network leaves the device for a while."""
-    tables = {"rewards": config.rewards, "watch": config.watch}
+    tables: dict[str, Mapping[str, Watched]] = {"rewards": config.rewards, "watch": config.watch}
     rewards = [f"{t}.{n}.offload" for t, table in tables.items() for n, one in table.items() if one.offload == "apart"]
     return [*(["engine.encoders"] if config.engine.encoders == "apart" else []), *rewards]
 

@@ -15,6 +15,7 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.policy import load_policy
+from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
@@ -219,9 +220,9 @@ def test_reading_a_model_takes_its_full_size_whatever_it_becomes(config_file: An
     found = estimate(config).read
     assert estimate(load_config(config_file("run"), ["engine.base=int8"])).read == found
     with Alive([]) as alive:
-        policy = load_policy(str(tiny_model))
+        policy = load_policy(str(tiny_model), lora=LoraSpec(rank=1, alpha=1))
     network, vae = policy.backbone.network, policy.vae
     lora = sum(p.nbytes for _, p in policy.trainable)
     modules = (network, vae, *policy.backbone.text_encoders)
     assert found == sum(p.nbytes for module in modules for p in module.parameters()) - lora
-    assert alive.peak < 1.1 * (found + lora), "nothing is there twice"
+    assert found <= alive.peak < 1.5 * found, "all of it, and what one component takes while it is read"
