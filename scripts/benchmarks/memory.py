@@ -74,7 +74,7 @@ NOT_COUNTED = "**Not counted yet**: assets/results/memory.json is of an earlier 
 def without_rewards(config: str) -> list[str]:
     """Overrides that leave the device to the model."""
     found = load_config(config)
-    tables = {"rewards": found.rewards, "watch": found.watch}
+    tables: dict[str, Any] = {"rewards": found.rewards, "watch": found.watch}
     names = [(t, name, one.plugin or name) for t, table in tables.items() for name, one in table.items()]
     return [f"{t}.{name}.device=cpu" for t, name, plugin in names if takes(plugin, "device")]
 
