@@ -52,7 +52,7 @@ class Rollout:
     i % G; both on the CPU. first, total: global index of the first local image, and N. latents (n, C, h, w) fp32 on the
     policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None. trajectory: None unless asked for.
     schedule (S + 1,) float32 on the CPU: the sigmas, the last is 0. forwards: of the network for these images,
-    one for each image and step (guidance or not).
+    one for each image and step (guidance or not). seed, epoch: what the images' noise is keyed by.
     """
 
     prompts: list[Prompt]
@@ -69,6 +69,8 @@ class Rollout:
     spec: SamplerSpec
     forwards: int = 0
     guidance: float = 1.0  # of predictions that train on these images: the rollout's where it is distilled, else none
+    seed: int = 0
+    epoch: int | str = 0
 
     @property
     def t_second(self) -> float:
@@ -78,6 +80,12 @@ class Rollout:
     def identity(self, i: int) -> tuple[str, int]:
         """(prompt text, member) of local image i: what its random numbers are keyed by."""
         return self.prompts[int(self.prompt_index[i])].text, int(self.member[i])
+
+    def initial_noise(self, samples: Tensor) -> Tensor:
+        """(b, C, h, w) on the CPU: the noise that local images (b,) began as, in a rollout without a plan."""
+        texts, members = zip(*(self.identity(int(i)) for i in samples), strict=True)
+        shape, same = tuple(self.latents.shape[1:]), self.spec.same_noise
+        return initial_noise(shape, texts, members, seed=self.seed, epoch=self.epoch, same_noise=same)
 
 
 def collect(
@@ -157,6 +165,8 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         process=policy.process,
         spec=spec,
         guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
+        seed=job.seed,
+        epoch=job.epoch,
     )
 
 

@@ -121,7 +121,8 @@ class Estimator:
         work = self._work(*operations.values())
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
         waits, judges = parts["network"] + away, self.judges
-        peaks[ENCODING] = encoders - (waits if config.engine.encoders == "apart" else 0)
+        # Encoders, and rewards, that are smaller than what makes room for them need nothing on top of the parts.
+        peaks[ENCODING] = max(encoders - (waits if config.engine.encoders == "apart" else 0), 0)
         students = _add_students(config, peaks)
         if judges.resident:
             parts[REWARDS] = sum(judges.resident.values())
@@ -130,7 +131,7 @@ class Estimator:
             peaks[SCORING] = most + sum(judges.visiting.values())
         if judges.apart:
             # While a student's images are judged, it is the student that makes room.
-            peaks[APART] = max(judges.apart.values()) - (0 if config.evaluate.also else waits)
+            peaks[APART] = max(max(judges.apart.values()) - (0 if config.evaluate.also else waits), 0)
         # The network lies there before it is spread over devices, and while others take its place.
         room = config.engine.encoders == "apart" or judges.apart
         below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0

@@ -38,6 +38,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "awm": {"objective": "awm", "awm": {"advantage_std": "group"}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1}},
     "direct": {"objective": "direct"},
+    "srpo": {
+        "objective": "direct",
+        "direct": {"align": {}, "pair": {}},
+        "rewards": {"embedder": {"plugin": f"{DATA}/embedder.py:Embedder"}},
+    },
     "gardo": {
         "objective": "grpo",
         "watch": {"brightness": {"plugin": BRIGHTNESS}},

@@ -15,6 +15,7 @@ from diffrl.policy import Policy
 FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
 SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
 REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
+EMBEDDER = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 # Three groups of four: over two processes the second one is split, and the selected rows are unevenly many.
 SHARED: dict[str, Any] = {
     "epochs": 1,
@@ -52,6 +53,11 @@ CASES: dict[str, dict[str, Any]] = {
         "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
         "rollout": STEPS,
         "optimise": {"inner_epochs": 2},
+    },
+    "srpo": {
+        "objective": "direct",
+        "rewards": {"redness": {"plugin": EMBEDDER}},
+        "direct": {"align": {}, "pair": {"hinge": 0.3}, "beta": 0.1},
     },
     "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
     "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},

@@ -22,6 +22,7 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config.methods import Align, Pair
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.loop import Loop, LoopSettings
@@ -107,6 +108,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "nft": lambda: NFT(beta=0.1),
     "crd": lambda: CRD(beta=0.1),
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
+    "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(hinge=0.3)),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
     "awm": lambda: AWM(beta=0.1, beta_average=0.5),
     "dgpo": lambda: DGPO(beta=0.1),

@@ -37,6 +37,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "rewards": {"redness": EMBEDDER},
         "d2align": {"steps": 4, "batch_size": 2, "pool": 4},
     },
+    "srpo": {
+        "objective": "direct",
+        "rewards": {"redness": EMBEDDER},
+        "direct": {"align": {}, "pair": {}, "decode_chunk": 2, "checkpoint_decoder": True},
+    },
     "dpo": {"objective": "dpo", "dpo": {"follow": 2, "beta": 0.1}},
     "gdro": {"objective": "gdro"},
     "awm": {"objective": "awm"},

@@ -49,6 +49,7 @@ MODULES = (
     *("trainers/marble", "trainers/bank", "trainers/coupled", "trainers/dpo", "trainers/rwr", "trainers/gdro"),
     *("trainers/awm", "trainers/dgpo"),
     *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
+    "trainers/srpo",
     *("divgen/metrics", "rewards/direction"),
 )
 AT_IMPORT = "tests/unit/test_defaults.py"  # reads defaults without running a line of the module

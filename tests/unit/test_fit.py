@@ -109,6 +109,13 @@ def test_rollouts_that_merge_in_any_precision_keep_what_is_counted(config_file, 
     assert fit.estimate(config).parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
 
 
+def test_counting_draws_nothing(config_file) -> None:
+    """A LoRA of Qwen-Image took seconds to draw, and a run with `micro_batch: auto` drew other numbers after it."""
+    before = torch.random.get_rng_state()
+    fit.estimate(load_config(config_file("run")))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_compiled_blocks_merge_nothing(config_file) -> None:
     found = fit.estimate(load_config(config_file("run"), ["engine.compile=true"]))
     assert not [name for name in found.parts if name.startswith("merged")]
@@ -202,6 +209,18 @@ def test_encoders_apart_and_single_images_are_advised_where_only_they_are_too_la
     assert advise(config, 89) is None
 
 
+def test_encoders_that_are_smaller_than_what_makes_room_need_nothing_more(config_file, capsys) -> None:
+    """On top of what is there all the time, which a waiting network leaves: less than nothing is never needed."""
+    beside, apart = (
+        fit.estimate(load_config(config_file("run"), [f"engine.encoders={how}"])) for how in ("beside", "apart")
+    )
+    away = sum(size for name, size in apart.parts.items() if name == "network" or name.startswith("merged"))
+    assert 0 < beside.peaks[fit.ENCODING] < away and apart.peaks[fit.ENCODING] == 0
+    assert apart.total == beside.total and apart.host == beside.host + apart.parts["network"]
+    main(["doctor", str(config_file("run")), "engine.encoders=apart", "--gpu", "8"])
+    assert "0.00 GiB  encoding, at its peak" in capsys.readouterr().out
+
+
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     from diffrl.cli import doctor
 
@@ -237,6 +256,13 @@ WORKS = {
     "sft": ["objective=sft"],
     "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
+    "srpo": [
+        "objective=direct",
+        "direct.align={}",
+        "direct.pair={}",
+        "direct.beta=0.1",
+        f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'embedder.py'}:Embedder",
+    ],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
 
