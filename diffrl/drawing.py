@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy, read_lora
@@ -53,6 +55,8 @@ class Drawing:
             raise UserError(f"{text} ({str(error).removeprefix('lora.targets: ')})") from error
         if self.lora is not None:
             policy.load_lora(self.lora)
+        if device.type == "cuda" and policy.texts.bytes > torch.cuda.mem_get_info(device)[0]:
+            policy.texts.room = policy.apart  # the encoders have no room beside the network
         return policy
 
     def spec(self, policy: Policy) -> SamplerSpec:

@@ -98,7 +98,7 @@ def score_policy(
             owners = [mine[int(i) // per_prompt] for i in index]
             scores = scorer.submit(images, owners).result()
             parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
-            if scorer.groupwise:
+            if scorer.later:
                 pictures.append(images.cpu())
             for one in figures:
                 one.read(images, owners)
@@ -106,10 +106,10 @@ def score_policy(
                 if i % per_prompt == 0 and i // per_prompt < len(kept):
                     kept[i // per_prompt] = image.cpu()
             advance(len(images))
-    if pictures:
+    if parts:
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
         owners = [mine[int(i)] for i in group]
-        scores = scorer.score_groups(torch.cat(pictures), owners, group, torch.cat(parts)[:, :columns])
+        scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, lambda: policy.apart())
         parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
     width = parts[0].shape[1] if parts else 0
     if accelerator is not None and world > 1:  # a process without a prompt does not know the features' width

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import ClipModel, shared_clip
+from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.vision import VisionModel, shared_vision
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"none": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU}
@@ -89,6 +89,15 @@ class Aesthetic:
         self.device = self.clip.device
         self.head.to(self.device)
         self.batch_size = batch_size
+
+    @staticmethod
+    def footprint(head: str, clip: str | None, pretrained: str | None, precision: str, **_: Any) -> int | None:
+        """Bytes of its CLIP's weights, beside which the head is nothing; of other encoders it cannot say."""
+        if clip is None and head == "v2":
+            clip, pretrained = V2_CLIP
+        if clip is None and head == "playground":
+            clip = "playground"
+        return None if clip is None or head == "v2.5" else clip_bytes(clip, pretrained, precision)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Ratings (B,) of images (B, 3, H, W) in [0, 1]."""

@@ -5,6 +5,7 @@ Shapes: B images, H x W pixels, D the width of the embedding.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -202,6 +203,23 @@ def _open_clip_name(model: str, pretrained: str | None) -> str:
     return model
 
 
+def clip_bytes(model: str, pretrained: str | None, precision: str) -> int | None:
+    """Of the weights that a `ClipModel` has, which are not loaded; None for a hub's model."""
+    import open_clip
+
+    name = _open_clip_name(model, pretrained)
+    if name.startswith("local-dir:"):
+        told = json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
+    else:
+        told = open_clip.get_model_config(name)
+    if told is None or precision not in PRECISIONS:
+        return None
+    kind = open_clip.CustomTextCLIP if told.get("custom_text") else open_clip.CLIP
+    with torch.device("meta"):
+        made = kind(**{key: value for key, value in told.items() if key != "custom_text"})
+    return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
+
+
 class ClipScorer:
     """What rewards on one `ClipModel` share: the score is `factor` times the cosine of image and prompt."""
 
@@ -263,3 +281,8 @@ class Clip(ClipScorer):
         clip = shared_clip(model, pretrained, device, precision, resize_mode, interpolation)
         super().__init__(clip, 100.0 if scale else 1.0, batch_size)
         self.card = replace(type(self).card, range=(-self.factor, self.factor))
+
+    @staticmethod
+    def footprint(model: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
+        """Bytes of its weights."""
+        return clip_bytes(model, pretrained, precision)

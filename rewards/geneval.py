@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.clip import PRECISIONS, ClipModel, pick_device, shared_clip
+from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, pick_device, shared_clip
 from diffrl_zoo.geneval_rules import (
     COLORS,
     Box,
@@ -36,6 +36,7 @@ from diffrl_zoo.geneval_rules import (
 )
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
+PARAMETERS = 69_000_000  # of it, by its card
 MODES = {"correct": correct, "partial": partial_credit, "flow_grpo": flow_grpo_credit}
 GRAY = 0x99 / 255  # what surrounds an object when its colour is read
 TOP = 100  # candidates of an image, as in mmdet
@@ -211,6 +212,14 @@ class GenEval:
             self.card = replace(type(self).card, range=(min(2.0 - max_objects, 0.0), 1.0))
         self.detector = Detector(detector, self.device, precision)
         self.colour = ColourClassifier(shared_clip(clip, pretrained, device, precision))
+
+    @staticmethod
+    def footprint(detector: str, clip: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
+        """Bytes of both models' weights; of other detectors it cannot say."""
+        colours = clip_bytes(clip, pretrained, precision)
+        if colours is None or detector != DETECTOR:
+            return None
+        return colours + PARAMETERS * PRECISIONS[precision].itemsize
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts with GenEval's metadata, and for prompts in the words of its templates."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import Clip
+from diffrl_zoo.clip import Clip, clip_bytes
 
 REPOSITORY, FILE = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
 
@@ -40,6 +41,11 @@ class HPSv2(Clip):
         scale: bool = False,
     ) -> None:
         super().__init__(model, _weights(weights), device, batch_size, precision, scale, resize_mode="hps")
+
+    @staticmethod
+    def footprint(model: str, precision: str, **_: Any) -> int | None:
+        """Bytes of its weights."""
+        return clip_bytes(model, FILE, precision)
 
 
 def _weights(path: str | None) -> str:

@@ -21,6 +21,7 @@ from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.clip import PRECISIONS, fit, pick_device
 
 MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
+PARAMETERS = 450_000_000  # of the published model, about
 TOKENIZER = "google-bert/bert-base-uncased"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores on their validation set; the paper's constants
 PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -93,6 +94,11 @@ class ImageReward:
         self.size: int = vision.config.image_size
         pixels = (torch.tensor(values, device=self.device).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
         self.mean, self.std = pixels
+
+    @staticmethod
+    def footprint(model: str, precision: str, **_: Any) -> int | None:
+        """Bytes of the published model's weights; of others it cannot say."""
+        return PARAMETERS * PRECISIONS[precision].itemsize if model == MODEL and precision in PRECISIONS else None
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""

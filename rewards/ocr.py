@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.vlm_backends import LocalModel, Question, Server, make_backend
+from diffrl_zoo.vlm_backends import LocalModel, Question, Server, bytes_in_process, make_backend
 
 # Images up to this height show little but the text: they are read as one line, without looking for boxes.
 _SMALL = 128
@@ -173,6 +173,11 @@ class Ocr:
             self.remote, self.device = server is not None, getattr(self.reader, "device", None)
             return
         _engine(_LINE_WIDTH, batch_size, self.threads)  # fails here, not in the first epoch, if there are no weights
+
+    @staticmethod
+    def footprint(engine: str, server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
+        """Bytes of a vision-language model's weights; rapidocr has none on a device."""
+        return bytes_in_process(server, model, precision) if engine == "vlm" else 0
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts that quote a text, or whose metadata has one."""

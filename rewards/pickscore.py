@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.clip import PRECISIONS, TextCache, fit, pick_device
+from diffrl_zoo.vision import transformers_bytes
 
 MODEL = "yuvalkirstain/PickScore_v1"
+PARAMETERS = 986_109_441  # of the published model, a ViT-H/14
 PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # the model's own repository has no tokenizer
 
 
@@ -68,6 +70,13 @@ class PickScore:
         self.mean, self.std = mean, std
         self.factor = float(self.model.logit_scale.float().exp()) if scale else 1.0
         self._texts = TextCache(self._encode)
+
+    @staticmethod
+    def footprint(model: str, precision: str, **_: Any) -> int | None:
+        """Bytes of its weights."""
+        if model == MODEL and precision in PRECISIONS:
+            return PARAMETERS * PRECISIONS[precision].itemsize
+        return transformers_bytes("AutoModel", model, precision)
 
     def preprocess(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to the model's input, as its image processor does to a picture; differentiable."""

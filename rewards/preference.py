@@ -7,12 +7,13 @@ whether a correction finds it, can be measured instead of guessed.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from diffrl.errors import UserError
 from diffrl.playground.taste import BIAS, RIGHT
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import ClipScorer, shared_clip
+from diffrl_zoo.clip import ClipScorer, clip_bytes, shared_clip
 
 _PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())
 
@@ -42,3 +43,8 @@ class Preference(ClipScorer):
             raise UserError(f'preference: no folder "{folder}" with a model in open_clip\'s format')
         clip = shared_clip(str(folder), None, device, "fp32")
         super().__init__(clip, float(clip.model.logit_scale.exp().clamp(max=100.0)), batch_size)
+
+    @staticmethod
+    def footprint(model: str | None, **_: Any) -> int | None:
+        """Bytes of its weights."""
+        return clip_bytes(str(model or shipped("assets", "playground", "preference")), None, "fp32")

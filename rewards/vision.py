@@ -19,6 +19,19 @@ FEATURES = ("clip", "transformers")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
+def transformers_bytes(kind: str, model: str, precision: str) -> int | None:
+    """Of the weights that transformers' `kind` loads for a model, by its config alone; None if there is none here."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            made = getattr(transformers, kind).from_config(config)
+        return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 class VisionModel:
     """An image encoder of transformers: images to unit vectors (B, D), float32; gradients flow to the images.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, make_backend, plain
+from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, bytes_in_process, make_backend, plain
 
 ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
 ASK_SCORE = (
@@ -191,6 +191,8 @@ class Vlm:
         self.backend = make_backend(server, model, key, *calls, *local)
         self.remote, self.device = server is not None, getattr(self.backend, "device", None)
 
+    footprint = staticmethod(bytes_in_process)
+
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
         pairs = zip(images, prompts, strict=True)
@@ -253,6 +255,8 @@ class VlmPairs:
         calls = (request_timeout, request_retries, backoff, concurrency)
         self.backend = make_backend(server, model, key, *calls, *local)
         self.remote, self.device = server is not None, getattr(self.backend, "device", None)
+
+    footprint = staticmethod(bytes_in_process)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Win rates (n,) in [0, 1] of the images (n, 3, H, W) in [0, 1] of one group."""

@@ -21,6 +21,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.secrets import check_transport, variable
 from diffrl_zoo.clip import PRECISIONS, pick_device
+from diffrl_zoo.vision import transformers_bytes
 
 T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
@@ -283,3 +284,10 @@ def make_backend(
     if model is None:
         raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
     return LocalModel(model, device, precision, batch_size, max_tokens)
+
+
+def bytes_in_process(server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
+    """Of the weights of a `LocalModel`, which is not loaded; None where its config is not to be had."""
+    if server is not None:
+        return 0
+    return None if model is None else transformers_bytes("AutoModelForImageTextToText", model, precision)

@@ -61,6 +61,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     from diffrl.policy.sharding import launched_with_fsdp
     from diffrl.run.advice import advise
     from diffrl.run.fit import estimate
+    from diffrl.run.judges import RATE
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     sharded = launched_with_fsdp()
@@ -70,9 +71,14 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
+    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, world)}")
     print(_work(fit.work))
+    if fit.copied:
+        seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
+        print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
-    print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
+    top = f"; on top: {', '.join(fit.unknown)}, which declare no footprint" if fit.unknown else ""
+    print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps{top}")
     print(f"{free / GIB:9.2f} GiB  free: {where}")
     if fit.total <= free:
         print("it fits")
@@ -107,10 +113,18 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def _together(host: int, world: int) -> str:
     """What the processes of one machine need of its memory."""
-    text = ", and a network that waits there"
+    text = ", and networks and rewards that wait there"
     if world == 1:
         return text
     return f"{text}; {world} processes of one machine: {host * world / GIB:.2f}, shared where files have the run's type"
+
+
+def _reading(read: int, world: int) -> str:
+    """And of the disk; files of another type than the run's are converted, a copy for each process."""
+    text = ", and as much of the disk, by the run's type"
+    if world == 1:
+        return text
+    return f"{text}; {read * world / GIB:.2f} for {world} processes where files have another type"
 
 
 def _work(work: Mapping[str, float]) -> str:

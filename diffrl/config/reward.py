@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, model_serializer
 
@@ -73,7 +73,11 @@ class Watched(BaseModel):
     retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
     timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
-    offload: bool = key(False, "keep the reward's weights in main memory between its calls")
+    offload: Literal[False, True, "apart"] = key(
+        False,
+        "the reward's weights are in main memory while the network is optimised; apart: the network is there while the "
+        "reward scores, too, after an epoch's sampling: for rewards that do not fit beside it",
+    )
     shape: Unit = section(Unit, "for the reward that it modulates; present = on")
 
     @property

@@ -70,6 +70,11 @@ class Texts:
                 if self.files is not None:
                     self.files.write(prompt, self._rows[prompt])
 
+    @property
+    def bytes(self) -> int:
+        """Of the encoders' weights."""
+        return sum(p.nbytes for encoder in self.backbone.text_encoders for p in encoder.parameters())
+
     def _say_cut(self, prompt: str | None) -> None:
         """Once for each prompt of which the text encoders read a part only."""
         reader = self.backbone.reader()
@@ -86,7 +91,7 @@ class Texts:
         and again."""
         if self.device.type == "cuda":
             try:
-                _replace(self.backbone.text_encoders, lambda tensor: tensor.pin_memory())
+                exchange(self.backbone.text_encoders, lambda tensor: tensor.pin_memory())
             except RuntimeError:  # so much of it cannot be locked here
                 return
 
@@ -124,14 +129,14 @@ def visiting(modules: Sequence[nn.Module], device: torch.device) -> Iterator[Non
         return
     homes: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
-        _replace(modules, lambda tensor: tensor.to(device, non_blocking=True), homes)
+        exchange(modules, lambda tensor: tensor.to(device, non_blocking=True), homes)
         yield
     finally:
         for table, name, tensor in homes:
             table[name] = tensor
 
 
-def _replace(
+def exchange(
     modules: Sequence[nn.Module],
     change: Callable[[Tensor], Tensor],
     before: list[tuple[dict[str, Any], str, Tensor]] | None = None,

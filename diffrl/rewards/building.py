@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from diffrl.errors import UserError
+from diffrl.rewards.offloading import Offloaded, find_offloaded, modules_of
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import load_reward, takes
-from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
+from diffrl.rewards.wrappers import Cached, identity_of
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,14 @@ class Entry:
     plugin: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cache: str | None = None
-    offload: bool = False
+    offload: Literal[False, True, "apart"] = False
 
 
 def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[str, Reward]:
     """The rewards by name. Those that run on a device get `device` unless their entry names one.
 
-    Two entries with the same plugin and arguments share one reward. On the CPU there is nothing to offload.
+    Two entries with the same plugin and arguments share one reward. On the CPU, and
+    on an Apple device, whose memory is the CPU's, there is nothing to offload.
     Raises `UserError` as `load_reward` does, and for an entry that asks for what its reward cannot do.
     """
     plain: dict[str, Reward] = {}
@@ -43,8 +45,8 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
             plain[key] = load_reward(entry.plugin, **arguments)
         reward = plain[key]
         try:
-            if entry.offload and _place(reward) != "cpu":
-                reward = offloaded[key] = offloaded.get(key) or Offloaded(reward)
+            if entry.offload and _place(reward) not in ("cpu", "mps"):
+                reward = offloaded[key] = offloaded.get(key) or Offloaded(reward, entry.offload == "apart")
             if entry.cache is not None:
                 reward = Cached(reward, entry.cache, identity_of(entry.plugin, entry.arguments, plain[key]))
         except UserError as error:
@@ -66,9 +68,8 @@ def _check_shared(entries: Mapping[str, Entry], rewards: Mapping[str, Reward]) -
         if not entries[name].offload:
             owner |= dict.fromkeys(map(id, modules_of(reward)), name)
     for name, reward in rewards.items():
-        inner = getattr(reward, "reward", reward) if entries[name].cache is not None else reward
-        if isinstance(inner, Offloaded):
-            for module in inner.modules:
-                if id(module) in owner:
-                    text = f'its weights are shared with "{owner[id(module)]}"; offload both or neither'
-                    raise UserError(f"{name}: offload: {text}")
+        inner = find_offloaded(reward)
+        for module in inner.modules if inner is not None else ():
+            if id(module) in owner:
+                text = f'its weights are shared with "{owner[id(module)]}"; offload both or neither'
+                raise UserError(f"{name}: offload: {text}")

@@ -67,6 +67,8 @@ class Reward(Protocol):
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
+    - `footprint(**arguments) -> int | None`, a static method: the bytes of the weights that a reward built with these
+      arguments (defaults included) has on its device; None: it cannot say. It loads nothing: `diffrl doctor` asks it.
     - `batch_size`: most images in one call. `device`: where `images` should lie. `card`: a `Card`.
     """
 
@@ -185,6 +187,7 @@ ABILITIES: dict[str, Ability] = {
         heard=_bool,
     ),
     "figures": Ability(None, _figures),
+    "footprint": Ability(None, lambda value: "" if value is None or callable(value) else "is not a static method"),
     "batch_size": Ability(None, _size, told=lambda value: value, heard=_count),
     "device": Ability(None, lambda value: ""),
     "card": Ability(

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import psutil
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
+from diffrl.rewards.offloading import find_offloaded
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.timeouts import TooLong, call
 
@@ -79,7 +81,11 @@ class Scorer:
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
-        beside = set(self.names if overlap is True else overlap or ()) - set(self.groupwise)
+        found = {name: find_offloaded(reward) for name, reward in self.rewards.items()}
+        self._offloaded = {name: one for name, one in found.items() if one is not None}
+        self._apart = [name for name, one in self._offloaded.items() if one.apart]
+        self._making_room = 0.0  # seconds
+        beside = set(self.names if overlap is True else overlap or ()) - set(self.later)
         self._beside = [name for name in self.names if name in beside]
         # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
         self._worker = (
@@ -92,6 +98,11 @@ class Scorer:
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
         return [name for name, reward in self.rewards.items() if ability(reward, "groupwise")]
+
+    @property
+    def later(self) -> list[str]:
+        """Names of the rewards that `finish` fills in: group-wise ones, and those that the network makes room for."""
+        return [name for name in self.names if name in {*self.groupwise, *self._apart}]
 
     def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
         """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
@@ -106,32 +117,89 @@ class Scorer:
         return scores if groups is None else self.score_groups(images, prompts, groups, scores)
 
     def submit(self, images: Tensor, prompts: Sequence[Prompt]) -> Future[Tensor]:
-        """Starts to score a batch: `.result()` is (B, K), NaN for group-wise rewards until `score_groups` fills them.
+        """Starts to score a batch: `.result()` is (B, K), NaN for the rewards of `later` until `finish` fills them.
 
         What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
+        now = [name for name in self.names if name not in self._beside and name not in self._apart]
         if self._worker is None:
             done: Future[Tensor] = Future()
-            done.set_result(self._each(images, prompts, self.names))
+            done.set_result(self._each(images, prompts, now))
             return done
         beside = self._worker.submit(self._each, images, prompts, self._beside)
-        here = self._each(images, prompts, [name for name in self.names if name not in self._beside])
+        here = self._each(images, prompts, now)
         # The one worker has `beside` behind it when it comes to this: nothing waits here.
         return self._worker.submit(lambda: here.where(~here.isnan(), beside.result()))
 
-    def score_groups(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor, scores: Tensor) -> Tensor:
+    def finish(
+        self,
+        scores: Tensor,
+        images: Sequence[Tensor],
+        prompts: Sequence[Prompt],
+        groups: Tensor,
+        room: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> Tensor:
+        """Ends a phase of scoring: `scores` (B, K) with the columns of `later` filled, and no offloaded reward is on
+        its device any more.
+
+        `images`: parts (b, 3, H, W) of all B, needed where there is a reward for `later`; `groups` (B,) int64: images
+        of one group need not be neighbours. `room`: entered while those score that stand apart, one after another.
+        """
+        apart = self._apart
+        if self.later:
+            whole = torch.cat(list(images))
+            scores = self.score_groups(whole, prompts, groups, scores, [n for n in self.later if n not in apart])
+        self.leave()
+        if not apart:
+            return scores
+        mark = time.perf_counter()
+        with room():
+            self._making_room += time.perf_counter() - mark
+            for name in apart:
+                own = self._each(whole, prompts, [name])
+                scores = self.score_groups(whole, prompts, groups, scores.where(own.isnan(), own), [name])
+                self.leave()
+            mark = time.perf_counter()
+        self._making_room += time.perf_counter() - mark
+        return scores
+
+    def score_groups(
+        self,
+        images: Tensor,
+        prompts: Sequence[Prompt],
+        groups: Tensor,
+        scores: Tensor,
+        names: Collection[str] | None = None,
+    ) -> Tensor:
         """`scores` (B, K) with the columns of the group-wise rewards filled, one call a group; the others are kept.
 
-        `images` (B, 3, H, W), `groups` (B,) int64: images of one group need not be neighbours.
+        `images` (B, 3, H, W), `groups` (B,) int64: images of one group need not be neighbours. `names`: of these
+        alone.
         """
         scores = scores.clone()
         for name in self.groupwise:
+            if names is not None and name not in names:
+                continue
             column = scores[:, self.names.index(name)]
             for group in groups.unique():
                 rows = (groups == group).nonzero().flatten().cpu().tolist()
                 if applies(self.rewards[name], prompts[rows[0]].text, prompts[rows[0]].metadata):
                     column[rows] = self._call(name, images[rows], [prompts[i] for i in rows])
         return scores
+
+    def leave(self) -> None:
+        """Offloaded rewards leave their device; whoever has finished scoring calls it."""
+        for one in self._offloaded.values():
+            one.leave()
+
+    def take_copying(self) -> float | None:
+        """Seconds of copying weights, for offloaded rewards, since this was last asked; None: there are none."""
+        if not self._offloaded:
+            return None
+        total, self._making_room = self._making_room, 0.0
+        for one in {id(one): one for one in self._offloaded.values()}.values():
+            total, one.seconds = total + one.seconds, 0.0
+        return total
 
     def take_growth(self) -> dict[str, int]:
         """Bytes by which the process grew in each reward's calls since this was last asked, as far as it kept them:

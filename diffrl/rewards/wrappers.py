@@ -1,6 +1,6 @@
-"""Rewards around rewards that change where and how often the work is done, and not the score: offloading, a disk cache.
+"""A reward around another one that keeps its scores on the disk, and what makes a reward's scores what they are.
 
-Both give up gradients and embeddings: who needs those asks for the plain reward.
+It gives up gradients and embeddings: who needs those asks for the plain reward.
 """
 
 from __future__ import annotations
@@ -15,76 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards import local
-from diffrl.rewards.protocol import ABILITIES, Metadata, Reward, ability
+from diffrl.rewards.offloading import Wrapper
+from diffrl.rewards.protocol import Metadata, Reward
 from diffrl.rewards.registry import load_class
 from diffrl.rewards.scoring import checked
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
 _END = 2**20
-
-
-class Wrapper:
-    """Everything of `reward` but the call: its name, and the abilities that stay (`Ability.kept`)."""
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward, self.name = reward, reward.name
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ABILITIES and ABILITIES[name].kept:
-            return ability(self.reward, name)
-        raise AttributeError(f"{type(self).__name__} has no {name}")
-
-
-class Offloaded(Wrapper):
-    """The reward's weights are on its device during a call only, else in main memory.
-
-    Each call moves them there and back (about 0.2 s for 2 GB over PCIe 4), so large calls pay: leave the reward's
-    `batch_size` to the largest that fits. Raises `UserError` if there are no weights to move.
-    """
-
-    def __init__(self, reward: Reward) -> None:
-        super().__init__(reward)
-        self.modules = modules_of(reward)
-        if self.device is None or not self.modules:
-            lack = "no torch modules" if self.device is not None else "no `device`"
-            raise UserError(f'reward "{reward.name}" has {lack}, so nothing of it can be offloaded')
-        self._to("cpu")
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """The reward's own scores (B,)."""
-        self._to(self.device)
-        try:
-            with torch.no_grad():  # a graph would need the weights where they no longer are
-                return self.reward(images, prompts, metadata)
-        finally:
-            self._to("cpu")
-
-    def _to(self, device: Any) -> None:
-        for module in self.modules:
-            module.to(device)
-
-
-def modules_of(thing: object, depth: int = 3) -> list[nn.Module]:
-    """The torch modules in an object's attributes, and in theirs, down to `depth`; each once, outermost only."""
-    modules: dict[int, nn.Module] = {}
-    seen: set[int] = set()
-
-    def walk(value: object, left: int) -> None:
-        if isinstance(value, nn.Module):
-            modules[id(value)] = value
-        elif left and id(value) not in seen:
-            seen.add(id(value))
-            inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-            for part in [*inner, *getattr(value, "__dict__", {}).values()]:
-                walk(part, left - 1)
-
-    walk(thing, depth)
-    return list(modules.values())
 
 
 class Cached(Wrapper):

@@ -1,8 +1,9 @@
 """What to change so that a config fits into a device's memory, and costs least time.
 
-Nothing of it changes what is learned: more and smaller micro-batches, activations recomputed, smaller forwards. Smaller
-micro-batches take no more arithmetic (unless they split groups that a method would measure), and recomputing takes a
-forward more, so that it is asked for where a micro-batch of one row would be too large without.
+Nothing of it changes what is learned: rewards that wait in main memory, more and smaller micro-batches, activations
+recomputed, smaller forwards. Smaller micro-batches take no more arithmetic (unless they split groups that a method
+would measure), and recomputing takes a forward more, so that it is asked for where a micro-batch of one row would be
+too large without.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.run.fit import CONTEXT, ENCODING, SLACK, Fit, estimate
+from diffrl.run.fit import CONTEXT, ENCODING, REWARDS, SCORING, SLACK, Fit, estimate
+from diffrl.run.judges import judges_of
 
 SAMPLING, DECODING, TRAINING = "sampling", "decoding", "training"
 RECOMPUTE, ROWS, BATCH = "optimise.gradient_checkpointing", "optimise.micro_batch", "rollout.batch_size"
@@ -40,6 +42,13 @@ def advise(
         others = {name: size for name, size in before.peaks.items() if not name.startswith(phase)}
         return estimate(_with(config, changes), world, sharded, replace(before, peaks=others), tell)
 
+    # Back-propagated rewards stay where the graph is.
+    movable = () if config.method.decodes or config.d2align is not None else judges_of(config).keys
+    if fit.total > free and REWARDS in fit.parts and movable:
+        changed |= dict.fromkeys(movable, True)
+        fit = attempt(changed, SCORING, fit)
+    if CONTEXT + int(SLACK * sum(fit.parts.values())) > free:
+        return None  # what is there all the time is too much alone
     if _needed(fit, ENCODING) > free and config.engine.encoders == "beside" and not sharded:
         changed["engine.encoders"] = "apart"
         fit = attempt(changed, ENCODING, fit)
@@ -66,6 +75,9 @@ def advise(
         if found is None:
             return None
         fit, changed = found
+    if _needed(fit, SCORING) > free and not sharded:
+        changed |= dict.fromkeys(movable, "apart")
+        fit = attempt(changed, SCORING, fit)
     if fit.total > free:
         return None
     return fit, [f"{key}={str(value).lower()}" for key, value in changed.items()]
@@ -92,12 +104,17 @@ def _largest(
 
 def _needed(fit: Fit, phase: str) -> int:
     """What a device should have free for this phase."""
-    peak = max(size for name, size in fit.peaks.items() if name.startswith(phase))
+    peak = max((size for name, size in fit.peaks.items() if name.startswith(phase)), default=0)
     return CONTEXT + int(SLACK * (sum(fit.parts.values()) + peak))
 
 
 def _with(config: Config, changes: Mapping[str, Any]) -> Config:
     for key, value in changes.items():
-        section, name = key.split(".")
-        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+        section, *reward, name = key.split(".")
+        before = getattr(config, section)
+        if reward:
+            after = before | {reward[0]: before[reward[0]].model_copy(update={name: value})}
+        else:
+            after = before.model_copy(update={name: value})
+        config = config.model_copy(update={section: after})
     return config

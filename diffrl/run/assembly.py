@@ -82,10 +82,11 @@ class Run:
         set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
         device = self.accelerator.device
         check_device(config, device)
+        # Before the network, beside which not every reward that is offloaded would have room.
+        self.scorer, self.judges = build_scorers(config, device)
         self.policy = self._load(whole=sharding is None)
         students = load_students(config, self.policy)
         self.spec: SamplerSpec = config.rollout
-        self.scorer, self.judges = build_scorers(config, device)
         # With the reward models loaded: what they hold is not free.
         self.config = config = auto_micro_batch(config, device, self.accelerator, sharding is not None)
         self.lower = lower_is_better(self.judges.rewards)

@@ -71,6 +71,8 @@ class Evaluation:
             metrics |= self.small_benchmark()
         if evaluated or divgen:
             metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
+            if (copying := self.judges.take_copying()) is not None:
+                metrics["seconds/offload"] = round(metrics.get("seconds/offload", 0.0) + copying, 4)
         return alarms
 
     def scores(self) -> dict[str, Any]:

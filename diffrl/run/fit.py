@@ -1,8 +1,9 @@
 """Does a config fit into memory? The real modules run on fake tensors: shapes flow, nothing is computed or stored.
 
 So every family, resolution, LoRA and option is counted as it is, on any machine: the largest sum of bytes that are
-alive at one time in a rollout's forward, a decoding and a training micro-batch. What is not seen: the allocator's gaps,
-the device's own context, and the rewards. The arithmetic of an epoch is counted in the same pass.
+alive at one time in a rollout's forward, a decoding and a training micro-batch; and beside the first two the rewards'
+weights, by what they say of themselves. What is not seen: the allocator's gaps, the device's own context, the rewards'
+activations. The arithmetic of an epoch is counted in the same pass.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.run.buffers import held
 from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
+from diffrl.run.judges import judges_of
 from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself, Phase, Phases
 from diffrl.run.selection import micro_batches, rollout_forwards
@@ -31,7 +33,8 @@ GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
-ENCODING = "encoding"
+ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"
+REWARDS = "rewards that stay"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ class Fit:
     work: Mapping[str, float]  # floating-point operations of an epoch by phase, text encoders and rewards left out
     # Of one batch, one chunk and one micro-batch, keyed as `peaks`.
     operations: Mapping[str, int] = field(default_factory=dict)
+    read: int = 0  # from the disk into main memory, where all of the model is for a moment, in the run's type
+    copied: int = 0  # between main memory and the device in an epoch, for offloaded rewards
+    unknown: tuple[str, ...] = ()  # rewards on the device that do not say what they take
 
     @property
     def total(self) -> int:
@@ -74,6 +80,8 @@ class Estimator:
         self.config, self.world, self.tell = config, world, tell
         self.sharded = sharded and world > 1
         self.backbone = hollow_backbone(config)
+        # In few bits the network takes as much, too: what is read is the full one.
+        self.read = sum(map(bytes_of, (self.backbone.network, self.backbone.vae, *self.backbone.text_encoders)))
         self.lora, self.fused = with_lora(self.backbone, config)
         engine = config.engine  # what is compiled does not merge
         self.fused.merging = engine.merge != "off" and not (engine.compile or self.sharded)
@@ -86,6 +94,7 @@ class Estimator:
             if self.backbone.vae._supports_gradient_checkpointing:
                 self.backbone.vae.enable_gradient_checkpointing()
         self.phases = Phases(self.backbone, config)
+        self.judges = judges_of(config)
 
     def fit(self, known: Fit | None = None) -> Fit:
         """`known`: a fit whose `peaks` are not to be counted again."""
@@ -109,14 +118,26 @@ class Estimator:
                 peak, operations[name] = self.phases.count(phase, kept)
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
                 peaks[name] = peak + getattr(beside, name.split()[0])
+        work = self._work(*operations.values())
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
-        waits = parts["network"] + away if config.engine.encoders == "apart" else 0
-        # Encoders that are smaller than what makes room for them need nothing on top of the parts.
-        peaks[ENCODING] = max(encoders - waits, 0)
-        # The network lies there before it is spread over devices, and while encoders take its place.
-        below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0
-        host = below + encoders + _add_students(config, peaks)
-        return Fit(parts, peaks, max(self.sizes), host, self._work(*operations.values()), operations)
+        waits, judges = parts["network"] + away, self.judges
+        # Encoders, and rewards, that are smaller than what makes room for them need nothing on top of the parts.
+        peaks[ENCODING] = max(encoders - (waits if config.engine.encoders == "apart" else 0), 0)
+        students = _add_students(config, peaks)
+        if judges.resident:
+            parts[REWARDS] = sum(judges.resident.values())
+        if judges.visiting:
+            most = max(size for name, size in peaks.items() if name.split()[0] in ("sampling", "decoding"))
+            peaks[SCORING] = most + sum(judges.visiting.values())
+        if judges.apart:
+            # While a student's images are judged, it is the student that makes room.
+            peaks[APART] = max(max(judges.apart.values()) - (0 if config.evaluate.also else waits), 0)
+        # The network lies there before it is spread over devices, and while others take its place.
+        room = config.engine.encoders == "apart" or judges.apart
+        below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0
+        host = below + encoders + students + judges.host
+        copied = judges.copied(parts["network"])
+        return Fit(parts, peaks, max(self.sizes), host, work, operations, self.read, copied, judges.unknown)
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""

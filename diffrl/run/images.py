@@ -38,7 +38,7 @@ def draw(
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
         submit(loop, images, owners, pending[view])
-        if loop.scorer.groupwise:
+        if loop.scorer.later:
             pictures[view].append(images.cpu())
 
     def on_batch(images: Tensor, part: slice) -> None:
@@ -70,11 +70,11 @@ def draw(
             members=members,
         )
     mark = time.perf_counter()
-    columns = [torch.cat([future.result() for future in view]) for view in pending]
-    if loop.scorer.groupwise:
-        owners = [prompts[i] for i in rollout.prompt_index.tolist()]
-        for view, images in enumerate(pictures):
-            columns[view] = loop.scorer.score_groups(torch.cat(images), owners, rollout.prompt_index, columns[view])
+    owners = [prompts[i] for i in rollout.prompt_index.tolist()] * count
+    groups = torch.cat([rollout.prompt_index + view * len(prompts) for view in range(count)])
+    known = torch.cat([future.result() for view in pending for future in view])
+    scores = loop.scorer.finish(known, [i for view in pictures for i in view], owners, groups, loop.policy.apart)
+    columns = scores.chunk(count)
     loop.clock.add("reward", mark)
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 

@@ -155,6 +155,8 @@ class Loop:
         if self.scouting is not None:
             metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
         metrics |= self._seconds(started)
+        if (copying := self.scorer.take_copying()) is not None:
+            metrics["seconds/offload"] = round(copying, 4)
         return metrics
 
     def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:

@@ -15,7 +15,7 @@ from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.reward import read_by_steps
+from diffrl.config.reward import Watched, read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
 from diffrl.policy import Policy
@@ -111,7 +111,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     if config.d2align is not None:  # without its direction, which `diffrl.trainers.d2align` learns
         name = config.d2align.corrected(config)
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
-    read = {name: watched[name] for name in [*auxiliary_names(config), *_read_by_steps(config)]}
+    read = {name: watched[name] for name in read_on_training_images(config)}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
     elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
     scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
@@ -127,6 +127,11 @@ def _read_by_steps(config: Config) -> list[str]:
     """Watched rewards, beside auxiliary ones, that the steps of optimised ones read on training images."""
     auxiliary = auxiliary_names(config)
     return [name for name in read_by_steps(config.rewards, config.watch) if name not in auxiliary]
+
+
+def read_on_training_images(config: Config) -> list[str]:
+    """Watched rewards that score training images, too."""
+    return [*auxiliary_names(config), *_read_by_steps(config)]
 
 
 def build_composition(config: Config) -> Composition:
@@ -198,9 +203,9 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     """What the section `engine` says of the network and the autoencoder. Raises UserError for what cannot run here."""
     network: Any = policy.backbone.network
     policy.decoded = config.engine.decode
+    if policy.sharded and (asked := _apart(config)):
+        raise UserError(f"{asked[0]}: apart moves a whole network, and FSDP2 leaves a share of it; leave it out")
     if config.engine.encoders == "apart":
-        if policy.sharded:
-            raise UserError("engine.encoders: apart moves a whole network, and FSDP2 leaves a share of it; use beside")
         policy.texts.room = policy.apart
     if config.engine.attention == "auto":
         if policy.device.type == "cuda":  # elsewhere there is native alone
@@ -231,6 +236,13 @@ def prepare_engine(config: Config, policy: Policy) -> None:
             raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
         levels = schedule(policy, config.rollout).tolist()
         policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
+
+
+def _apart(config: Config) -> list[str]:
+    """The keys for whose sake the network leaves the device for a while."""
+    tables: dict[str, Mapping[str, Watched]] = {"rewards": config.rewards, "watch": config.watch}
+    rewards = [f"{t}.{n}.offload" for t, table in tables.items() for n, one in table.items() if one.offload == "apart"]
+    return [*(["engine.encoders"] if config.engine.encoders == "apart" else []), *rewards]
 
 
 def check_device(config: Config, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-from memory import BASES, CASES, MODELS, ONE_ROW, loaded
+from memory import BASES, CASES, MODELS, ONE_ROW, RECIPES, loaded, without_rewards
 from method_cost import METHODS, OPTIONS
 
 from diffrl.config import load_config
@@ -36,6 +36,19 @@ def test_the_table_of_cards_is_what_doctor_counts() -> None:
     assert found["overrides"][0] == f"engine.base={BASES[0]}" and "engine.encoders=apart" in found["overrides"]
     counted = estimate(loaded(row["config"], row["model"], [ONE_ROW, *found["overrides"]]))
     assert round(counted.total / GIB, 1) == found["gib"] <= 16
+
+
+def test_recipes_made_for_one_card_are_counted() -> None:
+    """All that are shipped; and where the file has them, they fit their card."""
+    made = {
+        path.relative_to(shipped("configs")).with_suffix("").as_posix() for path in shipped("configs").rglob("*gb.yaml")
+    }
+    assert made == set(RECIPES)
+    for config, (card, model) in RECIPES.items():
+        assert config.endswith(f"_{card}gb") and loaded(config, model, []).engine.encoders == "apart"
+    result = json.loads((Path(__file__).parents[2] / "assets" / "results" / "memory.json").read_text(encoding="utf-8"))
+    assert all(row["total_gib"] <= row["card"] == RECIPES[row["config"]][0] for row in result.get("recipes", []))
+    assert without_rewards("flux/nft_pickscore_16gb") == ["rewards.pickscore.device=cpu", "watch.clip.device=cpu"]
 
 
 def test_every_method_has_a_playground_recipe_and_a_base() -> None:

@@ -194,12 +194,22 @@ def test_a_resume_over_another_base_is_refused() -> None:
     assert identity_of_config(values)["engine.base"] == "int8"
 
 
-def test_an_apple_device_is_told_what_it_cannot_do(config_file) -> None:
-    """By its name alone: there is none here."""
+REFUSED = {  # on an Apple device, and what to use
+    "engine.base=fp8": r'engine\.base: "fp8" on an Apple device \(MPS\): .*; use int8',
+    "engine.base=nf4": r'engine\.base: "nf4" on an Apple device \(MPS\): .*; use int8',
+    "engine.optimiser=adamw8bit": r'engine\.optimiser: "adamw8bit" on an Apple device \(MPS\): .*; use adamw',
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_an_apple_device_is_told_what_it_cannot_do(config_file, override: str) -> None:
+    """By its name alone: there is none here. Other devices take the same config."""
     path, mps = config_file("run"), torch.device("mps")
     for base in ("full", "int8"):
         check_device(load_config(path, [f"engine.base={base}"]), mps)
-    fp8 = load_config(path, ["engine.base=fp8"])
-    check_device(fp8, torch.device("cpu"))
-    with pytest.raises(UserError, match=r'engine.base: "fp8" on an Apple device .* use int8'):
-        check_device(fp8, mps)
+    asked = load_config(path, [override])
+    for other in ("cpu", "cuda"):
+        check_device(asked, torch.device(other))
+    with pytest.raises(UserError, match=REFUSED[override]) as refused:
+        check_device(asked, mps)
+    assert len(str(refused.value).splitlines()) == 1

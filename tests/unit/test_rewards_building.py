@@ -15,7 +15,8 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.wrappers import Cached, Offloaded, identity_of, modules_of
+from diffrl.rewards.offloading import Offloaded, modules_of
+from diffrl.rewards.wrappers import Cached, identity_of
 from diffrl.run.parts import build_scorers
 
 CPU = torch.device("cpu")
@@ -88,21 +89,47 @@ def test_modules_are_found_once_and_outermost() -> None:
     assert modules_of(object()) == []
 
 
-def test_offloaded_weights_are_on_the_device_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves: list[str] = []
-    module = nn.Linear(2, 2)
-    monkeypatch.setattr(module, "to", lambda device: moves.append(str(device)))
-    reward = Owner(module)
-    offloaded = Offloaded(reward)
-    assert moves == ["cpu"]
+def test_offloaded_weights_come_with_a_phases_first_call_and_leave_at_its_end() -> None:
+    """On the meta device, which keeps no values: the host's own tensors must be what is there afterwards."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    weight, reward = module[0].weight, Owner(module)
+    offloaded, beside = Offloaded(reward), Offloaded(Owner(module))  # as rewards on one CLIP share it
+    assert offloaded.bytes == sum(v.nbytes for v in before.values())
     torch.testing.assert_close(offloaded(IMAGES, [""] * 6, [{}] * 6), IMAGES.mean((1, 2, 3)))
-    assert moves == ["cpu", "meta", "cpu"]
-    monkeypatch.setattr(Owner, "__call__", lambda *a: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        offloaded(IMAGES, [""] * 6, [{}] * 6)
-    assert moves[-1] == "cpu"
+    there = module[0].weight
+    assert reward.here == {"meta"} and offloaded.seconds > 0
+    beside(IMAGES, [""] * 6, [{}] * 6)
+    assert module[0].weight is there, "copied once"
+    monkey = reward.__class__.__call__
+    try:
+        Owner.__call__ = lambda *a: 1 / 0  # type: ignore[assignment, method-assign]
+        with pytest.raises(ZeroDivisionError):
+            offloaded(IMAGES, [""] * 6, [{}] * 6)
+    finally:
+        Owner.__call__ = monkey  # type: ignore[method-assign]
+    offloaded.leave()
+    assert module[0].weight is weight
+    beside.leave()
+    beside(IMAGES, [""] * 6, [{}] * 6)  # what one sends away another one that shares it fetches again
+    assert {p.device.type for p in module.parameters()} == {"meta"}
+    beside.leave()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     with pytest.raises(UserError, match='"owner" has no torch modules'):
         Offloaded(Owner("no module"))  # type: ignore[arg-type]
+
+
+def test_weights_that_are_more_than_numbers_move_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Packed(nn.Parameter):
+        pass
+
+    module, moves = nn.Linear(2, 2), list[str]()
+    module.weight = Packed(module.weight.detach())
+    reward = Offloaded(Owner(module))
+    monkeypatch.setattr(module, "to", lambda device: moves.append(str(device)))
+    reward(IMAGES, [""] * 6, [{}] * 6)
+    reward.leave()
+    assert moves == ["meta", "cpu"] and type(module.weight) is Packed
 
 
 @pytest.mark.gpu
@@ -112,6 +139,7 @@ def test_offloading_frees_the_accelerator(plugin: str) -> None:
     scores = reward(IMAGES.cuda(), [""] * 6, [{}] * 6).cpu()
     torch.testing.assert_close(scores, IMAGES.mean((1, 2, 3)) * 6)
     assert reward.reward.seen == {"cuda:0"}
+    reward.leave()
     assert {p.device.type for p in reward.reward.model.parameters()} == {"cpu"}
 
 

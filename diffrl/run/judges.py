@@ -1,0 +1,92 @@
+"""What rewards take of a device and of main memory, and the bytes that an epoch copies for those that are offloaded.
+
+By what their classes say of their arguments (`footprint`): nothing is loaded. Weights that rewards share are counted
+for each of them; what scoring itself takes, a batch's activations, is not counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffrl.config import Config
+from diffrl.config.reward import Watched
+from diffrl.errors import UserError, in_one_line
+from diffrl.rewards.protocol import ability
+from diffrl.rewards.registry import load_class, takes
+from diffrl.run.parts import read_on_training_images
+
+RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Bytes by the rewards' names: on the device all the time; offloaded, beside sampling; offloaded, apart.
+
+    unknown: those on the device that do not say what they take. keys: `offload` of those that do, by the config's.
+    trained: names of those that score training images, too; evaluations ask the others alone.
+    """
+
+    resident: Mapping[str, int]
+    visiting: Mapping[str, int]
+    apart: Mapping[str, int]
+    unknown: tuple[str, ...]
+    keys: tuple[str, ...]
+    trained: frozenset[str]
+
+    @property
+    def host(self) -> int:
+        """Of main memory."""
+        return sum(self.visiting.values()) + sum(self.apart.values())
+
+    def copied(self, network: int) -> int:
+        """In an epoch without its evaluation; a network of so many bytes makes room for those that are apart."""
+        weights = sum(size for name, size in {**self.visiting, **self.apart}.items() if name in self.trained)
+        return weights + (2 * network if self.trained & self.apart.keys() else 0)
+
+
+def judges_of(config: Config) -> Judges:
+    """All rewards of a config, optimised and watched, each of those that are alike once: an evaluation asks them all.
+
+    Raises UserError for a plugin that cannot be imported, or that refuses its arguments.
+    """
+    entries: dict[str, Watched] = {**config.rewards, **config.watch}
+    places: dict[str, dict[str, int]] = {"beside": {}, "apart": {}, "stays": {}}
+    unknown, keys, sizes = list[str](), list[str](), dict[str, int | None]()
+    for name, entry in entries.items():
+        plugin = entry.plugin or name
+        if not takes(plugin, "device") or (entry.arguments.get("device") or "cuda") != "cuda":
+            continue  # on the CPU, or a device that it was given
+        key = json.dumps([plugin, entry.arguments], sort_keys=True, default=repr)
+        again = key in sizes
+        try:
+            size = sizes[key] = sizes[key] if again else footprint(load_class(plugin), entry.arguments)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
+        if size is None:
+            unknown.append(name)
+        elif size:
+            keys.append(f"{'rewards' if name in config.rewards else 'watch'}.{name}.offload")
+            place = places["apart" if entry.offload == "apart" else "beside" if entry.offload else "stays"]
+            place |= {} if again else {name: size}
+    trained = frozenset([*config.rewards, *read_on_training_images(config)])
+    return Judges(places["stays"], places["beside"], places["apart"], tuple(unknown), tuple(keys), trained)
+
+
+def footprint(reward: type, arguments: Mapping[str, Any]) -> int | None:
+    """Bytes of the weights that a reward built with these arguments has on its device; None: it does not say."""
+    said = ability(reward, "footprint")
+    if said is None:
+        return None
+    parameters = inspect.signature(reward).parameters.items()
+    defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
+    try:
+        size = said(**defaults | dict(arguments))
+        return None if size is None else int(size)
+    except UserError:
+        raise
+    except Exception as error:  # a plugin's own code
+        raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error
