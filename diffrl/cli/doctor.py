@@ -61,7 +61,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     """
     from diffrl.policy.sharding import launched_with_fsdp
     from diffrl.run.advice import advise
-    from diffrl.run.fit import estimate
+    from diffrl.run.fit import PICTURE, estimate
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     sharded = launched_with_fsdp()
@@ -72,6 +72,8 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
     print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
     print(_work(fit.work))
+    if PICTURE in fit.operations:
+        print(f"{fit.operations[PICTURE] / 1e12:9.2f} TFLOP once for each picture of the set, to encode it")
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps; rewards come on top")
     print(f"{free / GIB:9.2f} GiB  free: {where}")

@@ -44,12 +44,14 @@ class ImageSet(Section):
         if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
             text = f"is {config.rollout.groups * self.share:g} of the {config.rollout.groups} prompts of an epoch"
             raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")
-        self._check_rows(config)
+        if not Path(self.source).expanduser().exists():
+            return  # it is drawn before the run, which begins by reading it; counting memory needs no set
+        self.check_rows(config)
         cache = folder_of(self.source) if self.cache is None else Path(self.cache)
         self._at("cache", check_writable, cache, "the folder of encoded pictures")
 
-    def _check_rows(self, config: Any) -> None:
-        """The set can be read, has the scores, and no prompt that is tested on."""
+    def check_rows(self, config: Any) -> None:
+        """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
         images = self._at("source", read_set, self.source)
         needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
         for name in self.columns:

@@ -51,19 +51,21 @@ class Latents:
 
         Raises UserError for a picture that cannot be read, and DiskError.
         """
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(self.missing(groups), start=1):
             check()
             images = [self._image(picture, group) for picture in group.pictures]
-            latents = self.policy.encode_images(torch.stack(images)).cpu().numpy()
-            file = self._file(group)
-            unfinished = file.with_name(f".{file.name}.{os.getpid()}")  # another run may encode the same set
-            with writing(file):
-                with unfinished.open("wb") as stream:
-                    np.save(stream, latents)
-                os.replace(unfinished, file)
+            self.keep(group, self.policy.encode_images(torch.stack(images)))
             done(number)
+
+    def keep(self, group: Group, latents: Tensor) -> None:
+        """Latents (m, C, h, w) of a group's pictures, from now on. DiskError."""
+        file = self._file(group)
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}")  # another run may encode the same set
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as stream:
+                np.save(stream, latents.cpu().numpy())
+            os.replace(unfinished, file)
 
     def __call__(self, group: Group, members: Tensor) -> Tensor:
         """Latents (len(members), C, h, w), fp32 on the CPU, of some of a group's pictures; encoded if they are not."""

@@ -56,8 +56,8 @@ def group_of(row: Mapping[str, Any], folder: Path, where: str) -> Group | None:
     if "jpg_0" in row or "jpg_1" in row:
         if row.get("has_label") is False:
             return None
-        values, labels = [row.get("jpg_0"), row.get("jpg_1")], [row.get("label_0"), row.get("label_1")]
-        return _made(row, "caption", values, {PREFERENCE: labels}, folder, where)
+        both, labels = [row.get("jpg_0"), row.get("jpg_1")], [row.get("label_0"), row.get("label_1")]
+        return _made(row, "caption", both, {PREFERENCE: labels}, folder, where)
     for key in ("human_preference", "rank"):
         if key in row:
             values = row["file_path"] if "file_path" in row else row.get("image_path")

@@ -32,6 +32,7 @@ CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
 ENCODING = "encoding"
+PICTURE = "encoding a picture of the set"
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,14 @@ class Estimator:
                 self.tell(f"counting {name} ({number} of {len(phases)})")
                 peak, operations[name] = self.phases.count(phase, kept)
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
-                peaks[name] = peak + getattr(beside, name.split()[0])
+                peaks[name] = peak + getattr(beside, name.split()[0], 0)
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
         waits = parts["network"] + away if config.engine.encoders == "apart" else 0
         peaks[ENCODING] = encoders - waits
         # The network lies there before it is spread over devices, and while encoders take its place.
         below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0
         host = below + encoders + _add_students(config, peaks)
-        return Fit(parts, peaks, max(self.sizes), host, self._work(*operations.values()), operations)
+        return Fit(parts, peaks, max(self.sizes), host, self._work(operations), operations)
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""
@@ -138,7 +139,7 @@ class Estimator:
         }
 
     def _phases(self) -> dict[str, Phase]:
-        """By name; the first word is that of `Held`."""
+        """By name; the first word is that of `Held`. Where nothing is drawn to train on, evaluations still draw."""
         rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
         free = self.backbone.classifier_free
         batch, trained = (
@@ -146,7 +147,8 @@ class Estimator:
             for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
         )
         train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
-        return {
+        phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
+        return phases | {
             f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),
             "decoding": self.phases.decode,
             f"training {trained} rows": train,
@@ -157,20 +159,23 @@ class Estimator:
         """Do micro-batches split groups?"""
         return any(size % self.config.rollout.group_size for size in self.sizes)
 
-    def _work(self, sampling: float, decoding: float, training: float) -> dict[str, float]:
+    def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
         """Of an epoch, from what one batch, one chunk and one micro-batch take."""
         config, objective, rollout = self.config, self.objective, self.config.rollout
+        sampling, decoding, training = (operations[name] for name in operations if name != PICTURE)
+        drawn = config.drawn_groups / rollout.groups
         epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
         steps = config.objective_section.trained_steps(rollout)
-        images, passes = rollout.images / self.world, config.optimise.inner_epochs * steps
+        images, passes = drawn * rollout.images / self.world, config.optimise.inner_epochs * steps
         batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)
         silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
         share = objective.share(rollout.group_size)
-        return {
-            "sampling": rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
+        work = {
+            "sampling": drawn * rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
             "decoding": images * decoding / self.phases.chunk,
-            "training": images * passes * share * (training / max(self.sizes) + silent),
+            "training": rollout.images / self.world * passes * share * (training / max(self.sizes) + silent),
         }
+        return {name: value for name, value in work.items() if value}
 
 
 def estimate(

@@ -32,6 +32,7 @@ def contents(config: Config) -> Identity:
         prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
         identity["prompts.train (texts)"] = _digest(prompts)
     if config.image_set is not None:
+        config.image_set.check_rows(config)
         identity["image_set.source (rows)"] = read_set(config.image_set.source).digest
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))

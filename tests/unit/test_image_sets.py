@@ -16,10 +16,13 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.image_sets import draw as draw_module
+from diffrl.image_sets.draw import draw_set
 from diffrl.image_sets.latents import Latents, fitted
 from diffrl.image_sets.reading import read_set
 from diffrl.policy import Policy
 from diffrl.records.tracking import save_image
+from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
 
 Row = dict[str, Any]
@@ -300,7 +303,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_broken_off(config_file: Any
 
 PROBLEMS: dict[str, tuple[str, str]] = {
     "image_set={share: 0.5}": ("", "image_set.source: not given"),
-    "image_set.source=nowhere": ("", 'image_set.source: no file or folder "nowhere"'),
     "image_set.share=0.3": ("", "image_set.share: 0.3 is 1.2 of the 4 prompts"),
     "image_set.columns.redness=blue": ("", 'image_set.columns.redness: no scores "blue" in'),
     "image_set.columns.green=redness": ("", 'image_set.columns.green: no such reward (nearest: "redness")'),
@@ -329,9 +331,69 @@ def test_what_cannot_work_is_said_before_a_model_is_loaded(config_file: Any, tmp
     assert text in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_set_that_is_not_there_is_missed_when_the_run_begins_and_not_before(
+    config_file: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A recipe is valid, and its memory is counted, before its set has been drawn."""
+    config = load_config(config_file("later", objective="dpo", image_set={"source": str(tmp_path / "sets")}))
+    monkeypatch.setattr(Run, "_load", lambda *_, **__: pytest.fail("the model is loaded"))
+    with pytest.raises(UserError, match=r"image_set\.source: no file or folder"):
+        Run(config)
+    work = estimate(config).work
+    assert work.keys() == {"training"} and PICTURE in estimate(config).peaks
+
+
 def test_mixed_rows_need_as_many_of_each_kind_on_every_process(config_file: Any, tmp_path: Path) -> None:
     source = set_of(make(config_file, "nft"), tmp_path / "set")
     path = config_file("two", image_set={"source": source, "share": 0.25})
     load_config(path)
     with pytest.raises(UserError, match=r"image_set\.share: 2 processes do not divide the 1 prompts"):
         load_config(path, world=2)
+
+
+# ---- drawing one
+
+
+def draw(model: str, out: Path, prompts: Path, **more: Any) -> int:
+    redness = f"{Path(__file__).parents[1] / 'data' / 'redness.py'}:Redness"
+    return draw_set(
+        rewards={redness: {}}, out=out, **{"model": model, "prompts": str(prompts), "per_prompt": 2, "steps": 2, **more}
+    )
+
+
+def test_a_set_is_drawn_once_and_goes_on_where_it_was_broken_off(
+    model: str, policy: Policy, tmp_path: Path, monkeypatch: Any
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"red {i}", "words": i}) + "\n" for i in range(3)))
+    assert draw(model, tmp_path / "whole", prompts) == 6 and draw(model, tmp_path / "whole", prompts) == 0
+    groups = read_set(str(tmp_path / "whole")).groups
+    assert [group.prompt for group in groups] == ["red 0", "red 1", "red 2"] and groups[2].metadata == {"words": 2}
+    latents = Latents(policy, tmp_path / "whole" / ".latents")
+    assert not latents.missing(groups)  # what was drawn is what is trained on
+    picture = policy.decode(latents(groups[1], torch.tensor([1])))
+    assert float((picture[0] - to_tensor(Path(groups[1].pictures[1].file))).abs().max()) <= 0.5 / 255 + 1e-6
+
+    plain, written = draw_module._write, []
+
+    def dies(out: Path, rank: int, place: int, *rest: Any) -> None:
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(place)
+        plain(out, rank, place, *rest)
+
+    monkeypatch.setattr(draw_module, "_write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        draw(model, tmp_path / "broken", prompts, batch_size=2)
+    monkeypatch.setattr(draw_module, "_write", plain)
+    with pytest.raises(UserError, match=r"no \.jsonl"):
+        read_set(str(tmp_path / "broken"))
+    with (tmp_path / "broken" / "parts" / "0000.jsonl").open("a") as stream:
+        stream.write('\n{"place": 1, "ima')  # cut off by a kill
+    with pytest.raises(UserError, match="another seed"):
+        draw(model, tmp_path / "broken", prompts, seed=1)
+    assert draw(model, tmp_path / "broken", prompts, batch_size=2) == 4
+    one, other = ((tmp_path / name / "images.jsonl").read_text() for name in ("whole", "broken"))
+    first, second = (json.loads(text.splitlines()[2])["scores"]["Redness"] for text in (one, other))
+    assert first == pytest.approx(second, abs=1e-6) and len(first) == 2
+    assert not (tmp_path / "broken" / "parts").exists()
