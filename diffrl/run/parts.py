@@ -295,6 +295,7 @@ def describe(run: Any) -> str:
     parameters = sum(p.numel() for _, p in policy.trainable)
     images = config.rollout.groups * config.rollout.group_size
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
+    given = "" if config.image_set is None else f", {config.groups_of_set} from {config.image_set.source}"
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     also = "".join(
         f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
@@ -302,7 +303,8 @@ def describe(run: Any) -> str:
     )
     return (
         f"{config.method.title} on {config.model}: {config.epochs} epochs of {images} images "
-        f"({config.rollout.groups} prompts x {config.rollout.group_size}), {spec.steps} steps of {spec.sampler}; "
+        f"({config.rollout.groups} prompts{given} x {config.rollout.group_size}), {spec.steps} steps of "
+        f"{spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"
