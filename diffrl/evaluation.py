@@ -35,13 +35,15 @@ SHOWN = 64  # pictures of a grid, at most
 class Evaluated(NamedTuple):
     """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
     has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.figures`),
-    without those of which nothing could be said.
+    without those of which nothing could be said; pictures (S, 3, H, W) of the first prompts' first images, where they
+    were asked for.
     """
 
     scores: Tensor
     distances: Tensor
     saturation: Tensor
     figures: Mapping[str, float] = {}  # nobody writes into it
+    pictures: Tensor = torch.empty(0)
 
     @property
     def diversity(self) -> float:
@@ -74,8 +76,9 @@ def score_policy(
     snapshot: str | None = "default",
     check: Callable[[], None] = lambda: None,
     advance: Callable[[int], None] = lambda count: None,
+    keep: int = 0,
 ) -> Evaluated:
-    """`per_prompt` images of each prompt, N in prompt-major order, with their scores.
+    """`per_prompt` images of each prompt, N in prompt-major order, with their scores, and `keep` pictures.
 
     Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes. Each
     process draws whole prompts, since a group-wise reward has to see all images of one.
@@ -86,6 +89,8 @@ def score_policy(
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
     figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
+    (_, height, width), scale = policy.latent_shape, policy.backbone.scale
+    kept = torch.zeros(min(keep, len(prompts)), 3, height * scale, width * scale)
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     with policy.together():
         for index, images in batches if mine else ():
@@ -97,6 +102,9 @@ def score_policy(
                 pictures.append(images.cpu())
             for one in figures:
                 one.read(images, owners)
+            for i, image in zip((index + first * per_prompt).tolist(), images, strict=True):
+                if i % per_prompt == 0 and i // per_prompt < len(kept):
+                    kept[i // per_prompt] = image.cpu()
             advance(len(images))
     if pictures:
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
@@ -115,7 +123,8 @@ def score_policy(
     known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
-    return Evaluated(values[:, :columns], distances, values[:, columns], known)
+    kept = _together(kept, accelerator) if len(kept) else kept
+    return Evaluated(values[:, :columns], distances, values[:, columns], known, kept)
 
 
 def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:

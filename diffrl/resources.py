@@ -9,11 +9,14 @@ import functools
 import hashlib
 import importlib.util
 import re
+import socket
 import sys
 import traceback
+import urllib.request
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from diffrl.errors import UserError, in_one_line, nearest
 
@@ -57,6 +60,24 @@ def find_merge(name: str) -> tuple[str, str | None]:
     raise UserError(
         f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, SHIPPED_LORAS)}'
     )
+
+
+@functools.cache
+def hub_failure() -> str:
+    """Why the hub cannot be reached, "" where it can. Then it is read offline: five retries a file take a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    url = urlsplit(constants.ENDPOINT)
+    if url.scheme in urllib.request.getproxies():  # the proxy knows the way, this machine need not
+        return ""
+    try:
+        socket.create_connection((url.hostname, url.port or (443 if url.scheme == "https" else 80)), 5).close()
+    except OSError as error:
+        constants.HF_HUB_OFFLINE = True
+        return f"{url.hostname} cannot be reached ({in_one_line(error)})"
+    return ""
 
 
 def file_of_run(run: Path, name: str, what: str) -> Path:

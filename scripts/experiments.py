@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,13 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
 def experiments(path: Path = LIST) -> list[Experiment]:
     """All of them, in the file's order; defaults of the file are filled in. Raises TypeError for an unknown key.
 
-    An entry of `overrides` may be a list: YAML can refer to one, and not join two.
+    An entry of `overrides` may be a list: YAML can refer to one, and not join two. `axes`: an entry for each
+    combination of their values, which stand for {AXIS} in name and config; the overrides that they may have come first.
     """
     told = yaml.safe_load(path.read_text())
     defaults = told.pop("defaults", {})
     found = []
-    for name, row in told.items():
+    for name, row in (one for entry in told.items() for one in combinations(*entry)):
         row = defaults | row
         settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}
         row["seeds"] = tuple(row["seeds"])
@@ -96,6 +98,16 @@ def experiments(path: Path = LIST) -> list[Experiment]:
         row["overrides"] = tuple(itertools.chain.from_iterable(parts))
         found.append(Experiment(name=name, settings=settings, **row))
     return found
+
+
+def combinations(name: str, row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, row) of an entry for each combination of its axes; itself where it has none."""
+    axes = row.pop("axes", {})
+    for values in itertools.product(*axes.values()):
+        words = dict(zip(axes, values, strict=True))
+        more = [axes[axis][value] for axis, value in words.items() if isinstance(axes[axis], dict)]
+        more = [*more, *row.get("overrides", [])]
+        yield name.format(**words), row | {"config": row["config"].format(**words), "overrides": more}
 
 
 @functools.cache

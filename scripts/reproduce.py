@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -45,6 +46,8 @@ from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
 from diffrl.run.train import Run, train
+
+LOGGED = re.compile("/stopped|/divergence/")  # of a method's own numbers, what goes into a result
 
 
 def judge(run: Run, snapshot: str | None, prompts: int, per_prompt: int) -> tuple[dict[str, Any], torch.Tensor]:
@@ -129,6 +132,7 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
         "training_seconds": round(seconds, 1),
         "evaluation_seconds": round(sum(m.get("seconds/evaluate", 0.0) for m in history), 1),
         "overhead_share": round(overhead / seconds, 4) if seconds else None,
+        "logged": {name: over_epochs(history, name) for name in history[-1] if LOGGED.search(name)},
         "curve": [
             {
                 "samples": m["samples"],
@@ -138,6 +142,12 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
             if "eval/diversity" in m
         ],
     }
+
+
+def over_epochs(history: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of what a method logs; None: in no epoch."""
+    values = [m[name] for m in history if m.get(name) is not None]
+    return float(np.mean(values)) if values else None
 
 
 def commit() -> str:

@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -257,12 +256,12 @@ def rewards() -> Iterator[Finding]:
 def _hub_weights(reward: type) -> str | None:
     """Whether a reward's weights on the hub, by its card, are in this machine's cache; None where it has none there."""
     card = getattr(reward, "card", None)
-    repository = re.match(r"(?:\w+: )?([\w.-]+/[\w.-]+)", getattr(card, "weights", ""))
+    repository = getattr(card, "repository", None)
     if repository is None:
         return None
     from huggingface_hub import constants
 
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository[1].replace('/', '--')}" / "snapshots"
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots"
     here = folder.is_dir() and any(folder.iterdir())
     return f"weights {'here' if here else 'not here'}: {getattr(card, 'weights', '')}"
 

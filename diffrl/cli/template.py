@@ -14,15 +14,16 @@ from diffrl.config.door import installed
 from diffrl.config.help import default_of
 from diffrl.config.schema import METHODS, OBJECTIVES, Config, config_class, section_type
 from diffrl.errors import UserError, nearest
+from diffrl.prompts import check_source
 
 # The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.
 SMALL: dict[str, dict[str, Any]] = {
     "rollout": {"groups": 24, "group_size": 16, "steps": 6, "batch_size": 128},
-    "optimise": {"learning_rate": 1e-3, "batch_size": 384, "accumulation": 6},
+    "optimise": {"learning_rate": 1e-3, "batch_size": 384, "micro_batch": 128},
 }
 LARGE: dict[str, dict[str, Any]] = {
-    "rollout": {"resolution": 512, "batch_size": 12},
-    "optimise": {"precision": "bf16", "batch_size": 576, "accumulation": 48},
+    "rollout": {"groups": 48, "group_size": 24, "resolution": 512, "batch_size": 12},
+    "optimise": {"precision": "bf16", "micro_batch": 12},
 }
 OWN: dict[str, dict[str, Any]] = {  # on the playground
     "nft": {"beta": 0.1, "timestep_fraction": 0.34},
@@ -72,8 +73,11 @@ def template(
     for method in methods:
         for section, keys in method.needs.items():
             values[section] = {**keys, **values.get(section, {})} if small else {**values.get(section, {}), **keys}
-    if not small:  # two optimiser steps an epoch
-        values["optimise"]["batch_size"] = 24 * values["rollout"].get("group_size", 24)
+    rollout = values["rollout"]
+    count = check_source(train) if train is not None else None
+    rollout["groups"] = min(rollout["groups"], count or rollout["groups"])
+    steps = 1 if small or rollout["groups"] % 2 else 2  # of the optimiser, an epoch
+    values["optimise"]["batch_size"] = rollout["groups"] // steps * rollout["group_size"]
     judges = ("artefact", "clip", "jpeg") if small else ("aesthetic", "imagereward", "jpeg")
     watch = next((name for name in judges if name not in rewards), "diversity")
     if "gardo" in wrappers:

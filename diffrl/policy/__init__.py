@@ -17,7 +17,7 @@ from diffrl.policy.distilled import merge_lora
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.resources import shipped
+from diffrl.resources import hub_failure, shipped
 
 __all__ = [
     "PRECISIONS",
@@ -92,11 +92,12 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         hint = nearest(model, ["playground"]) if "/" not in model else ""
         raise UserError(f'model: no folder "{model}"; give playground, a folder, or a hub id OWNER/NAME{hint}')
+    failure = hub_failure()
     try:
         return model, DiffusionPipeline.load_config(model)
     except OSError as error:
-        reason = _first_line(error)
-        raise UserError(f'model: "{model}" is no folder here, and not to be had from the hub: {reason}') from None
+        reason = f"it is not in this machine's cache, and {failure}" if failure else _first_line(error)
+        raise UserError(f'model: no folder "{model}", and the hub does not give it: {reason}') from None
 
 
 def _first_line(error: Exception) -> str:

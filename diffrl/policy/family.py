@@ -18,6 +18,7 @@ import diffusers
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import CLIPTokenizer
 
 from diffrl.forward import FlowMatching, Prediction, Process
 from diffrl.policy.conditioning import Conditioning
@@ -103,6 +104,17 @@ class Family:
     def text_shape(self) -> tuple[int, int, int]:
         """Of one prompt's conditioning: tokens, their width, the pooled embedding's width; the most there can be."""
         return self.max_length, self.network.config.joint_attention_dim, 0
+
+    def reader(self) -> tuple[Any, int]:
+        """The tokenizer that reads the most of a prompt, and how many tokens."""
+        names = ("tokenizer", *(f"tokenizer_{i}" for i in range(2, 5)))
+        tokenizers = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
+        # CLIP's reads what it was trained on, whatever the pipeline is asked for.
+        limits = [
+            part.model_max_length if isinstance(part, CLIPTokenizer) else min(part.model_max_length, self.max_length)
+            for part in tokenizers
+        ]
+        return max(zip(tokenizers, limits, strict=True), key=lambda pair: pair[1])
 
     def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
         """A conditioning of the largest shape, with nothing in it: what memory is counted with."""

@@ -6,6 +6,7 @@ goes to the device is a copy that is dropped afterwards: nothing is carried back
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.textfiles import TextFiles
 
+log = logging.getLogger("diffrl")
 # Encoded prompts kept on the CPU, in bytes. With a T5 one prompt takes 2.7 MB, so tens of thousands need a limit.
 CACHE_BYTES = 4 << 30
 
@@ -62,9 +64,19 @@ class Texts:
             self.visits += 1
             for prompt in missing:
                 check()
-                self._rows[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
+                with quiet():
+                    self._say_cut(prompt)
+                    self._rows[prompt] = self.backbone.encode(prompt, self.device).to("cpu")
                 if self.files is not None:
                     self.files.write(prompt, self._rows[prompt])
+
+    def _say_cut(self, prompt: str | None) -> None:
+        """Once for each prompt of which the text encoders read a part only."""
+        tokenizer, most = self.backbone.reader()
+        tokens = len(tokenizer(prompt).input_ids) if prompt else 0
+        if tokens > most:
+            start = " ".join(str(prompt).split())[:60]
+            log.warning('prompt "%s ...": %d tokens, of which the model reads %d: the rest is cut', start, tokens, most)
 
     def pin(self) -> None:
         """Hold the encoders where the device reads them fastest, if there is such memory for them: they travel again
@@ -85,6 +97,20 @@ class Texts:
             if total <= CACHE_BYTES:
                 break
             total -= self._rows.pop(prompt).nbytes
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' and diffusers' warnings, which repeat a long prompt as a whole at each encoding of it."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

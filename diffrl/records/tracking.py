@@ -156,18 +156,27 @@ def drop_lines(run_dir: str | Path, after: int) -> int:
 
 
 def save_samples(
-    run_dir: str | Path, epoch: int, images: Tensor, prompts: Sequence[str], seeds: Sequence[int]
+    run_dir: str | Path,
+    epoch: int,
+    images: Tensor,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    scores: Sequence[Mapping[str, float]] = (),
 ) -> list[Path]:
     """Write `RUN_DIR/samples/epoch-NNNN/NN-SLUG.png`, each with its `prompt` and `seed` in PNG text chunks.
 
     Args:
         images: (n, 3, H, W) in [0, 1]; rounded to 8 bits.
+        scores: of each image by their names, into a text chunk `scores` (JSON; without those that are not finite).
     """
     folder = inside(run_dir, "samples", f"epoch-{epoch:04d}")
     paths = []
     for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
         path = folder / f"{i:02d}-{_slug(prompt)}.png"
-        save_image(image, path, {"prompt": prompt, "seed": str(seed)}, sync=True)
+        text = {"prompt": prompt, "seed": str(seed)}
+        if scores:
+            text["scores"] = json.dumps({key: round(v, 4) for key, v in scores[i].items() if math.isfinite(v)})
+        save_image(image, path, text, sync=True)
         paths.append(path)
     return paths
 

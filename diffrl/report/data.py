@@ -39,6 +39,7 @@ class Sample:
     prompt: str
     seed: str
     path: Path
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -289,7 +290,16 @@ def _samples(folder: Path) -> Iterable[Sample]:
             log.warning("%s: not a readable picture (%s); it is left out", path, in_one_line(error, most=120))
             continue
         prompt = str(text.get("prompt", path.stem))
-        yield Sample(int(digits), int(number), prompt, str(text.get("seed", "")), path)
+        yield Sample(int(digits), int(number), prompt, str(text.get("seed", "")), path, _scores(text.get("scores")))
+
+
+def _scores(text: object) -> dict[str, float]:
+    """A picture's scores by their names; none where somebody else wrote something else."""
+    try:
+        found = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return {}
+    return {str(key): float(v) for key, v in found.items() if isinstance(v, float)} if isinstance(found, dict) else {}
 
 
 def within(path: Path, folder: Path) -> bool:

@@ -15,6 +15,7 @@ from diffrl.report.page import escape, figure, grid, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
 
 STRIP = 9  # images of one prompt at most: the first, the last and some between
+MOST_SCORES = 3  # under a sample
 KNOWN = {
     "loss": ("loss of the objective", "loss"),
     "kl": ("KL to the reference model", "KL divergence"),
@@ -65,9 +66,13 @@ def samples(run: RunData) -> str:
     for sample in run.samples:
         if sample.epoch in epochs:
             caption = "untrained" if sample.epoch == 0 else f"epoch {sample.epoch}"
+            shown = [(name, sample.scores[name]) for name in run.trained if name in sample.scores][:MOST_SCORES]
+            caption += "".join(
+                f" · {name if len(shown) > 1 else ''} {value:.3g}".replace("  ", " ") for name, value in shown
+            )
             rows.setdefault((sample.index, sample.prompt, sample.seed), []).append((sample.path, caption))
     body = "".join(strip(prompt, images, seed) for (_, prompt, seed), images in sorted(rows.items()))
-    note = "Each row is one held-out prompt with one seed."
+    note = "Each row is one held-out prompt with one seed; the numbers are its scores by the trained rewards."
     if run.base != "full":
         note += f" Drawn over the model's weights in {run.base}."
     return section("Samples over time", body, note)

@@ -6,6 +6,7 @@ Shapes: B images, H x W pixels, D the width of an embedding.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +33,12 @@ class Card:
     cost: str
     exploits: str
     better: str = "higher"
+
+    @property
+    def repository(self) -> str | None:
+        """OWNER/NAME on the hub, where `weights` begins with one."""
+        found = re.match(r"(?:\w+: )?([\w.-]+/[\w.-]+)", self.weights)
+        return found and found[1]
 
     def to_json(self) -> dict[str, Any]:
         """Bounds that are not finite are null."""

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from diffrl.errors import UserError, nearest
-from diffrl.resources import import_file, where
+from diffrl.resources import hub_failure, import_file, where
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
@@ -100,12 +100,14 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     if (inner := split_name(name_or_path)[1]) is not None:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
+    failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
     try:
         reward = reward_class(**params)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f'reward "{name_or_path}" could not be built: {where(error)}') from error
+        hint = f"; {failure}" if failure else ""
+        raise UserError(f'reward "{name_or_path}" could not be built: {where(error)}{hint}') from error
     if missing := missing_of_instance(reward):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return cast(Reward, reward)

@@ -20,7 +20,7 @@ from diffrl.prompts import load_prompts
 from diffrl.records.guard import Guard
 from diffrl.records.held_out import HeldOut
 from diffrl.rewards.scoring import Scorer
-from diffrl.rollout import SamplerSpec, generate
+from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
 from diffrl.run.journal import Journal
 from diffrl.run.parts import evaluation_spec
@@ -52,6 +52,7 @@ class Evaluation:
         self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
         self.held = HeldOut()  # of each prompt
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
+        self._samples = torch.empty(0), torch.empty(0)  # images and their scores, of the newest evaluation
         self.check: Callable[[], None] = lambda: None  # may raise, between batches
 
     def measure(
@@ -63,7 +64,7 @@ class Evaluation:
         if evaluated:
             journal.status("evaluating")
             metrics |= self.scores()
-            self._draw_samples(metrics["epoch"], journal)
+            self._show_samples(metrics["epoch"], journal)
             alarms = self._look_out(metrics)
         if divgen:
             journal.status("evaluating, DivGenBench")
@@ -74,7 +75,8 @@ class Evaluation:
 
     def scores(self) -> dict[str, Any]:
         """Held-out scores on the model, and on its students as `eval/STUDENT/...`; those of each prompt are kept."""
-        found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot)
+        found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot, self.config.tracking.samples)
+        self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
         each = partial(Evaluated.by_prompt, names=self.judges.names, per_prompt=self.config.evaluate.per_prompt)
         self._prompts = each(found)
         means = summarise(self.judges.names, found.scores) | found.breadth()
@@ -88,7 +90,7 @@ class Evaluation:
             self._prompts |= {f"{student.name}/{name}": column for name, column in each(found).items()}
         return {f"eval/{name}": value for name, value in means.items()}
 
-    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str) -> Evaluated:
+    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str, keep: int = 0) -> Evaluated:
         """The held-out prompts' images of a model, scored; every process draws its share."""
         return score_policy(
             policy,
@@ -102,6 +104,7 @@ class Evaluation:
             accelerator=self.accelerator,
             snapshot=snapshot,
             check=self.check,
+            keep=keep,
         )
 
     def _look_out(self, metrics: dict[str, Any]) -> list[str]:
@@ -131,22 +134,11 @@ class Evaluation:
             snapshot=self.snapshot,
         )
 
-    def _draw_samples(self, epoch: int, journal: Journal) -> None:
-        """The fixed prompts with their fixed seeds, as PNG and to the trackers; the main process draws them."""
-        prompts = self.prompts[: self.config.tracking.samples]
-        if not prompts:
-            return
-        with self.policy.together():
-            if not self.accelerator.is_main_process:
-                return
-            batches = generate(
-                self.policy,
-                prompts,
-                evaluation_spec(self.config),
-                seed=self.config.seed,
-                per_prompt=1,
-                batch_size=self.config.rollout.batch_size,
-                snapshot=self.snapshot,
-            )
-            images, texts = torch.cat([batch for _, batch in batches]), [prompt.text for prompt in prompts]
-            journal.images(epoch, self.folder.save_samples(epoch, images, texts, self.config.seed), texts)
+    def _show_samples(self, epoch: int, journal: Journal) -> None:
+        """The newest evaluation's first image of each of the first prompts, as PNG and to the trackers."""
+        images, scores = self._samples
+        if len(images) and self.accelerator.is_main_process:
+            texts = [prompt.text for prompt in self.prompts[: len(images)]]
+            rows = [dict(zip(self.judges.names, row, strict=True)) for row in scores.tolist()]
+            paths = self.folder.save_samples(epoch, images, texts, self.config.seed, rows)
+            journal.images(epoch, paths, texts)

@@ -82,8 +82,10 @@ class RunFolder:
             measured = {key: value for key, value in metrics.items() if key.startswith(("eval/", "epoch", "step"))}
             write_text(healthy / "evaluation.json", json.dumps(measured, indent=1) + "\n")
 
-    def save_samples(self, epoch: int, images: Tensor, texts: list[str], seed: int) -> list[Path]:
-        return save_samples(self.path, epoch, images, texts, [seed] * len(texts))
+    def save_samples(
+        self, epoch: int, images: Tensor, texts: list[str], seed: int, scores: list[dict[str, float]]
+    ) -> list[Path]:
+        return save_samples(self.path, epoch, images, texts, [seed] * len(texts), scores)
 
     def save_held_out(self, held: held_out.HeldOut, epoch: int) -> None:
         """What each held-out prompt scored in this epoch."""

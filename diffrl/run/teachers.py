@@ -16,6 +16,7 @@ from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
 from diffrl.policy.merging import merged, padded
+from diffrl.resources import hub_failure
 from diffrl.trainers.opd import slot
 
 
@@ -71,11 +72,12 @@ def _find(key: str, lora: str, model: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    failure = hub_failure()
     try:
         return Path(hf_hub_download(lora, LORA_WEIGHT_NAME_SAFE))
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        text = f'{key}: no folder "{lora}", and not to be had from the hub'
-        raise UserError(f"{text} ({in_one_line(error, most=120)})") from error
+        text = f'{key}: no folder "{lora}", and the hub does not give it'
+        raise UserError(f"{text} ({failure or in_one_line(error, most=120)})") from error
 
 
 def _check_model(key: str, run: Path, model: str) -> None:

@@ -30,6 +30,8 @@ def sides(runs: list[Result], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean(values: np.ndarray) -> str:
+    if 0 < abs(values.mean()) < 5e-4:
+        return f"{values.mean():.0e}"
     return f"{values.mean():.3f} ± {half_width(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
 
 
@@ -53,26 +55,69 @@ def machines(results: dict[str, Result]) -> str:
     return f"Machine: {machine}; diffrl {', '.join(sorted({one['diffrl_version'] for one in results.values()}))}."
 
 
+def read_all(folder: str, variants: tuple[str, ...]) -> tuple[dict[str, Result], str]:
+    """The results of LABEL=FILE below a folder, and a line about those that are not there yet."""
+    asked = {label: read(f"{folder}/{file}") for label, _, file in (text.rpartition("=") for text in variants)}
+    missing = ", ".join(label for label, result in asked.items() if not result)
+    return {label: result for label, result in asked.items() if result}, f"\n\nNot run yet: {missing}." * bool(missing)
+
+
 def table(folder: str, columns: str, *variants: str) -> str:
     """Variants below a folder side by side, one row each, the base model first, from which all must have started.
 
-    `clip` may be trained in a corrected form: then the plain one is shown.
+    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs.
     """
-    names = columns.split()
-    results = {label: read(f"{folder}/{file}") for label, _, file in (text.rpartition("=") for text in variants)}
+    names, (results, missing) = columns.split(), read_all(folder, variants)
+    if not results:
+        return "Not run yet."
     for side in (run[key] for one in results.values() for run in one["runs"] for key in ("before", "after")):
         side.update({"clip": side["plain"]} if "plain" in side else {})
     first = next(iter(results.values()))["runs"][0]["before"]
-    cells = [["base", "", "", *(f"{first[name]:.3f}" for name in names)]]
+    measured = [name for name in names if "/stopped" not in name and "/divergence/" not in name]
+    cells = [["base", "", "", *(f"{first[name]:.3f}" if name in measured else "" for name in names)]]
     for label, result in results.items():
         runs = result["runs"]
-        before = [run["before"][name] for run in runs for name in names]
-        if not np.allclose(before, [first[name] for _ in runs for name in names], atol=1e-4):
+        before = [[run["before"][name] for name in measured] for run in runs]
+        if not np.allclose(before, [first[name] for name in measured], atol=1e-4):
             raise SystemExit(f"results_table: {label} started from another base model, or was judged on other prompts")
         seconds = np.mean([run["training_seconds"] for run in runs])
-        after = [mean(np.array([run["after"][name] for run in runs])) for name in names]
+        values = [[(run.get("logged", {}) | run["after"]).get(name) for run in runs] for name in names]
+        after = ["" if None in column else mean(np.array(column)) for column in values]
         cells.append([label, f"{runs[0]['images']:,}", f"{seconds:.0f}", *after])
-    return rows(["variant", "images", "seconds", *names], cells) + origin(results, HALF)
+    return rows(["variant", "images", "seconds", *names], cells) + origin(results, HALF) + missing
+
+
+def held(folder: str, proxy: str, gold: str, *variants: str) -> str:
+    """How far a proxy rises before the gold reward falls: of the evaluations during training, paired by seed.
+
+    It falls at the first evaluation that is below its best so far by more than half the difference's 95 % interval,
+    with the seeds' deviation pooled over evaluations and variants: of three seeds alone it would be known too badly.
+    "at equal gain": at the first one with the proxy gain that all variants reach.
+    """
+    results, missing = read_all(folder, variants)
+    if not results:
+        return "Not run yet."
+    changes = {}  # (2, evaluations, seeds): of proxy and gold since the start
+    for label, result in results.items():
+        curves = np.array(
+            [[[run[f"eval/{k}"] for run in one["curve"]] for one in result["runs"]] for k in (proxy, gold)]
+        )
+        changes[label] = (curves - curves[:, :, :1]).swapaxes(1, 2)
+    common, cells = min(gain.mean(1).max() for gain, _ in changes.values()), []
+    falls = {
+        label: [true[k] - true[true[: k + 1].mean(1).argmax()] for k in range(len(true))]
+        for label, (_, true) in changes.items()
+    }
+    pooled = [(fall.var(ddof=1), len(fall)) for each in falls.values() for fall in each if fall.any()] or [(0.0, 2)]
+    variance, seeds = np.mean(pooled, axis=0)
+    half = stats.t.ppf(0.975, len(pooled) * (seeds - 1)) * (variance / seeds) ** 0.5
+    for label, (gain, true) in changes.items():
+        fallen = next((k for k, fall in enumerate(falls[label]) if fall.mean() + half < 0), None)
+        until = f"all of {mean(gain[-1])}" if fallen is None else mean(gain[fallen - 1])
+        equal = (gain.mean(1) >= common).argmax()
+        cells.append([label, until, *(mean(values) for values in (true[equal], gain[-1], true[-1]))])
+    heads = [f"{proxy} until {gold} fell", f"{gold} at equal gain, {common:.3f}", f"{proxy} at the end", f"{gold} then"]
+    return rows(["variant", *heads], cells) + origin(results, HALF) + missing
 
 
 def readme() -> str:

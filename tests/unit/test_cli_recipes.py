@@ -54,6 +54,19 @@ def test_init_writes_a_config_that_is_read(options: list[str], tmp_path: Path, c
     assert main(["init", str(file)]) == 2 and "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["playground", "stabilityai/stable-diffusion-3.5-medium"])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_init_fits_the_epoch_to_a_short_prompt_file(model: str, count: int, tmp_path: Path) -> None:
+    train, test, file = (tmp_path / name for name in ("train.txt", "test.txt", "my.yaml"))
+    train.write_text("".join(f"prompt {number}\n" for number in range(count)))
+    test.write_text("another\n")
+    words = ["init", str(file), "--model", model, "--train", str(train), "--test", str(test)]
+    assert main(words) == 0
+    config = load_config(file)
+    assert config.rollout.groups == count
+    assert config.rollout.images % config.optimise.batch_size == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -26,7 +26,8 @@ from diffrl.run.parts import evaluation_spec
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
 
-POLICY: Any = SimpleNamespace(together=nullcontext)  # nothing else of it is asked for where `drawn` draws
+# Nothing else of it is asked for where `drawn` draws pictures of 2 x 2 pixels.
+POLICY: Any = SimpleNamespace(together=nullcontext, latent_shape=(4, 1, 1), backbone=SimpleNamespace(scale=2))
 
 
 class Rank:
@@ -90,6 +91,24 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
     for rank in range(world):
         score(rank)
     assert torch.stack(shares).sum(0)[:, 0].tolist() == [0.0, 0.25, 0.5, 0.75] * 3
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_each_first_image_of_the_first_prompts_is_kept(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    monkeypatch.setattr(evaluation, "generate", drawn)
+
+    def kept(rank: int, keep: int) -> Tensor:
+        accelerator = SimpleNamespace(process_index=rank, num_processes=world, device=torch.device("cpu"))
+        accelerator.gather = lambda width: torch.tensor([2 + 1 + 1])
+        accelerator.reduce = lambda values, reduction: values
+        judge, features = Scorer({"rank": Rank()}), lambda images: images.flatten(1)[:, :2]
+        several = {"seed": 0, "per_prompt": 4, "batch_size": 3, "accelerator": accelerator, "keep": keep}
+        return score_policy(POLICY, judge, features, PROMPTS, SamplerSpec(), **several).pictures
+
+    pictures = sum(kept(rank, 2) for rank in range(world))
+    assert pictures.shape == (2, 3, 2, 2)
+    assert [f"{value:.2f}" for value in pictures[:, 0, 0, 0].tolist()] == ["0.00", "0.10"]
+    assert len(kept(0, 0)) == 0 and len(kept(0, 9)) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("recipe", ["nft", "renoise"])

@@ -28,6 +28,19 @@ def test_no_two_are_the_same() -> None:
     assert len({json.dumps(experiment.asked(), sort_keys=True) for experiment in EVERY}) == len(EVERY)
 
 
+def test_axes_are_an_entry_for_each_combination() -> None:
+    """The objectives differ in the method alone: as many images, as many optimiser steps of as many of them."""
+    found = {one.name: one for one in EVERY if one.name.startswith("brakes/")}
+    assert len(found) == 3 * 7 * 2 and found["brakes/clip_dppo_4"].config == "configs/playground/dppo.yaml"
+    for reward, images in (("verifier", 6144), ("clip", 6144), ("preference", 12288)):
+        for name in (name for name in found if name.startswith(f"brakes/{reward}")):
+            config = experiments.load_config(experiments.ROOT / found[name].config, list(found[name].overrides))
+            assert config.optimiser_steps == int(name[-1]) and config.epochs * config.rollout.images == images
+            assert config.epochs * config.optimiser_steps == images // 96
+            assert config.epochs // config.evaluate.every == 8
+            assert list(config.rewards) == ["playground" if reward == "verifier" else reward]
+
+
 @pytest.fixture
 def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """An experiment with a result of seeds 0 and 1, as `asked` gives it."""

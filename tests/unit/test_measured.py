@@ -56,6 +56,57 @@ def test_a_method_that_began_elsewhere_is_refused(results: Path) -> None:
         results_table.beside("base", "method")
 
 
+def test_a_variant_that_was_not_run_is_named_and_a_share_that_was_not_logged_is_left_out(results: Path) -> None:
+    """As docs/methods/trust.md asks for it; its first row is older than the shares."""
+    words = (
+        "playground grpo/stopped/positive",
+        "clip=pilots/base.json",
+        "mask=pilots/mask.json",
+        "none=pilots/none.json",
+    )
+    assert results_table.table(".", words[0], words[3]) == results_table.held(".", "a", "b", words[3]) == "Not run yet."
+    for name in ("base", "mask"):
+        runs = [run(seed, 0.5, 0.6, training_seconds=60.0) for seed in range(3)]
+        more = [{"logged": {"grpo/stopped/positive": share}} if name == "mask" else {} for share in (0.1, 0.1, 0.1)]
+        told = {"diffrl_version": "0", "runs": [one | other for one, other in zip(runs, more, strict=True)]}
+        (results / f"pilots/{name}.json").write_text(json.dumps(told))
+    lines = results_table.table(".", *words).splitlines()
+    assert lines[2:5] == [
+        "| base |  |  | 0.500 |  |",
+        "| clip | 96 | 60 | 0.600 ± 0.000 |  |",
+        "| mask | 96 | 60 | 0.600 ± 0.000 | 0.100 ± 0.000 |",
+    ]
+    assert lines[-1] == "Not run yet: none."
+    with pytest.raises(KeyError, match="never"):
+        results_table.table(".", "never", *words[1:])
+
+
+def test_a_reward_is_held_until_the_other_falls_by_more_than_its_interval(results: Path) -> None:
+    def curves(gold: tuple[float, ...], spread: float) -> list[dict]:
+        return [
+            run(seed, 0.5, 0.6)
+            | {"curve": [{"eval/p": k + 1.0, "eval/g": g + spread * seed * k} for k, g in enumerate(gold)]}
+            for seed in range(3)
+        ]
+
+    for name, gold, spread in (
+        ("falls", (0.5, 0.7, 0.6, 0.2), 0.001),
+        ("noise", (0.5, 0.7, 0.6), 0.2),
+        ("dips", (0.5, 0.7, 0.699), 0.0),
+    ):
+        told = {"diffrl_version": "0", "runs": curves(gold, spread)}
+        (results / f"pilots/{name}.json").write_text(json.dumps(told))
+    lines = results_table.held(
+        "pilots", "p", "g", "falls=falls.json", "noise=noise.json", "dips=dips.json"
+    ).splitlines()
+    assert lines[0] == "| variant | p until g fell | g at equal gain, 2.000 | p at the end | g then |"
+    # variances 1e-6 and 4e-6 of what falls and 0 of what dips: half width 2.45 sqrt(1.7e-6 / 3) = 0.002, above a dip of
+    # 0.001 that is the same in all seeds; the mean of noise only rises
+    assert lines[2].startswith("| falls | 1.000 ± 0.000 | 0.102 ± 0.005 | 3.000 ± 0.000 | -0.297 ")
+    assert lines[3].startswith("| noise | all of 2.000 ± 0.000 | 0.500 ± 0.994 |")
+    assert lines[4].startswith("| dips | all of 2.000 ± 0.000 | 0.199 ± 0.000 |")
+
+
 def test_scores_are_ranked_beside_the_exact_variety() -> None:
     rows = [
         dict.fromkeys(divgen_table.COLUMNS, v) | {"variety": v, "asc": v**3, "ids": -v, "sdi": s}

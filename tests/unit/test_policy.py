@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy, load_policy, texts
+from diffrl.resources import hub_failure
 from diffrl.samplers import euler_step
 
 
@@ -291,8 +292,23 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
         raise OSError("cannot reach the hub\nlong story")
 
     monkeypatch.setattr("diffrl.policy.DiffusionPipeline.load_config", refused)
-    with pytest.raises(UserError, match=r'"someone/model" is no folder here, .* hub: cannot reach the hub$'):
+    with pytest.raises(UserError, match=r'no folder "someone/model", and the hub does not give it: '):
         load_policy("someone/model")
     monkeypatch.setattr("diffrl.policy.shipped", lambda *_: tmp_path / "absent")
     with pytest.raises(UserError, match="playground's weights are missing"):
         load_policy("playground")
+
+
+def test_without_a_network_a_hub_name_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    hub_failure.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r'no folder "owner/name".*127\.0\.0\.1 cannot be reached') as error:
+            load_policy("owner/name")
+        assert "\n" not in str(error.value) and constants.HF_HUB_OFFLINE
+    finally:
+        hub_failure.cache_clear()

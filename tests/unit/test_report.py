@@ -62,9 +62,8 @@ def make_run(
                 row |= {"eval/clip": 0.2 + 0.01 * epoch, "eval/gold": 0.5 + sign * 0.01 * epoch}
                 row |= {"eval/noise": 0.1 - sign * 0.005 * epoch, "seconds/evaluate": 2.0}
                 row["eval/diversity"] = 0.4 - (0.03 if hack else 0.001) * epoch
-                save_samples(
-                    folder, epoch, torch.full((len(prompts), 3, 8, 8), epoch / epochs), prompts, [7] * len(prompts)
-                )
+                pictures, scores = torch.full((len(prompts), 3, 8, 8), epoch / epochs), {"clip": 0.3125, "gold": 0.9}
+                save_samples(folder, epoch, pictures, prompts, [7] * len(prompts), [scores] * len(prompts))
             tracker.log(row)
     return folder
 
@@ -150,6 +149,7 @@ def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     assert 'from 0.100, <b class="good">−0.030</b>; lower is better' in text  # noise fell, which is good
     assert 'class="warning"' not in text
     assert checker.seen["img"] == 2 * 4
+    assert text.count("<figcaption>epoch 6 · 0.312</figcaption>") == 2  # the trained reward's score alone
     assert "rollout 44% (0:30)" in text and "evaluate 12% (0:08)" in text and "other 9% (0:06)" in text
     # 4 values with diversity, loss, kl, norm, spread, mine/gate, seconds; and a spark line in each of 4 tiles
     assert checker.seen["svg"] == 4 + 4 + 1 + 1 + 4

@@ -161,3 +161,15 @@ def test_the_network_steps_aside_for_the_encoders_and_decoding_has_its_size(
     apart._lockstep = SimpleNamespace()  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"engine.encoders: apart moves a whole network, and FSDP2"):
         prepare_engine(config, apart)
+
+
+def test_a_prompt_that_is_cut_is_said_once_and_in_one_line(
+    policy: Policy, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    most = policy.backbone.reader()[1]
+    policy.texts.forget()
+    for _ in range(2):
+        policy.encode(["red " * (most - 2), "red " * 500])
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith('prompt "red red') and f"502 tokens, of which the model reads {most}" in line
+    assert len(line) < 160 and "truncated" not in capfd.readouterr().err
