@@ -296,8 +296,9 @@ def check_geometry(config: Config, world: int) -> None:
         raise Problem("rollout.groups", f"{world} processes do not divide the {images}")
     if batch % world:
         raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
-    if (drawn := config.drawn_groups) and drawn % world + config.groups_of_set % world:
-        text = f"{config.groups_of_set} prompts of an epoch from the set and {drawn} drawn"
+    drawn, given = config.drawn_groups, config.groups_of_set
+    if drawn and given and (drawn % world or given % world):
+        text = f"{given} prompts of an epoch from the set and {drawn} drawn"
         raise Problem("image_set.share", f"{world} processes do not divide the {text}")
     timesteps = config.objective_section.trained_steps(rollout)
     if config.branches is not None:
