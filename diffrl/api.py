@@ -74,9 +74,11 @@ def train(
         Interrupted: by Ctrl-C, a notebook's stop button, or SIGTERM; continue with `resume`.
     """
     checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
+    from diffrl.run.processes import parted_at_exit
     from diffrl.run.train import train as run_training
 
-    run_training(checked, resume=folder, dry_run=dry_run, override=override)
+    with parted_at_exit():
+        run_training(checked, resume=folder, dry_run=dry_run, override=override)
     return Run(checked.run_dir)
 
 

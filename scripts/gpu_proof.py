@@ -57,7 +57,6 @@ WIDTH = 150  # of the table: a terminal or a log of 80 columns would cut the fig
 CHECKS = {  # by name: what runs, about how many seconds it takes, and the part after which it comes
     "environment": (checks.environment, 10.0, ""),
     "suite": (checks.suite, 60.0, ""),
-    "fsdp2": (checks.sharded, 60.0, "train/sd35/marble-5"),
     "resume": (checks.resume, 70.0, "train/sd35/marble-5"),
     "profile/sd35": (lambda shop, seconds: checks.profile(shop, "sd35"), 30.0, "train/flux-1024/nft"),
     "profile/flux": (lambda shop, seconds: checks.profile(shop, "flux"), 60.0, "option/compiled-blocks"),

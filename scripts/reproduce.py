@@ -284,7 +284,7 @@ def arguments() -> argparse.Namespace:
         "--only", nargs="+", default=[""], metavar="NAME", help="with --all or --list: names' beginnings"
     )
     parser.add_argument("--jobs", type=int, default=1, help="with --all: seeds at a time, one thread each")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # keys may stand behind options
     if not (args.all or args.list) and (args.config is None or args.out is None):
         parser.error("give a config and --out, or --all or --list")
     return args

@@ -6,7 +6,6 @@ schedule over its own minutes of one CPU core, with a learning rate that falls t
     python scripts/train_playground.py                              # everything that is not there yet
     python scripts/train_playground.py --stage generator            # up to one stage
     python scripts/train_playground.py --minutes generator=240      # with another schedule
-    python scripts/train_playground.py --export                     # export what the states hold now, train nothing
 
 To train the shipped generator, or the decoder, further, no state is needed: the weights and a new schedule are enough.
 
@@ -56,7 +55,7 @@ from texts import Texts, train_texts
 from turbo import save_turbo, train_turbo
 
 from diffrl.playground import grammar, models
-from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl.playground.clip_model import clip_config, load_clip, save_clip
 from diffrl.playground.tokenizer import write_tokenizer
 
 SEED = 0
@@ -85,35 +84,20 @@ class Work:
         make_pool(self.folder / "pool", self.scenes, self.seed, self.tokenizer)
         return open_pool(self.folder / "pool", self.scenes)
 
-    def averaged(self, stage: str, model: Any, prefix: str = "") -> Any | None:
-        """`model` with the averaged weights of a stage's state (those under `prefix`), or None without a state."""
-        path = self.folder / f"{stage}.pt"
-        if not path.exists():
-            return None
-        state = torch.load(path, weights_only=True)["average"]
-        start = f"module.{prefix}"
-        model.load_state_dict({name.removeprefix(start): x for name, x in state.items() if name.startswith(start)})
-        return model.eval()
-
     def latents(self, vae: Any) -> np.ndarray:
         """The pool's latents (N, 8, 8, 8), scaled; sets the autoencoder's scaling and shift factor."""
         path = self.folder / "latents.npy"
         if not path.exists():
             np.save(path, encode_pool(self.pool(), vae))
         latents = np.load(path)
-        self.scale(vae, latents)
-        return ((latents - np.float32(vae.config.shift_factor)) * np.float32(vae.config.scaling_factor)).astype(
-            np.float16
-        )
-
-    def scale(self, vae: Any, latents: np.ndarray | None = None) -> None:
-        """Set the scaling and shift factor: from latents, or as they were set from them."""
-        path = self.folder / "scale.json"
-        if latents is not None and not path.exists():
+        scale = self.folder / "scale.json"
+        if not scale.exists():
             values = latents.astype(np.float32)
-            path.write_text(json.dumps([float(values.mean()), float(values.std())]))
-        mean, deviation = json.loads(path.read_text())
+            scale.write_text(json.dumps([float(values.mean()), float(values.std())]))
+        mean, deviation = json.loads(scale.read_text())
         vae.register_to_config(scaling_factor=1.0 / deviation, shift_factor=mean)
+        scaled = (latents - np.float32(mean)) * np.float32(1.0 / deviation)
+        return scaled.astype(np.float16)
 
     def export_pipeline(self, vae: Any, texts: Any, transformer: Any) -> None:
         """Write the Stable Diffusion 3 pipeline."""
@@ -147,7 +131,6 @@ def shipped(work: Work) -> tuple[Any, Any, Any]:
 
 def go_on(
     work: Work, stages: Sequence[str], compiled: bool = False, wrong: float = 0.0, rate: float = 1.0, keep: float = 0.0,
-    bf16: bool = False,
 ) -> None:  # fmt: skip
     """Train the generator or the decoder further, from the weights in --out, or the generator's distilled student."""
     pool = work.pool()
@@ -156,7 +139,7 @@ def go_on(
         prompts, minutes = Prompts(pool, texts, work.tokenizer, wrong), work.minutes["generator"]
         start = drawn.state_dict()
         latents = work.latents(vae)
-        drawn = train_drawing(work.folder, pool, latents, prompts, minutes, start, compiled, rate, bf16)
+        drawn = train_drawing(work.folder, pool, latents, prompts, minutes, start, compiled, rate)
         drawn.load_state_dict({name: (1 - keep) * new + keep * start[name] for name, new in drawn.state_dict().items()})
         work.export_pipeline(vae, texts, drawn)
     if "decoder" in stages:
@@ -166,7 +149,7 @@ def go_on(
         save_turbo(train_turbo(work.folder, drawn, pool, prompts, work.minutes["turbo"]), work.out / "turbo")
 
 
-def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> None:
+def train(work: Work, last: int, compiled: bool = False) -> None:
     """Run the stages up to number `last`; what is finished is exported at once."""
     pool, minutes = work.pool(), work.minutes
     for stage in STAGES[1 : last + 1]:
@@ -177,7 +160,7 @@ def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> 
         elif stage == "generator":
             prompts = Prompts(pool, texts, work.tokenizer)
             latents = work.latents(vae)
-            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled, bf16=bf16)
+            drawn = train_drawing(work.folder, pool, latents, prompts, minutes[stage], compiled=compiled)
             work.export_pipeline(vae, texts, drawn)
         elif stage == "decoder":
             vae = train_decoder(work.folder, pool, vae, minutes[stage])
@@ -190,20 +173,6 @@ def train(work: Work, last: int, compiled: bool = False, bf16: bool = False) -> 
             save_head(head, work.out)
         elif stage == "preference":
             work.export_clip(train_preference(work.folder, clip, work.tokenizer, minutes[stage]), "preference")
-
-
-def export(work: Work) -> None:
-    """Write what the states hold now."""
-    vae = work.averaged("decoder", models.build_vae()) or work.averaged("autoencoder", models.build_vae())
-    texts = work.averaged("texts", Texts(work.tokenizer))
-    drawn = work.averaged("generator", models.build_transformer())
-    if vae is not None and texts is not None and drawn is not None:
-        work.scale(vae)
-        work.export_pipeline(vae, texts, drawn)
-    for name in ("clip", "preference"):
-        model = work.averaged(name, build_clip(clip_config(len(work.tokenizer))))
-        if model is not None:
-            work.export_clip(model, name)
 
 
 def save_head(head: Any, out: Path) -> None:
@@ -254,9 +223,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=SCENES, help="scenes of the pool")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the pool: another one has other scenes")
     parser.add_argument("--compile", action="store_true", help="compile the transformer (minutes; then faster)")
-    parser.add_argument("--bf16", action="store_true", help="the generator's forwards in bfloat16 (where it is fast)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--export", action="store_true", help="only export what the states hold now")
     parser.add_argument(
         "--wrong", type=float, default=0.0, help="with --from-shipped: share of scenes with another scene's caption"
     )
@@ -267,17 +234,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     work = Work(args.work, args.out, _minutes(args.minutes), args.scenes, args.seed)
     stages: list[str] = []
-    if args.export:
-        export(work)
-    elif args.wrong and not args.from_shipped:
+    if args.wrong and not args.from_shipped:
         raise SystemExit("--wrong goes with --from-shipped")
-    elif args.from_shipped:
+    if args.from_shipped:
         stages = [word.partition("=")[0] for word in args.minutes]
         if not stages or not set(stages) <= FURTHER:
             raise SystemExit("--from-shipped goes with --minutes generator=M, decoder=M or turbo=M, or several of them")
-        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep, args.bf16)
+        go_on(work, stages, args.compile, args.wrong, args.rate, args.keep)
     else:
-        train(work, STAGES.index(args.stage), args.compile, args.bf16)
+        train(work, STAGES.index(args.stage), args.compile)
     record(work, stages)
 
 

@@ -112,7 +112,8 @@ class Estimator:
                 peaks[name] = peak + getattr(beside, name.split()[0], 0)
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
         waits = parts["network"] + away if config.engine.encoders == "apart" else 0
-        peaks[ENCODING] = encoders - waits
+        # Encoders that are smaller than what makes room for them need nothing on top of the parts.
+        peaks[ENCODING] = max(encoders - waits, 0)
         # The network lies there before it is spread over devices, and while encoders take its place.
         below = bytes_of(backbone.network) - self.lora if self.sharded or waits else 0
         host = below + encoders + _add_students(config, peaks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import time
@@ -21,6 +22,23 @@ from diffrl.run.clock import Clock
 # The main process writes reports and images alone, and one process's rewards may be slow: the others wait.
 WAITING = timedelta(hours=2)
 TOGETHER = timedelta(minutes=20)  # while micro-batches are trained: what one compiles, or what its GPU is slower
+
+
+@contextlib.contextmanager
+def parted_at_exit() -> Iterator[None]:
+    """Around a run in a script of one's own: where it ends in order, the group of its processes ends before the
+    interpreter does, which aborts now and then where one still lives. After an error nothing is done: what waits for a
+    peer then would wait at the exit, too. The command line leaves by itself (`diffrl.cli.interrupted.leave_peers`).
+    """
+    atexit.unregister(_part)
+    yield
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        atexit.register(_part)
+
+
+def _part() -> None:
+    if dist.is_initialized():  # the script may have ended it
+        dist.destroy_process_group()
 
 
 class Processes:

@@ -1,7 +1,6 @@
 """The LoRA's arithmetic against the bare model loop: plain diffusers + peft, and the same network under diffrl's path.
 
 python scripts/benchmarks/floor.py --out assets/results/floor.json
-python scripts/benchmarks/floor.py --rows 8 64 --out floor_gpu.json  # on CUDA
 
 One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
@@ -39,24 +38,16 @@ from diffrl.policy.pipelines import JOINT_ATTENTION
 from diffrl.prompts import Prompt
 from diffrl.rewards.scoring import Scorer
 
-SIZES = {
-    "sample_size": 8,
-    "patch_size": 2,
-    "in_channels": 8,
-    "out_channels": 8,
-    "num_layers": 6,
-    "pos_embed_max_size": 8,
-}
+SIZES = {"sample_size": 8, "patch_size": 2, "in_channels": 8, "out_channels": 8, "num_layers": 6}
 SIZES |= {"attention_head_dim": 32, "num_attention_heads": 6, "caption_projection_dim": 192}
 SIZES |= {"joint_attention_dim": 128, "pooled_projection_dim": 128, "pos_embed_max_size": 8}
 TOKENS = 78
 
 
-def build(bare: bool, device: torch.device) -> Adapters:
+def build(bare: bool) -> Adapters:
     """The network with the trained LoRA and a snapshot that lags; `bare`: with peft's own layers."""
     torch.manual_seed(0)
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
-    network.to(device)
     adapters = Adapters(network, LoraSpec(), JOINT_ATTENTION, dead=["transformer_blocks.5.attn.add_q_proj"])
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -72,15 +63,12 @@ def build(bare: bool, device: torch.device) -> Adapters:
     return adapters
 
 
-def inputs(rows: int, device: torch.device) -> dict[str, Any]:
+def inputs(rows: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(2)
-    shapes = {
-        "hidden_states": (rows, 8, 8, 8),
-        "encoder_hidden_states": (rows, TOKENS, 128),
-        "pooled_projections": (rows, 128),
-    }
-    made: dict[str, Any] = {k: torch.randn(s, generator=generator).to(device) for k, s in shapes.items()}
-    return made | {"timestep": torch.linspace(900, 100, rows, device=device), "return_dict": False}
+    names = "hidden_states", "encoder_hidden_states", "pooled_projections"
+    shapes = dict(zip(names, ((rows, 8, 8, 8), (rows, TOKENS, 128), (rows, 128)), strict=True))
+    made: dict[str, Any] = {k: torch.randn(s, generator=generator) for k, s in shapes.items()}
+    return made | {"timestep": torch.linspace(900, 100, rows), "return_dict": False}
 
 
 def sampling(adapters: Adapters, given: dict[str, Any]) -> None:
@@ -152,16 +140,14 @@ class Heavy:
         return (images[:, 0] @ images[:, 1]).mean((1, 2))
 
 
-def seconds(work: Callable[[], Any], device: torch.device) -> float:
+def seconds(work: Callable[[], Any]) -> float:
     mark = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     return time.perf_counter() - mark
 
 
-def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    given = inputs(rows, device)
+def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int) -> dict[str, Any]:
+    given = inputs(rows)
     floors: dict[str, Callable[[], Any]] = {
         "sampling": lambda: forward(plain, given),
         "nft": lambda: without(plain, given, old=True),
@@ -182,8 +168,8 @@ def measure(sides: dict[str, Adapters], plain: Any, rows: int, repeats: int, dev
         taken: dict[str, list[float]] = {side: [] for side in (*sides, "without")}
         for _ in range(repeats):
             for side, adapters in sides.items():
-                taken[side].append(seconds(lambda p=phase, a=adapters: p(a), device))  # type: ignore[misc]
-            taken["without"].append(seconds(floors[name], device))
+                taken[side].append(seconds(lambda p=phase, a=adapters: p(a)))  # type: ignore[misc]
+            taken["without"].append(seconds(floors[name]))
         result[name] = {side: round(statistics.median(values), 4) for side, values in taken.items()}
         for key, side in (("ratio", "diffrl"), ("ratio without", "without")):
             pairs = zip(taken["bare"], taken[side], strict=True)
@@ -217,20 +203,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    named = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU"
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": named, "repeats": args.repeats}
-    result |= {"load": os.getloadavg()[0], "torch": torch.__version__, "threads": {}}
-    sides = {"bare": build(True, device), "diffrl": build(False, device)}
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": f"{platform.machine()} CPU"}
+    result |= {"repeats": args.repeats, "load": os.getloadavg()[0], "torch": torch.__version__, "threads": {}}
+    sides = {"bare": build(True), "diffrl": build(False)}
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]
-    plain = network.to(device).requires_grad_(False)
+    plain = network.requires_grad_(False)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for threads in args.threads:
         torch.set_num_threads(threads)
-        Scorer({"heavy": Heavy()}).score(torch.rand(2, 3, 512, 512, device=device), [Prompt("a cat")] * 2)
+        Scorer({"heavy": Heavy()}).score(torch.rand(2, 3, 512, 512), [Prompt("a cat")] * 2)
         by_rows = result["threads"][str(threads)] = {}
         for rows in args.rows:
-            by_rows[str(rows)] = measure(sides, plain, rows, args.repeats, device)
+            by_rows[str(rows)] = measure(sides, plain, rows, args.repeats)
             args.out.write_text(json.dumps(result, indent=1) + "\n")
             print(threads, rows, json.dumps(by_rows[str(rows)]), flush=True)
 

@@ -1,29 +1,25 @@
-"""What balancing K rewards costs in the optimise phase: time and peak memory beside the weighted sum's, in one run.
+"""What balancing K rewards costs in the optimise phase: time beside the weighted sum's, in one run, on a CPU.
 
 OMP_NUM_THREADS=1 python scripts/benchmarks/marble.py --out assets/results/marble_cost.json
-python scripts/benchmarks/marble.py --model sd35 --rows 8 --out assets/results/marble_cost_sd35.json  # on CUDA
 
-`--model sd35` is a transformer of SD3.5-Medium's size with random weights, at 512 pixels, in bf16 on a CUDA device.
-Its blocks are alike, so fewer of them (`--layers`) have the same ratios; that is how a CPU can measure them.
+`--model sd35` is a transformer of SD3.5-Medium's width with random weights; its blocks are alike, so a few of them have
+the ratios of all. On a GPU `scripts/gpu_proof.py` trains with 5 and with 50 rewards.
 A step is forwards (of the trained LoRA and of old, which lags), losses, backward passes, the QP, clipping and AdamW, on
 random rows.
-Variants take turns, so that a machine that slows down slows all of them; times are medians. On the CPU they are the
-process's own CPU time: wall time with one thread on a free core. `speed` is the weighted sum's time over the variant's.
-Peak memory is beyond what lies there before the step; on the CPU it is the process's high-water mark, which the
-allocator's caches blur.
+Variants take turns, so that a machine that slows down slows all of them; times are medians, of the process's own CPU
+time: wall time with one thread on a free core. `speed` is the weighted sum's time over the variant's.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,37 +43,33 @@ EVERY = 10
 SD35_MEDIUM = shipped("assets", "architectures", "stable-diffusion-3.5-medium")
 
 
-def build_policy(args: argparse.Namespace, device: torch.device) -> tuple[Policy, Conditioning]:
+def build_policy(args: argparse.Namespace) -> tuple[Policy, Conditioning]:
     """The policy, with a LoRA that is not zero, and one row of conditioning."""
     if args.model == "playground":
-        policy = load_policy("playground", device=device)
+        policy = load_policy("playground", device="cpu")
         cond = policy.encode(["a red circle on white"])
     else:
-        with torch.device(device):
-            config = json.loads((SD35_MEDIUM / "transformer" / "config.json").read_text())
-            config |= {"num_layers": args.layers, "dual_attention_layers": list(range(min(args.layers, 13)))}
-            network: Any = SD3Transformer2DModel.from_config(config)
-            cond = Conditioning(torch.randn(1, 333, 4096), torch.randn(1, 2048))
+        config = json.loads((SD35_MEDIUM / "transformer" / "config.json").read_text())
+        config |= {"num_layers": args.layers, "dual_attention_layers": list(range(min(args.layers, 13)))}
+        network: Any = SD3Transformer2DModel.from_config(config)
+        cond = Conditioning(torch.randn(1, 333, 4096), torch.randn(1, 2048))
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-        parts: dict[str, Any] = {"tokenizer_max_length": 77}
-        if device.type == "cuda":
-            network.to(torch.bfloat16)
         vae: Any = nn.Identity()
         vae.config = SimpleNamespace(block_out_channels=(0, 0, 0, 0))  # 8 pixels a latent
-        pipe = SimpleNamespace(transformer=network, vae=vae, scheduler=scheduler, **parts)
+        pipe = SimpleNamespace(transformer=network, vae=vae, scheduler=scheduler, tokenizer_max_length=77)
         backbone: Any = SD3(pipe, resolution=args.resolution)
-        policy = Policy(backbone, lora=LoraSpec(), device=device)
+        policy = Policy(backbone, lora=LoraSpec(), device=torch.device("cpu"))
     with torch.no_grad():
         for _, parameter in policy.trainable:
             parameter.normal_(std=0.01)
     return policy, cond
 
 
-def build_objective(name: str, policy: Policy, beta: float) -> Objective:
+def build_objective(name: str, policy: Policy) -> Objective:
     if name == "grpo":
-        return GRPO(SamplerSpec(sampler="flow_sde", steps=10, noise_level=0.7), beta=beta, clip=0.2)
+        return GRPO(SamplerSpec(sampler="flow_sde", steps=10, noise_level=0.7), beta=0.0, clip=0.2)
     policy.add_snapshot("old")
-    objective = NFT(beta=beta, b=0.1)
+    objective = NFT(beta=0.0, b=0.1)
     objective.on_policy = False
     with torch.no_grad():
         for parameter in policy.lora.parameters["old"]:
@@ -86,15 +78,14 @@ def build_objective(name: str, policy: Policy, beta: float) -> Objective:
 
 
 def random_rows(policy: Policy, cond: Conditioning, objective: Objective, count: int, rewards: int) -> Rows:
-    device = policy.device
-    x0, eps = (torch.randn(count, *policy.latent_shape, device=device) for _ in range(2))
-    t = torch.linspace(0.9, 0.2, count, device=device)
+    x0, eps = (torch.randn(count, *policy.latent_shape) for _ in range(2))
+    t = torch.linspace(0.9, 0.2, count)
     rows = Rows(
         x0=x0,
         x_t=policy.process.add_noise(x0, eps, t),
         t=t,
         cond=cond.expand(count),
-        advantages=torch.randn(count, rewards, device=device),
+        advantages=torch.randn(count, rewards),
         groups=torch.zeros(count, dtype=torch.int64),
         on_policy=False,
     )
@@ -113,14 +104,11 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.policy, self.cond = build_policy(args, self.device)
-        self.objective = build_objective(args.objective, self.policy, args.beta)
-        if args.checkpointing:
-            self.policy.backbone.network.enable_gradient_checkpointing()  # type: ignore[operator]
+        self.policy, self.cond = build_policy(args)
+        self.objective = build_objective(args.objective, self.policy)
         self.parameters = [parameter for _, parameter in self.policy.trainable]
         self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-9)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         self.rows: dict[int, Rows] = {}
 
     def step(self, gradients: Gradients, rewards: int) -> float:
@@ -128,42 +116,16 @@ class Bench:
         if rewards not in self.rows:
             self.rows[rewards] = random_rows(self.policy, self.cond, self.objective, self.args.rows, rewards)
         rows = self.rows[rewards]
-        self.wait()
-        clock = time.perf_counter if self.device.type == "cuda" else time.process_time
-        mark = clock()
+        mark = time.process_time()
         for _ in range(self.args.parts):
             gradients.add(self.objective, self.policy, rows, self.args.rows * self.args.parts, self.scaler)
         gradients.finish(self.parameters, None)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.wait()
+        taken = time.process_time() - mark
         self.objective.metrics()
-        return clock() - mark
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def peak(self, step: Callable[[], Any]) -> float:
-        """MiB that a step needs beyond what is there before it."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            step()
-            return (torch.cuda.max_memory_allocated() - before) / 2**20
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-        before = _status("VmRSS")
-        step()
-        return (_status("VmHWM") - before) / 2**10
-
-
-def _status(key: str) -> int:
-    """KiB of /proc/self/status."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1])
+        return taken
 
 
 def variants(rewards: int) -> dict[str, tuple[Gradients, int]]:
@@ -181,24 +143,16 @@ def measure(bench: Bench, rewards: int) -> dict[str, Any]:
     if args.most_passes < rewards:
         del table["k_passes"]
     seconds: dict[str, list[float]] = {name: [] for name in table}
-    memory: dict[str, float] = {}
-    for name, (gradients, columns) in table.items():
+    for gradients, columns in table.values():
         bench.step(gradients, columns)  # warm up
-        memory[name] = bench.peak(lambda g=gradients, c=columns: bench.step(g, c))  # type: ignore[misc]
     for _ in range(args.repeats):
         for name, (gradients, columns) in table.items():
             seconds[name].append(bench.step(gradients, columns))
     median = {name: statistics.median(times) for name, times in seconds.items()}
     median["amortised_10"] = (median["constant_cost"] + (EVERY - 1) * median.pop("one_pass")) / EVERY
-    memory["amortised_10"] = max(memory["constant_cost"], memory.pop("one_pass"))
     base = median["weighted_sum"]
     return {
-        name: {
-            "seconds": round(median[name], 4),
-            "speed": round(base / median[name], 3),
-            "memory_mib": round(memory[name], 1),
-            "memory_ratio": round(memory[name] / memory["weighted_sum"], 3),
-        }
+        name: {"seconds": round(median[name], 4), "speed": round(base / median[name], 3)}
         for name in ("weighted_sum", "amortised_10", "constant_cost", "k_passes")
         if name in median
     }
@@ -224,16 +178,14 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=2, help="micro-batches of an optimiser step")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most-passes", type=int, default=10**9, help="leave K passes out above so many rewards")
-    parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL penalty")
-    parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
     bench = Bench(args)
-    device = torch.cuda.get_device_name() if bench.device.type == "cuda" else f"{platform.processor()} CPU"
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "rewards")}
-    result: dict[str, Any] = {"device": device, "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
-    result |= {"torch": torch.__version__, "lora": sum(p.numel() for p in bench.parameters), **settings, "rewards": {}}
+    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": f"{platform.machine()} CPU"}
+    result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "torch": torch.__version__}
+    result |= {"lora": sum(p.numel() for p in bench.parameters), **settings, "rewards": {}}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for rewards in args.rewards:
         result["rewards"][str(rewards)] = measure(bench, rewards)

@@ -3,9 +3,13 @@
     make demo && python scripts/figures/demo_picture.py before= after=runs/demo/lora --count 24 \\
         --out assets/images/demo.png --result assets/results/demo.json
     python scripts/figures/demo_picture.py base= "D2-Align=runs/d2/lora" --out assets/images/d2align.png
+    python scripts/figures/demo_picture.py world=true generator= --each 3 --out assets/images/playground.png \\
+        --texts "a heart" "three blue circles on gray" "two stars, striped" "a green square left of a pink circle" \\
+        "a star above a heart" 'the word "lex" in red on white' "a smiling tan head with blue hair and a hat"
 
-The prompts are the first of the test set, which is in random order: they are not chosen by how the pictures look. A
-frame is green where the verifier finds every stated fact, red where it does not. --result keeps what the run measured.
+Without --texts the prompts are the first of the test set, which is in random order: they are not chosen by how the
+pictures look. LABEL=true are true renderings. A frame is green where the verifier finds every stated fact, red where it
+does not. --result keeps what the run measured.
 """
 
 from __future__ import annotations
@@ -17,27 +21,29 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 from diffrl.evaluation import Drawing
+from diffrl.playground.renderer import draw
 from diffrl.playground.verifier import verify
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate
 
 
-def pictures(prompts: list[Prompt], lora: str | None, each: int = 1) -> np.ndarray:
-    """`each` images of each prompt, uint8 (N, 64, 64, 3)."""
-    drawing = Drawing("playground", lora=lora)
+def pictures(prompts: list[Prompt], lora: str, each: int) -> list[np.ndarray]:
+    """`each` images of each prompt by a LoRA ("": none), uint8 (prompts, 64, 64, 3) each; of "true" one rendering."""
+    if lora == "true":
+        rng = np.random.default_rng(0)
+        return [np.stack([draw(prompt.text, rng) for prompt in prompts])]
+    drawing = Drawing("playground", lora=lora or None)
     policy = drawing.policy()
     drawn = generate(policy, prompts, drawing.spec(policy), seed=0, per_prompt=each, batch_size=64)
     images = torch.cat([batch for _, batch in drawn])
-    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    pixels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return [pixels[i::each] for i in range(each)]
 
 
 def sheet(
@@ -66,18 +72,23 @@ def sheet(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="LABEL=[LORA]", help="no folder: the model before training")
+    parser.add_argument("--texts", nargs="+", metavar="PROMPT", help="these prompts")
+    parser.add_argument("--each", type=int, default=1, metavar="N", help="images of each prompt, in N rows")
     parser.add_argument("--prompts", default="playground/compositional/test")
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--columns", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--result", type=Path, help="write what the last LoRA's run measured: seconds, held-out values")
     args = parser.parse_args()
-    prompts = load_prompts(args.prompts)[: args.count]
+    prompts = [Prompt(text) for text in args.texts or ()] or load_prompts(args.prompts)[: args.count]
     texts = [prompt.text for prompt in prompts]
     loras = dict(text.partition("=")[::2] for text in args.models)
-    drawn = {label: pictures(prompts, lora or None) for label, lora in loras.items()}
+    drawn: dict[str, np.ndarray] = {}
+    for label, lora in loras.items():
+        rows = pictures(prompts, lora, args.each)
+        drawn |= {label if len(rows) == 1 else f"{label}, noise {i + 1}": row for i, row in enumerate(rows)}
     right = {label: [verdict.all_right for verdict in verify(images, texts)] for label, images in drawn.items()}
-    sheet(args.out, texts, drawn, right, args.columns)
+    sheet(args.out, texts, drawn, right, min(args.columns, len(texts)))
     counts = {title: f"{sum(verdicts)} of {len(verdicts)} all right" for title, verdicts in right.items()}
     print(counts)
     if args.result:

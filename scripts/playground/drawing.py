@@ -97,13 +97,12 @@ class Prompts:
 
 def train_drawing(
     work: Path, pool: Pool, latents: np.ndarray, prompts: Prompts, minutes: float, start: Any = None,
-    compiled: bool = False, rate: float = 1.0, bf16: bool = False,
+    compiled: bool = False, rate: float = 1.0,
 ) -> Any:  # fmt: skip
     """The trained transformer (averaged). `latents`: (N, 8, 8, 8), mean 0 and deviation 1. `start`: weights.
 
     `compiled`: torch.compile it first, which takes minutes and makes a step a quarter shorter. `rate`: factor of the
-    learning rates; a small one only bends the weights of the start, and the average is shorter. `bf16`: autocast to it,
-    which is worth it on machines that have units for it.
+    learning rates; a small one only bends the weights of the start, and the average is shorter.
     """
     torch.manual_seed(0)
     learner = Learner().to(DEVICE)
@@ -123,9 +122,7 @@ def train_drawing(
         x0, t, eps = (tensor.to(DEVICE, non_blocking=True) for tensor in (x0, t, eps))
         level = t[:, None, None, None]
         embedded = prompts.embed(rows, generator)
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bf16):
-            velocity, read = learner((1 - level) * x0 + level * eps, t, *embedded)
-        velocity, read = velocity.float(), read.float()
+        velocity, read = learner((1 - level) * x0 + level * eps, t, *embedded)
         content, paint = (torch.from_numpy(a[rows].astype(np.int64)).to(DEVICE) for a in (pool.content, pool.paint))
         logits = read.split([CONTENTS, PAINTS], dim=1)
         known = F.cross_entropy(logits[0], content) + F.cross_entropy(logits[1], paint)

@@ -62,7 +62,6 @@ class Stage:
     def run(self, loss_of: LossOf, batch: int) -> Any:
         """Train until the time is used up; returns the average of the weights. `loss_of` gets the share of it done."""
         saved = printed = time.monotonic()
-        seen = self.images
         while self.seconds < self.budget:
             started = time.monotonic()
             self._schedule()
@@ -81,12 +80,8 @@ class Stage:
             now = time.monotonic()
             if now - printed > 20:
                 extra = " ".join(f"{k} {v:.4f}" for k, v in figures.items())
-                rate = (self.images - seen) / (now - printed)
-                print(
-                    f"{self.name} {self.seconds:.0f}/{self.budget:.0f} s, step {self.step}, {extra}, {rate:.0f}/s",
-                    flush=True,
-                )
-                printed, seen = now, self.images
+                print(f"{self.name} {self.seconds:.0f}/{self.budget:.0f} s, step {self.step}, {extra}", flush=True)
+                printed = now
             if now - saved > 60:
                 self.save()
                 saved = now

@@ -1,13 +1,11 @@
-"""What else has to be proved on a GPU: the machine, the suite's own tests, an exact resume, FSDP2, a profile."""
+"""What else has to be proved on a GPU: the machine, the suite's own tests, an exact resume, a profile."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -128,25 +126,6 @@ def _trained(shop: Workshop, name: str, *stops: int) -> dict[str, torch.Tensor]:
 def _apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
     assert one.keys() == two.keys(), "two runs of one config save the same tensors"
     return max(float((one[key].double() - two[key].double()).abs().max()) for key in one if one[key].numel())
-
-
-def sharded(shop: Workshop, seconds: float) -> dict[str, Any]:
-    """FSDP2 with one process: an epoch over a sharded network, in a process of its own, against a plain one."""
-    config, _ = shop.config("train/sd35/nft", "sharded")
-    script, out = Path(__file__).with_name("one_shard.py"), shop.folder / "sharded.json"
-    out.unlink(missing_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    alone |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    if shop.device.type == "cpu":
-        alone |= {"ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, str(script), str(Path(config.run_dir).with_suffix(".yaml")), str(out)]
-    done = subprocess.run(command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=seconds)
-    if done.returncode or not out.exists():
-        raise RuntimeError(f"{script.name}: {(done.stderr or done.stdout).strip()[-500:]}")
-    return dict(json.loads(out.read_text()))
 
 
 def profile(shop: Workshop, model: str) -> dict[str, Any]:

@@ -4,11 +4,11 @@
 
 For each seed the direction of the preference model is learned as configs/playground/d2align.yaml does, on images of the
 shipped generator. It is compared with axes that are known: how the embedding of one rendered scene moves when only its
-style, or only its tone, becomes the one that the raters like (planted), or another one (not planted). The text's axes
-are the same for words: "..., striped" less "...". A direction drawn at random has a cosine of 0 with a deviation of
-1 / sqrt(D). Then the corrected reward is asked what it pays for a liked style, a liked tone and a stated fact that is
-right, beside what the plain one pays; a correction that works pays less for the first two against the third. What it
-pays is also measured for other lengths of the direction, of which the paper leaves open which is meant.
+style, or only its tone, becomes the one that the raters like (planted), or another one (not planted). A direction drawn
+at random has a cosine of 0 with a deviation of 1 / sqrt(D). Then the corrected reward is asked what it pays for a liked
+style, a liked tone and a stated fact that is right, beside what the plain one pays; a correction that works pays less
+for the first two against the third. What it pays is also measured for other lengths of the direction, of which the
+paper leaves open which is meant.
 """
 
 from __future__ import annotations
@@ -27,25 +27,57 @@ from typing import Any
 
 import numpy as np
 import torch
-from planted import VALUES, free_captions, one_wrong, pictures
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.playground.scenes import Scene, complete
+from diffrl.playground import grammar
+from diffrl.playground.grammar import STYLES, TONES, Caption
+from diffrl.playground.renderer import render
+from diffrl.playground.scenes import Scene, complete, sample_caption
 from diffrl.playground.taste import BIAS
 from diffrl.rewards import load_reward
 from diffrl.rewards.direction import OMEGA, guided_embedding, load_direction
 
+VALUES = {"style": STYLES, "tone": TONES}
 LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of b_v, against the learned length
 
 
-def learned(seed: int, overrides: Sequence[str]) -> Tensor:
+def learned(seed: int) -> Tensor:
     """b_v (D,) of the preference model, learned by the command."""
     with tempfile.TemporaryDirectory() as folder:
         settings = ["rewards.clip=null", "rewards.preference.weight=1.0", "watch.plain=null", f"seed={seed}"]
         command = [sys.executable, "-m", "diffrl", "d2align", "learn", "playground/d2align"]
-        subprocess.run([*command, *settings, *overrides, f"run_dir={folder}/run"], check=True, stdout=sys.stderr)
+        subprocess.run([*command, *settings, f"run_dir={folder}/run"], check=True, stdout=sys.stderr)
         return load_direction(Path(folder) / "run/d2align/direction.safetensors").vector
+
+
+def pictures(scenes: Sequence[Scene]) -> Tensor:
+    """(N, 3, 64, 64) in [0, 1]."""
+    return torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2) / 255.0
+
+
+def free_captions(count: int, rng: np.random.Generator) -> list[Caption]:
+    """Captions of drawn shapes that say neither style nor tone."""
+    captions: list[Caption] = []
+    while len(captions) < count:
+        caption = sample_caption(rng, "test")
+        if caption.kind in grammar.SHAPED and not {"style", "tone"} & caption.attributes.keys():
+            captions.append(caption)
+    return captions
+
+
+def one_wrong(caption: Caption, scene: Scene, rng: np.random.Generator) -> Scene:
+    """The scene drawn anew with one said fact, chosen at random, at another value."""
+    while True:
+        attributes = dict(caption.attributes)
+        name = str(rng.choice(sorted(attributes)))
+        attributes[name] = str(rng.choice([v for v in grammar.VALUES[grammar.kind_of(name)] if v != attributes[name]]))
+        try:
+            wrong = complete(Caption(caption.kind, attributes), rng)
+        except ValueError:  # two things that would be one
+            continue
+        style = {fact: scene.facts[fact] for fact in VALUES}
+        return dataclasses.replace(wrong, facts={**wrong.facts, **style})
 
 
 @torch.no_grad()
@@ -58,25 +90,15 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return round(float(F.cosine_similarity(a, b, dim=0)), 3)
 
 
-def axes(reward: Any, by: dict[str, dict[str, Tensor]], texts: Sequence[str]) -> dict[str, Tensor]:
-    """Axes (D,) by name: of images and of words, planted and not."""
+def axes(by: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Axes (D,) of images by name, planted and not."""
     result: dict[str, Tensor] = {}
-    with torch.no_grad():
-        plain = reward.embed_text(list(texts))
     for fact, values in VALUES.items():
         for value in values:
             others = torch.stack([by[fact][other] for other in values if other != value]).mean(0)
             result[f"image {fact} {value}"] = (by[fact][value] - others).mean(0)
-            with torch.no_grad():
-                result[f"words {fact} {value}"] = (
-                    reward.embed_text([f"{text}, {value}" for text in texts]) - plain
-                ).mean(0)
-    for kind in ("image", "words"):
-        liked = [F.normalize(result[f"{kind} {fact} {value}"], dim=0) for fact, (value, _) in BIAS.items()]
-        result[f"{kind} planted"] = torch.stack(liked).sum(0)
-    result["mean image of the world"] = torch.cat([e for values in by.values() for e in values.values()]).mean(0)
-    result["mean text"] = plain.mean(0)
-    return result
+    liked = [F.normalize(result[f"image {fact} {value}"], dim=0) for fact, (value, _) in BIAS.items()]
+    return result | {"image planted": torch.stack(liked).sum(0)}
 
 
 def paid(score: Callable[[Tensor], Tensor], by: dict[str, dict[str, Tensor]], true: Tensor, wrong: Tensor) -> Any:
@@ -122,7 +144,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--out", type=Path, help="JSON file of the figures")
-    parser.add_argument("overrides", nargs="*", help="section.key=value of the learning")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -139,7 +160,7 @@ def main() -> None:
     }
     true = embedded(reward, base)
     wrong = embedded(reward, [one_wrong(c, s, rng) for c, s in zip(captions, base, strict=True)])
-    known = axes(reward, by, texts)
+    known = axes(by)
     with torch.no_grad():
         e_text = reward.embed_text(texts).float()
     result: dict[str, Any] = {
@@ -150,7 +171,7 @@ def main() -> None:
         "plain reward": paid(partial(_score, reward, e_text), by, true, wrong),
         "seeds": [],
     }
-    vectors = [learned(seed, args.overrides) for seed in args.seeds]
+    vectors = [learned(seed) for seed in args.seeds]
     for seed, vector in zip(args.seeds, vectors, strict=True):
         row: dict[str, Any] = {"seed": seed, "length": round(float(vector.norm()), 3)}
         row["cosines"] = {name: cosine(vector, axis) for name, axis in known.items()}
@@ -160,7 +181,6 @@ def main() -> None:
             points = paid(partial(_score, reward, e_guided), by, true, wrong)
             row["corrected reward, by length"][f"{factor:g} times"] = points
         result["seeds"].append(row)
-    result["cosine of two seeds' directions"] = [cosine(a, b) for i, a in enumerate(vectors) for b in vectors[i + 1 :]]
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:

@@ -1,7 +1,7 @@
 """How well the playground's generator draws: facts right by kind, variety, and what the autoencoder loses.
 
     python scripts/trials/playground_facts.py --out facts.json
-    python scripts/trials/playground_facts.py --model FOLDER --guidance 1 3 --steps 10 --picture grid.png
+    python scripts/trials/playground_facts.py --model FOLDER --guidance 1 3 --steps 10
 
 Prompts of the test split, of every kind, which no training prompt's composition shares; one image each. Variety is of 8
 images for each of a quarter as many prompts. The plain diffusers pipeline draws. True renderings of the same prompts go
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
-from PIL import Image
 
 from diffrl.playground.artefact import artefact
 from diffrl.playground.grammar import facts, kind_of, parse
@@ -123,7 +122,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--varied", action="store_true", help="also measure variety (8 images of each fourth prompt)")
-    parser.add_argument("--picture", type=Path, help="write a grid of the first 96 images of each guidance scale")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -148,11 +146,7 @@ def main() -> None:
         if args.varied:
             seen = variety(drawn(pipe, few, guidance, args.steps, args.seed + 1), few)
             row |= {"variety": round(seen.value or 0.0, 3), "unreadable": round(seen.unreadable, 3)}
-            row["variety_by_fact"] = {name: round(value, 3) for name, value in seen.by_fact.items()}
         result[f"guidance {guidance:g}"] = row
-        if args.picture:
-            rows = images[:96].reshape(-1, 16, 64, 64, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 16 * 64, 3)
-            Image.fromarray(rows).save(args.picture.with_stem(f"{args.picture.stem}-{guidance:g}"))
     text = json.dumps(result, indent=2)
     print(text)
     if args.out:

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from launching import free_port
+from sharded_gradients import gradients_of
 
 from diffrl.config import load_config
 from diffrl.policy import load_policy
@@ -99,3 +103,30 @@ def test_what_is_counted_is_what_is_taken(config_file) -> None:
     counted = sum(fit.parts.values()) + max(fit.peaks.values())
     assert 0.7 * counted < peak < 1.5 * counted
     run.close()
+
+
+def test_fsdp2_over_one_process_has_the_plain_gradients(
+    config_file, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A plain run leaves a single process unsharded, since it gains nothing: here it is asked for."""
+
+    def ended() -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+    path = config_file("plain")
+    plain, _ = gradients_of(path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    alone |= {"MASTER_PORT": str(free_port()), "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        "diffrl.run.assembly.plugin_of", lambda accelerator: FullyShardedDataParallelPlugin(fsdp_version=2)
+    )
+    request.addfinalizer(ended)
+    sharded, line = gradients_of(config_file("sharded"))
+    assert line["sharded"] and len(sharded) == len(plain)
+    for ours, theirs in zip(sharded, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3 * float(theirs.abs().max()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import launch
+from launching import launch, launch_script
 from test_equivalence import lora_of, same_lora
 
 from diffrl.config import load_config
@@ -87,3 +87,29 @@ def test_sharded_by_fsdp2_it_is_the_same_run(config_file: Any, sections: dict[st
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
     assert same_lora(lora_of(two), lora_of(one))
     same_metrics(one, two)
+
+
+SCRIPT = """
+import atexit, sys
+import torch.distributed as dist
+atexit.register(lambda: print("a group is left:", dist.is_initialized()))  # runs after what comes later
+import diffrl
+diffrl.train(sys.argv[1])
+if sys.argv[2:]:
+    diffrl.train(sys.argv[1], epochs=2)
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_script_s_own_end_finds_no_group_unless_a_run_has_failed(
+    config_file: Any, tmp_path: Path, again: bool
+) -> None:
+    """A live group at the interpreter's end aborts now and then. The second run is refused: its folder holds one; the
+    launcher may then end the other process before it says anything."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    path = config_file("run", epochs=1, evaluate={"every": 5}, tracking={"samples": 0})
+    done = launch_script(2, script, path, *(["again"] if again else []))
+    assert (done.returncode != 0) == again, done.stderr
+    said = [done.stdout.count(f"a group is left: {left}") for left in (True, False)]
+    assert said in ([[1, 0], [2, 0]] if again else [[0, 2]]), done.stdout + done.stderr

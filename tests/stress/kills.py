@@ -20,6 +20,7 @@ may be missing or there twice, and no file left over.
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import json
 import multiprocessing
@@ -65,6 +66,7 @@ class Warm:
 
     def __init__(self, work: Callable[[], int], log: Path) -> None:
         def body() -> None:
+            atexit._clear()  # what this process cleans up at its end, as its temporary folder, stays its own
             with log.open("ab") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)

@@ -202,6 +202,18 @@ def test_encoders_apart_and_single_images_are_advised_where_only_they_are_too_la
     assert advise(config, 89) is None
 
 
+def test_encoders_that_are_smaller_than_what_makes_room_need_nothing_more(config_file, capsys) -> None:
+    """On top of what is there all the time, which a waiting network leaves: less than nothing is never needed."""
+    beside, apart = (
+        fit.estimate(load_config(config_file("run"), [f"engine.encoders={how}"])) for how in ("beside", "apart")
+    )
+    away = sum(size for name, size in apart.parts.items() if name == "network" or name.startswith("merged"))
+    assert 0 < beside.peaks[fit.ENCODING] < away and apart.peaks[fit.ENCODING] == 0
+    assert apart.total == beside.total and apart.host == beside.host + apart.parts["network"]
+    main(["doctor", str(config_file("run")), "engine.encoders=apart", "--gpu", "8"])
+    assert "0.00 GiB  encoding, at its peak" in capsys.readouterr().out
+
+
 def test_doctor_says_whether_a_config_fits(config_file, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     from diffrl.cli import doctor
 

@@ -87,7 +87,7 @@ def test_a_first_call_has_time_for_what_is_worth_most() -> None:
     first = parts[: names.index("train/flux/nft") + 1]
     assert sum(part.seconds for part in first) < 8 * 60 - 5
     assert all(part.seconds < 8 * 60 - 5 for part in parts) and len(set(names)) == len(names)
-    assert {"resume", "fsdp2", "train/sd35/marble-5"} <= {part.name for part in first}
+    assert {"suite", "resume", "train/sd35/marble-5"} <= {part.name for part in first}
 
 
 def test_quantised_bases_are_those_of_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
