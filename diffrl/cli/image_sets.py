@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,5 +59,6 @@ def draw(arguments: argparse.Namespace, rest: list[str], common: Callable[[argpa
     from diffrl.image_sets.draw import draw_set
 
     count = draw_set(rewards=wanted, **as_the_run(given, arguments))
-    print(f"{count} pictures were drawn; train on them with image_set.source={arguments.out}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{count} pictures were drawn; train on them with image_set.source={arguments.out}")
     return 0
