@@ -49,10 +49,11 @@ class Rollout:
     """The images of one epoch that this process made, in global order: image i belongs to prompt i // G.
 
     prompts, cond: all P prompts of the epoch. prompt_index (n,) int64 is also the id of the group; member (n,) int64 is
-    i % G; both on the CPU. first, total: global index of the first local image, and N. latents (n, C, h, w) fp32 on the
-    policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None. trajectory: None unless asked for.
-    schedule (S + 1,) float32 on the CPU: the sigmas, the last is 0. forwards: of the network for these images,
-    one for each image and step (guidance or not).
+    i % G, unless others were asked for; both on the CPU. first, total: global index of the first local image, and N.
+    latents (n, C, h, w) fp32 on the policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None.
+    trajectory: None unless asked for. schedule (S + 1,) float32 on the CPU: the sigmas, the last is 0. forwards: of the
+    network for these images, and their scouts: one for each image and step (guidance or not). seed,
+    epoch: what the images' noise is keyed by.
     """
 
     prompts: list[Prompt]
@@ -69,6 +70,8 @@ class Rollout:
     spec: SamplerSpec
     forwards: int = 0
     guidance: float = 1.0  # of predictions that train on these images: the rollout's where it is distilled, else none
+    seed: int = 0
+    epoch: int | str = 0
 
     @property
     def t_second(self) -> float:
@@ -78,6 +81,12 @@ class Rollout:
     def identity(self, i: int) -> tuple[str, int]:
         """(prompt text, member) of local image i: what its random numbers are keyed by."""
         return self.prompts[int(self.prompt_index[i])].text, int(self.member[i])
+
+    def initial_noise(self, samples: Tensor) -> Tensor:
+        """(b, C, h, w) on the CPU: the noise that local images (b,) began as, in a rollout without a plan."""
+        texts, members = zip(*(self.identity(int(i)) for i in samples), strict=True)
+        shape, same = tuple(self.latents.shape[1:]), self.spec.same_noise
+        return initial_noise(shape, texts, members, seed=self.seed, epoch=self.epoch, same_noise=same)
 
 
 def collect(
@@ -98,6 +107,7 @@ def collect(
     plan: Plan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
     caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext,
+    members: Tensor | None = None,
 ) -> Rollout:
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
 
@@ -114,11 +124,14 @@ def collect(
         plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
         caching: entered with the sigmas for each batch (`Policy.cached`); never with a trajectory or a plan.
+        members: (P, G) int64, which images of each prompt these are; None: 0 to G - 1. Never with a plan.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
     job = replace(job, caching=caching)
     final = 0 if plan is None else plan.final(spec)
     rollout = _empty(job, prompts, rank, world)
+    if members is not None:
+        rollout.member = members.flatten()[rollout.first : rollout.first + len(rollout.member)]
     owners = [prompts[i].text for i in rollout.prompt_index.tolist()]
     pictures: list[Tensor] = []
     for part in _batches(len(owners), batch_size):
@@ -157,6 +170,8 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         process=policy.process,
         spec=spec,
         guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
+        seed=job.seed,
+        epoch=job.epoch,
     )
 
 
@@ -181,14 +196,15 @@ def generate(
     world: int = 1,
     snapshot: str | None = "default",
     revise: Revision | None = None,
+    epoch: int | str = EVALUATION,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Images for evaluation, batch by batch: (global indices (B,) int64, images (B, 3, H, W) float in [0, 1]).
 
     Image i belongs to prompt i // per_prompt. The noise depends on seed, prompt and member only, so it is the same in
-    every epoch, and it is shared with no rollout. `revise` makes of a batch's latents those that are decoded. Raises
-    what `collect` raises.
+    every epoch, and it is shared with no rollout, unless `epoch` names one. `revise` makes of a batch's latents those
+    that are decoded. Raises what `collect` raises.
     """
-    job = _job(policy, spec, seed, EVALUATION, snapshot)
+    job = _job(policy, spec, seed, epoch, snapshot)
     prompt_index, member, local = _plan([p.text for p in prompts], per_prompt, rank, world)
     if local.start == local.stop:  # more processes than images
         return

@@ -1,6 +1,6 @@
 """Everything that only a GPU can prove, in one command: run it on a machine with one, and commit the JSON.
 
-    python scripts/gpu_proof.py --count estimates.json              # on any machine: what `doctor` counts, 15 minutes
+    python scripts/gpu_proof.py --count estimates.json              # on any machine: what `doctor` counts, 10 minutes
     python scripts/gpu_proof.py --out proof.json --estimates estimates.json     # again and again, until all is done
     python scripts/gpu_proof.py --out proof.json --only 'train/sd35/*'          # some parts
     python scripts/gpu_proof.py --out proof.json --tiny             # the same code on the CPU, at tiny size

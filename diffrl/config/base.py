@@ -27,6 +27,7 @@ __all__ = [
     "section",
 ]
 
+GIVEN = "given"  # in `Method.options`: a section that is off unless it is there
 Base = Literal["full", "int8", "fp8", "nf4"]  # what frozen weights are kept as
 
 
@@ -55,7 +56,8 @@ class Method:
 
     def cites(self, section: Any) -> dict[str, str]:
         """{name: arXiv number} of the method, and of the options that its section has on."""
-        used = (papers for (name, value), papers in self.options.items() if getattr(section, name) == value)
+        values = ((getattr(section, name), value, papers) for (name, value), papers in self.options.items())
+        used = (papers for ours, value, papers in values if ours == value or (value == GIVEN and ours is not None))
         return dict(self.papers) | {name: number for papers in used for name, number in papers.items()}
 
     def meaning(self) -> str:
@@ -114,3 +116,5 @@ class Whole(Protocol):
     def method(self) -> Method: ...
     @property
     def gardo(self) -> Any: ...
+    @property
+    def d2align(self) -> Any: ...

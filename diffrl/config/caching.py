@@ -1,4 +1,4 @@
-"""The config's section of what a rollout's forwards may leave out."""
+"""The config's sections of what a rollout's forwards may leave out, and of which images are worth all of them."""
 
 from __future__ import annotations
 
@@ -28,3 +28,30 @@ class CacheSection(Section):
         if self.warmup >= config.rollout.steps:
             text = f"{self.warmup} steps are computed whole, and there are {config.rollout.steps} (rollout.steps)"
             raise Problem("rollout.cache.warmup", text)
+
+
+class ScoutSection(Section):
+    """Sol-RL's scouts (arXiv 2604.06916)."""
+
+    images: int = key(96, "candidates of each prompt; rollout.group_size of them are drawn in full", "images", ge=2)
+    steps: int = key(6, "sampling steps of a candidate", "steps", ge=1)
+
+    def check_with(self, config: Any) -> None:
+        """Raise Problem where candidates would say nothing of the images, or nobody needs what they say."""
+        from diffrl.rewards.registry import declares
+
+        rollout, where = config.rollout, "rollout.scout"
+        if rollout.facts.stochastic:
+            text = f'"{rollout.sampler}" draws noise on the way, of which the candidates of {where} say nothing'
+            raise Problem("rollout.sampler", f"{text}: use dpm2 or euler")
+        if config.method.advantages == "none":
+            raise Problem(where, f'objective "{config.method.name}" compares no images of a group: leave it out')
+        if self.images < rollout.group_size:
+            text = f"{self.images} candidates for groups of {rollout.group_size} (rollout.group_size)"
+            raise Problem(f"{where}.images", text)
+        if self.steps > rollout.steps:
+            text = f"{self.steps} steps of a candidate, but an image has {rollout.steps} (rollout.steps)"
+            raise Problem(f"{where}.steps", text)
+        for name, entry in config.rewards.items():
+            if declares(entry.plugin or name, "groupwise"):
+                raise Problem(where, f'the reward "{name}" judges whole groups, and scouts are judged one by one')

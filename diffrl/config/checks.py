@@ -294,6 +294,9 @@ def check_geometry(config: Config, world: int) -> None:
         raise Problem("optimise.batch_size", f"{batch} images per optimiser step do not divide the {images}")
     if rollout.images % world:
         raise Problem("rollout.groups", f"{world} processes do not divide the {images}")
+    if rollout.scout is not None and rollout.candidates % world:
+        text = f"{world} processes do not divide the {rollout.groups} x {rollout.scout.images} candidates of an epoch"
+        raise Problem("rollout.scout.images", text)
     if batch % world:
         raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
     drawn, given = config.drawn_groups, config.groups_of_set

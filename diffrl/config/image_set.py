@@ -41,6 +41,8 @@ class ImageSet(Section):
         for name in ("gardo", "d2align"):
             if getattr(config, name) is not None:
                 raise Problem(name, "reads images and rewards of a rollout, which a set does not have; leave one out")
+        if config.rollout.scout is not None:
+            raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
         if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
             text = f"is {config.rollout.groups * self.share:g} of the {config.rollout.groups} prompts of an epoch"
             raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")

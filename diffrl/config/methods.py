@@ -8,11 +8,24 @@ None (off) unless it is given. What a section needs of the rest of the config, i
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+import string
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Share, Whole, key, section
+from diffrl.config.base import (
+    GIVEN,
+    PAIR,
+    STOCHASTIC,
+    Method,
+    Problem,
+    Sampling,
+    Section,
+    Share,
+    Whole,
+    key,
+    section,
+)
 
 AdvantageStd = Literal["group", "sample", "batch", "none"]
 ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
@@ -219,11 +232,64 @@ class CRD(ForwardProcess):
         check_timesteps("crd", self, config.rollout)
 
 
+class Align(Section):
+    """Direct-Align. Defaults: SRPO's released code for FLUX and HPS-v2.1 (its SRPO.py and SRPO_training_hpsv2.sh)."""
+
+    branches: Literal["both", "denoise"] = key(
+        "both", "both: of each level a row that is denoised down to it, and one that is inverted up to it"
+    )
+    step: FiniteFloat = key(
+        0.02145, "width of the step, in noise levels; less where that would leave the range", gt=0, lt=1
+    )
+    range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
+        (0.75, 0.964), "noise levels that are trained, drawn evenly: the early ones, which hack less"
+    )
+    noise: Literal["initial", "fresh"] = key(
+        "initial", "images are noised with what they were drawn from, or with new noise (its code for photographs)"
+    )
+
+    @property
+    def rows(self) -> int:
+        """Rows of one level."""
+        return 2 if self.branches == "both" else 1
+
+
+class Pair(Section):
+    """SRPO's relative reward, with the words and discounts of its released code (SRPO.py)."""
+
+    positive: list[str] = key(["Natural-lighting", "Detail", "Detailed", "Real"], "words for what is wanted")
+    negative: list[str] = key(
+        ["Concept art", "Painting", "Anime", "Flat", "Oil"], "words for what is not; each row draws one of both"
+    )
+    form: str = key("{word}. {prompt}", "how a word is put to a prompt, for the reward alone")
+    denoise: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
+        (0.1, 0.25), "k of (1 + k) R(positive) - R(negative), from the range's low end to its high one"
+    )
+    inversion: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
+        (0.3, 0.01), "k of (1 + k) R(negative) - R(positive), likewise"
+    )
+    hinge: FiniteFloat | None = key(
+        0.7, "a row whose reward, times its weight, is above this has no gradient; null: all have one"
+    )
+
+    def check_forms(self) -> None:
+        for name in ("positive", "negative"):
+            if not all(word.strip() for word in getattr(self, name)) or not getattr(self, name):
+                raise Problem(f"direct.pair.{name}", "expected at least one word, and none that is empty")
+        try:
+            fields = sorted(str(field) for _, field, _, _ in string.Formatter().parse(self.form) if field is not None)
+        except ValueError:
+            fields = []
+        if fields != ["prompt", "word"]:
+            raise Problem("direct.pair.form", f'expected {{word}} and {{prompt}}, once each, got "{self.form}"')
+
+
 class Direct(Section):
     method = Method(
         "direct",
         "direct back-propagation",
         {"D2-Align": "2512.24146"},
+        options={("align", GIVEN): {"SRPO": "2509.06942"}},
         about="back-propagation of a differentiable reward, as in D2-Align",
         trainer="diffrl.trainers.direct:Direct",
         advantages="none",
@@ -240,14 +306,19 @@ class Direct(Section):
         False, "recompute the decoder's activations, chunk by chunk, in the backward pass: less memory, more time"
     )
 
+    align: Align | None = key(
+        None, "Direct-Align, in the place of steps from a level of the sampling schedule to the next; present = on"
+    )
+    pair: Pair | None = key(None, "with align, SRPO: a reward's difference for two prompts in its place; present = on")
+
     def trained_steps(self, rollout: Sampling) -> int:
-        return self.timesteps
+        return self.timesteps * (self.align.rows if self.align else 1)
 
     def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares
 
         steps, needs = config.rollout.steps, 'objective "direct" back-propagates through every image\'s reward alone'
-        if self.timesteps > steps:
+        if self.timesteps > steps and self.align is None:
             text = f"{self.timesteps} timesteps, but the schedule has only {steps} (rollout.steps)"
             raise Problem("direct.timesteps", text)
         for name, entry in config.rewards.items():
@@ -256,3 +327,36 @@ class Direct(Section):
                 raise Problem(f"rewards.{name}", f'"{plugin}" is not differentiable, and {needs}')
             if declares(plugin, "groupwise"):
                 raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
+        if self.align is not None:
+            self._check_align(self.align, config)
+        if self.pair is not None:
+            self._check_pair(self.pair, config)
+
+    def _check_align(self, align: Align, config: Whole) -> None:
+        low, high = align.range
+        if not 0 <= low < high < 1:
+            raise Problem("direct.align.range", f"expected two noise levels, 0 <= low < high < 1, got {low}, {high}")
+        if config.d2align is not None and config.d2align.embed == "reconstructed":
+            text = '"reconstructed" is from the schedule\'s levels, and direct.align trains at others: use image'
+            raise Problem("d2align.embed", text)
+
+    def _check_pair(self, pair: Pair, config: Whole) -> None:
+        from diffrl.rewards.registry import declares
+
+        pair.check_forms()
+        if self.align is None:
+            raise Problem(
+                "direct.pair", "its discounts run over direct.align.range; give direct.align, too ({} is SRPO's)"
+            )
+        if self.align.branches == "denoise" and pair.inversion != type(pair).model_fields["inversion"].default:
+            raise Problem("direct.pair.inversion", "has no effect with direct.align.branches: denoise; leave it out")
+        twice = "which takes the same difference in the reward's text space; leave one of them out"
+        if config.d2align is not None:
+            raise Problem("direct.pair", f"there is d2align, {twice}")
+        for name, entry in config.rewards.items():
+            plugin = entry.plugin or name
+            if plugin.split(":")[0] == "d2":
+                raise Problem("direct.pair", f'rewards.{name} is "{plugin}", {twice}')
+            if declares(plugin, "embeds") is False:
+                text = f'"{plugin}" does not embed its prompts (`embeds`), so direct.pair cannot tell two apart'
+                raise Problem(f"rewards.{name}", f"{text}; clip, pickscore, hpsv2 do")

@@ -1,4 +1,4 @@
-"""The config's sections of objectives on the forward process that rank or weigh images, and of PRDP on the steps."""
+"""The config's sections of objectives on the forward process that rank or weigh images, and of two on the steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import FiniteFloat
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Share, Whole, key, section
 from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
 
+COPY = Decay(slope=0.0)  # "old" is theta again after every epoch
 KL = "weight of mean (v_theta - v_ref)^2, v_ref the pretrained model's; 0 runs no reference forward for it"
 TimestepSampling = Literal["schedule", "uniform", "logit_normal", "logit_normal_3"]
 SAMPLING = (
@@ -173,3 +174,36 @@ class PRDP(Section):
             raise Problem("rollout.sampler", f'"{rollout.sampler}" is deterministic, {needs}: use one of {choices}')
         if rollout.stochastic_steps == 0:
             raise Problem("rollout.noise_level", f"no step of {rollout.sampler} is stochastic, {needs}")
+
+
+class FDFO(Section):
+    method = Method(
+        "fdfo",
+        "FDFO",
+        {"FDFO": "2603.12893"},
+        about="finite-difference flow optimisation",
+        trainer="diffrl.trainers.fdfo:FDFO",
+        needs={"rollout": {"sampler": "cps", "noise_level": 0.045, "same_noise": True}},
+    )
+    whole_groups: ClassVar[bool] = True
+    epsilon: FiniteFloat = key(
+        0.03, "the ratio is drawn to 1 plus or minus this: velocities move by half of it of what images differ", gt=0
+    )
+    advantage_std: AdvantageStd = key("none", ADVANTAGE_STD)
+    beta: FiniteFloat = key(0.0, KL, ge=0)
+
+    def trained_steps(self, rollout: Sampling) -> int:
+        return rollout.steps
+
+    def check(self, config: Any) -> None:
+        rollout = config.rollout
+        if not rollout.facts.stochastic:
+            text = f'"{rollout.sampler}" is deterministic, but objective "fdfo" needs images that differ a little'
+            raise Problem("rollout.sampler", f"{text}: use one of {', '.join(STOCHASTIC)} at a low rollout.noise_level")
+        if not rollout.same_noise:
+            text = 'false, but objective "fdfo" compares images that a little noise on the way sets apart: true'
+            raise Problem("rollout.same_noise", text)
+        if rollout.tail is not None:
+            raise Problem("rollout.tail", 'objective "fdfo" trains all steps of a path; leave it out')
+        if rollout.cache.kind != "off":
+            raise Problem("rollout.cache", 'objective "fdfo" trains on the states of the rollout\'s path; leave it out')

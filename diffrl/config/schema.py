@@ -28,7 +28,7 @@ from diffrl.config.base import (
     methods_section,
     section,
 )
-from diffrl.config.caching import CacheSection
+from diffrl.config.caching import CacheSection, ScoutSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
 from diffrl.config.distillation import OPD
 from diffrl.config.door import find_outside
@@ -38,7 +38,7 @@ from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, Direct
-from diffrl.config.preferences import AWM, DGPO, DPO, GDRO, PRDP, RWR, SFT
+from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
@@ -72,15 +72,27 @@ class Rollout(SamplerSpec):
         None, "side of square images, or [width, height]; null: the model's own", "pixels"
     )
     cache: CacheSection = section(CacheSection, "parts of its forwards that may be left out")
+    scout: ScoutSection | None = key(
+        None,
+        "images are the best and the worst of many that few steps show, drawn again in full (Sol-RL 2604.06916); "
+        "present = on",
+    )
 
     @property
     def images(self) -> int:
         """Images of an epoch, over all processes."""
         return self.groups * self.group_size
 
+    @property
+    def candidates(self) -> int:
+        """Images of an epoch that are drawn by few steps, to choose from."""
+        return 0 if self.scout is None else self.groups * self.scout.images
+
     def check(self, config: Config) -> None:
         self.check_sampling()
         self.cache.check_with(config)
+        if self.scout is not None:
+            self.scout.check_with(config)
 
 
 class Optimise(Section):
@@ -190,6 +202,7 @@ class Config(Section, metaclass=_OneLine):
     awm: AWM = methods_section(AWM)
     dgpo: DGPO = methods_section(DGPO)
     prdp: PRDP = methods_section(PRDP)
+    fdfo: FDFO = methods_section(FDFO)
     direct: Direct = methods_section(Direct)
     opd: OPD = methods_section(OPD)
     dense: DenseSection | None = methods_section(DenseSection)

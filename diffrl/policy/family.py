@@ -105,8 +105,8 @@ class Family:
         """Of one prompt's conditioning: tokens, their width, the pooled embedding's width; the most there can be."""
         return self.max_length, self.network.config.joint_attention_dim, 0
 
-    def reader(self) -> tuple[Any, int]:
-        """The tokenizer that reads the most of a prompt, and how many tokens."""
+    def reader(self) -> tuple[Any, int] | None:
+        """The tokenizer that reads the most of a prompt, and how many tokens; None where none is loaded."""
         names = ("tokenizer", *(f"tokenizer_{i}" for i in range(2, 5)))
         tokenizers = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
         # CLIP's reads what it was trained on, whatever the pipeline is asked for.
@@ -114,7 +114,7 @@ class Family:
             part.model_max_length if isinstance(part, CLIPTokenizer) else min(part.model_max_length, self.max_length)
             for part in tokenizers
         ]
-        return max(zip(tokenizers, limits, strict=True), key=lambda pair: pair[1])
+        return max(zip(tokenizers, limits, strict=True), key=lambda pair: pair[1], default=None)
 
     def blank(self, rows: int, dtype: torch.dtype) -> Conditioning:
         """A conditioning of the largest shape, with nothing in it: what memory is counted with."""

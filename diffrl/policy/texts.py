@@ -72,10 +72,13 @@ class Texts:
 
     def _say_cut(self, prompt: str | None) -> None:
         """Once for each prompt of which the text encoders read a part only."""
-        tokenizer, most = self.backbone.reader()
-        tokens = len(tokenizer(prompt).input_ids) if prompt else 0
+        reader = self.backbone.reader()
+        if reader is None or not prompt:
+            return
+        tokenizer, most = reader
+        tokens = len(tokenizer(prompt).input_ids)
         if tokens > most:
-            start = " ".join(str(prompt).split())[:60]
+            start = " ".join(prompt.split())[:60]
             log.warning('prompt "%s ...": %d tokens, of which the model reads %d: the rest is cut', start, tokens, most)
 
     def pin(self) -> None:

@@ -46,6 +46,7 @@ from diffrl.run.parts import (
     build_objective,
     build_optimiser,
     build_scorers,
+    build_scouting,
     check_device,
     features_name,
     loop_settings,
@@ -164,6 +165,7 @@ class Run:
             self.features,
             gradients=build_gradients(config),
             compose=build_composition(config),
+            scouting=build_scouting(config),
             fp16=config.optimise.precision == "fp16",
         )
 
@@ -298,7 +300,8 @@ class Run:
             # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
             journal.log(metrics)
             if self.main:
-                for text in self.suspicions.after(metrics, self.scorer.take_growth()):
+                scouts = None if self.loop.scouting is None else self.loop.scouting.warning()
+                for text in [*self.suspicions.after(metrics, self.scorer.take_growth()), *([scouts] if scouts else [])]:
                     journal.note(text)
             stop = bool(alarms) and config.guard.stop and not last
             if self.epoch % config.checkpoint.every == 0 or last or stop:

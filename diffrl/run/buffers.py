@@ -49,10 +49,11 @@ def held(config: Config, backbone: Any, objective: Objective, lora: int, text: i
     apart = config.branches is not None  # single steps: both ends of each are kept
     states = (2 * steps if apart else steps + 1) if objective.keep_trajectory else 0
     always = images * latent * (1 + states) + -(-rollout.groups // world) * text
-    batch = min(rollout.batch_size, images)
+    drawn = max(images, -(-rollout.candidates // world))
+    batch = min(rollout.batch_size, drawn)
     noise = rollout.stochastic_steps
     picture = 12 * height * width * backbone.scale**2
-    batches = -(-images // batch)
+    batches = -(-drawn // batch)
     waiting = (min(batches, QUEUED + 1) - 1) * batch * picture
     return Held(
         always=always,

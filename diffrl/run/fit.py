@@ -173,7 +173,7 @@ class Estimator:
         share = objective.share(rollout.group_size)
         work = {
             "sampling": drawn * rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
-            "decoding": images * decoding / self.phases.chunk,
+            "decoding": (images + rollout.candidates / self.world) * decoding / self.phases.chunk,
             "training": rollout.images / self.world * passes * share * (training / max(self.sizes) + silent),
         }
         return {name: value for name, value in work.items() if value}

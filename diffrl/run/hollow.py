@@ -119,7 +119,7 @@ def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
     names = find_layers(backbone.network, targets, backbone.dead_targets)
     spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
     before = bytes_of(backbone.network)
-    inject_adapter_in_model(spec, backbone.network)
+    inject_adapter_in_model(spec, backbone.network, low_cpu_mem_usage=True)  # made without values, not drawn
     layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
     for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
         layer.lora_A.float()

@@ -16,16 +16,19 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from diffrl.advantages import weighted_sum
 from diffrl.divgen.diversity import Features, group_diversity
 from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records.progress import PHASES
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
-from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.clock import Clock, by_process, split_epoch
+from diffrl.run.images import draw
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
+from diffrl.run.scouting import Scouting
 from diffrl.seeds import seed_of
 from diffrl.trainers.algorithm import (
     Gradients,
@@ -104,6 +107,7 @@ class Loop:
         *,
         gradients: Gradients | None = None,
         compose: Composition | None = None,
+        scouting: Scouting | None = None,
         fp16: bool = False,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
@@ -114,6 +118,7 @@ class Loop:
         self.gradients: Gradients = gradients or SumOfLosses()
         self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
         self.source: Callable[[int], tuple[Rollout, Tensor, Tensor]] = self._rollout  # what an epoch is trained on
+        self.scouting = scouting
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
@@ -149,6 +154,8 @@ class Loop:
         metrics["rollout/forwards"] = int(self.processes.sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
+        if self.scouting is not None:
+            metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
         metrics |= self._seconds(started)
         return metrics
 
@@ -175,60 +182,12 @@ class Loop:
         `key`: takes the epoch's place in the random numbers' keys, for images that are not trained on.
         """
         prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
-        group_size = self.settings.group_size
-        rank, world = self.processes.rank, self.processes.count
-        first = rank * len(prompts) * group_size // world
-        plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
-        final, count = (0, 1) if plan is None else (plan.final(self.spec), plan.views(self.spec))
-        pending: list[list[Any]] = [[] for _ in range(count)]
-        pictures: list[list[Tensor]] = [[] for _ in range(count)]
-        features: list[Tensor] = []
-
-        def on_view(images: Tensor, part: slice, view: int) -> None:
-            mark = time.perf_counter()
-            owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
-            if len(pending[view]) >= 8:
-                pending[view][-8].result()  # images wait on the device for their scores: not more than eight batches
-            pending[view].append(self.scorer.submit(images, owners))
-            if self.scorer.groupwise:
-                pictures[view].append(images.cpu())
-            self.clock.add("reward", mark)
-
-        def on_batch(images: Tensor, part: slice) -> None:
-            on_view(images, part, final)
-            mark = time.perf_counter()
-            features.append(self.features(images))
-            self.clock.add("reward", mark)
-            self.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
-            self.check()
-
-        with self.policy.together():
-            rollout = collect(
-                self.policy,
-                prompts,
-                self.spec,
-                seed=self.settings.seed,
-                epoch=epoch if key is None else key,
-                group_size=group_size,
-                batch_size=self.settings.rollout_batch,
-                rank=rank,
-                world=world,
-                snapshot=self.objective.samples_from,
-                on_batch=on_batch,
-                keep_trajectory=self.objective.keep_trajectory,
-                keep_images=False,
-                plan=plan,
-                on_view=on_view,
-                caching=self.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
-            )
-        mark = time.perf_counter()
-        columns = [torch.cat([future.result() for future in view]) for view in pending]
-        if self.scorer.groupwise:
-            owners = [prompts[i] for i in rollout.prompt_index.tolist()]
-            for view, images in enumerate(pictures):
-                columns[view] = self.scorer.score_groups(torch.cat(images), owners, rollout.prompt_index, columns[view])
-        self.clock.add("reward", mark)
-        return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
+        if self.scouting is None:
+            return draw(self, prompts, epoch if key is None else key)
+        members = self.scouting.members(self, prompts, epoch, self.settings.group_size)
+        rollout, scores, features = draw(self, prompts, epoch, members)
+        rollout.forwards += self.scouting.forwards
+        return rollout, scores, features
 
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective

@@ -31,6 +31,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
+from diffrl.run.scouting import Scouting
 from diffrl.samplers import schedule
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
@@ -81,6 +82,16 @@ def build_gradients(config: Config) -> Gradients:
         return SumOfLosses()
     steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
     return Marble(list(config.rewards), steps_per_epoch=steps, **marble.model_dump())
+
+
+def build_scouting(config: Config) -> Scouting | None:
+    """What chooses an epoch's images, if the config asks for it."""
+    rollout, scout = config.rollout, config.rollout.scout
+    if scout is None:
+        return None
+    trained = 3 * config.objective_section.trained_steps(rollout) * config.optimise.inner_epochs
+    cost = 1 + scout.images * scout.steps / (rollout.group_size * (rollout.steps + trained))
+    return Scouting(scout.images, scout.steps, cost)
 
 
 def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
@@ -293,18 +304,18 @@ def describe(run: Any) -> str:
     """One paragraph that says what is about to happen."""
     config, policy, spec = run.config, run.policy, run.spec
     parameters = sum(p.numel() for _, p in policy.trainable)
-    images = config.rollout.groups * config.rollout.group_size
+    rollout, images = config.rollout, config.rollout.images
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
     given = "" if config.image_set is None else f", {config.groups_of_set} from {config.image_set.source}"
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
+    scouts = f" of {rollout.scout.images}" if rollout.scout else ""
     also = "".join(
         f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
         for name, one in config.evaluate.also.items()
     )
     return (
         f"{config.method.title} on {config.model}: {config.epochs} epochs of {images} images "
-        f"({config.rollout.groups} prompts{given} x {config.rollout.group_size}), {spec.steps} steps of "
-        f"{spec.sampler}; "
+        f"({rollout.groups} prompts{given} x {rollout.group_size}{scouts}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"

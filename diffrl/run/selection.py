@@ -55,7 +55,7 @@ def most_rows(config: Config, objective: Objective, world: int = 1) -> int:
 
 
 def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> float:
-    """Of the network for a process's images of an epoch, on average over the first epochs' windows."""
+    """Of the network for a process's images of an epoch and their scouts, a mean over the first epochs' windows."""
     rollout, group = config.rollout, config.rollout.group_size
     plan = None if objective.credit is None else objective.credit.plan(rollout)
     members = [divmod(i, group) for i in range(rollout.images // world)]
@@ -67,7 +67,8 @@ def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> fl
         for start, times in counts.items()
         for batch in batches
     )
-    return total / len(starts)
+    scouts = 0 if rollout.scout is None else rollout.candidates // world * rollout.scout.steps
+    return total / len(starts) + scouts
 
 
 def _scored(config: Config, objective: Objective, epoch: int) -> Scored:

@@ -32,7 +32,6 @@ from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
-COPY = Decay(slope=0.0)  # "old" is theta again after every epoch
 POWERS = {"huber": 0.5, "ghuber": 0.25}
 TINY = 1e-10
 
@@ -71,7 +70,7 @@ class AWM(Objective):
         timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
-        decays = {"old": COPY, "average": average} if beta_average else {"old": COPY}
+        decays = {"old": preferences.COPY, "average": average} if beta_average else {"old": preferences.COPY}
         noising = Noising(timesteps, timestep_sampling, levels)
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.weighting, self.clip, self.adv_clip = weighting, clip, adv_clip

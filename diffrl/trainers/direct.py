@@ -6,11 +6,14 @@ t, t'         t, t_next     a level of the sampling schedule, drawn uniformly, a
 x_{t-1}       x_next        the noised latent after one ODE step from t to t'
 x0^           one_step      (x_{t-1} - sigma_t' eps_gt) / alpha_t'
 R             phi           reward of the decoded x0^, in which the gradient flows
+
+`align` and `pair` put other levels, another noise and another reward in their places: see `diffrl.trainers.srpo`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +28,15 @@ from diffrl.rewards.protocol import Reward
 from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout
 from diffrl.samplers import ode_step
+from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Given, Objective, Step
 from diffrl.trainers.defaults import defaults_of
-from diffrl.trainers.rows import Noising, Rows
+from diffrl.trainers.rows import Names, Noising, Rows, noised_rows, row_sigmas
+from diffrl.trainers.srpo import Contrast, drawn_words, factors, step_levels
 
 
 def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
-    """x0^ (B, C, h, w) of methods section 6: one ODE step of the prediction, then the known noise taken out.
+    """x0^ (B, C, h, w): one ODE step of the prediction, down or up, then the known noise taken out.
 
     With a perfect prediction it is x0. An error d of the velocity enters as `(t_next - t) / alpha(t_next) d`, so that
     only the error of one step, not of the whole way to t = 0, moves the image.
@@ -41,7 +46,7 @@ def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps
 
 
 class Direct(Objective):
-    """The objective on the loop's seams; phi is the reward itself, and the loss is -phi.
+    """The objective on the loop's seams; phi is the reward itself, and the loss is -phi, or what a hinge leaves of it.
 
     phi has one column, the weighted sum of the rewards, or one for each weighted reward if they are balanced (MARBLE).
     Advantages are not used: the gradient comes from the reward, not from a comparison within the group. The penalty is
@@ -59,8 +64,11 @@ class Direct(Objective):
         guidance_scale: float,
         decode_chunk: int | None,
         checkpoint_decoder: bool,
+        align: methods.Align | None,
+        pair: methods.Pair | None,
     ) -> None:
-        super().__init__(beta=beta, noising=Noising(timesteps))
+        super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
+        self.align, self.pair = align, pair
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = guidance_scale
         self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
@@ -71,10 +79,30 @@ class Direct(Objective):
         return cls(given.rewards, weights, **section.arguments(given.config))
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        rows = super().rows(rollout, advantages, pairs, key)
-        schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
-        rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
+        if self.align is not None:
+            rows = self._aligned(self.align, rollout, advantages, pairs, key)
+        else:
+            rows = super().rows(rollout, advantages, pairs, key)
+            schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
+            rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
         rows.guidance, rows.prompts = self.guidance_scale, rollout.prompts
+        return rows
+
+    def _aligned(
+        self, align: methods.Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
+    ) -> Rows:
+        """Direct-Align's rows; the branches of a level stand side by side and share noise, target and words."""
+        sample, level, inversion = pairs[:, 0], pairs[:, 1] // align.rows, pairs[:, 1] % align.rows == 1
+        images: Names = [(*key, *rollout.identity(int(i))) for i in sample]
+        names: Names = [(*name, "eps", int(j)) for name, j in zip(images, level, strict=True)]
+        u = row_sigmas(rollout, images, level, self.noising.count(rollout), "uniform")
+        t, t_next, place = step_levels(align, u, inversion)
+        initial = align.noise == "initial"
+        eps = rollout.initial_noise(sample) if initial else noise(tuple(rollout.latents.shape[1:]), names)
+        rows = noised_rows(rollout, advantages, pairs, t, images, self.on_policy, eps)
+        rows.t_next = t_next.to(rows.t.device, non_blocking=True)
+        if self.pair is not None:
+            rows.words, rows.factors = drawn_words(self.pair, names), factors(self.pair, place, inversion)
         return rows
 
     def before_step(self, policy: Policy, step: Step) -> None:
@@ -86,38 +114,53 @@ class Direct(Objective):
         assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         x0 = one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)
-        scores = self.scores(policy, x0, [rows.prompts[i] for i in rows.groups.tolist()])
+        prompts, contrast = [rows.prompts[i] for i in rows.groups.tolist()], None
+        if self.pair is not None:
+            assert rows.words is not None and rows.factors is not None, "a pair's rows carry words and factors"
+            contrast = Contrast.of(self.pair, [prompt.text for prompt in prompts], rows.words, rows.factors)
+        scores = self.scores(policy, x0, prompts, contrast)
         columns = zip(self.weights, scores.unbind(1), strict=True)
         weighted = torch.stack([weight * column for weight, column in columns], dim=1)
         total = weighted.sum(1, keepdim=True)
         self.means.add("direct/reward", total)
+        if contrast is not None:  # what one branch wants, the other does not: their mean says little
+            inverted = rows.t_next > rows.t
+            self.means.add("direct/denoised", total[:, 0], ~inverted)
+            self.means.add("direct/inverted", total[:, 0], inverted)
         return weighted if self.rule.each else total
 
-    def scores(self, policy: Policy, latents: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def scores(
+        self, policy: Policy, latents: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None = None
+    ) -> Tensor:
         """(b, K) rewards of the decoded latents (b, C, h, w), 0 where a reward does not apply; with gradient."""
 
-        def judge(part: Tensor, texts: Sequence[Prompt]) -> Tensor:
+        def judge(part: Tensor, texts: Sequence[Prompt], told: Contrast | None) -> Tensor:
             images = policy.decode(part, chunk=len(part) if self.decode_chunk else None, grad=True)
-            return torch.stack([_column(reward, images, texts) for reward in self.rewards.values()], dim=1)
+            return torch.stack([_column(reward, images, texts, told) for reward in self.rewards.values()], dim=1)
 
         size = self.decode_chunk or len(latents)
         if size >= len(latents):
-            return judge(latents, prompts)
+            return judge(latents, prompts, contrast)
         parts = []
         for start in range(0, len(latents), size):
-            part, texts = latents[start : start + size], prompts[start : start + size]
+            here = range(start, min(start + size, len(latents)))
+            told = contrast.take(here) if contrast is not None else None
+            given = latents[start : start + size], prompts[start : start + size], told
             # Chunks alone save nothing: their activations would all wait for the backward pass.
             if self.checkpoint_decoder:
-                parts.append(checkpoint(judge, part, texts, use_reentrant=False, preserve_rng_state=False))
+                parts.append(checkpoint(judge, *given, use_reentrant=False, preserve_rng_state=False))
             else:
-                parts.append(judge(part, texts))
+                parts.append(judge(*given))
         return torch.cat(parts)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        return -phi.sum(0)
+        if self.pair is None or self.pair.hinge is None:
+            return -phi.sum(0)
+        self.means.add("direct/silenced", (phi.detach() >= self.pair.hinge).float())
+        return (self.pair.hinge - phi).relu().sum(0)
 
 
-def _column(reward: Reward, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+def _column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None) -> Tensor:
     """(b,) scores of one reward, float32 on the images' device, 0 without gradient where it does not apply."""
     rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
     if not rows:
@@ -127,7 +170,11 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[Prompt]) -> Tensor
     texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
     size = getattr(reward, "batch_size", None) or len(rows)
     pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    column = torch.cat([reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]).to(images)
+    if contrast is None:
+        scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
+    else:
+        scores = [contrast.take(rows[piece]).score(reward, part[piece]) for piece in pieces]
+    column = torch.cat(scores).to(images)
     if len(rows) == len(images):
         return column
     return images.new_zeros(len(images)).index_copy(0, torch.tensor(rows, device=images.device), column)

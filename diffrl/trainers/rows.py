@@ -51,6 +51,8 @@ class Rows:
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
     # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
     slot: Tensor | None = None
+    words: Tensor | None = None  # (b, 2) int64 on the CPU: the control words of a pair of prompts (SRPO)
+    factors: Tensor | None = None  # (b, 2) on the CPU: what the scores for these two prompts count
 
     def select(self, index: Tensor) -> Rows:
         """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
@@ -138,14 +140,26 @@ def row_sigmas(
     return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
 
 
-def noised_rows(rollout: Rollout, advantages: Tensor, pairs: Tensor, t: Tensor, names: Names, on_policy: bool) -> Rows:
-    """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number."""
+def noised_rows(
+    rollout: Rollout,
+    advantages: Tensor,
+    pairs: Tensor,
+    t: Tensor,
+    names: Names,
+    on_policy: bool,
+    eps: Tensor | None = None,
+) -> Rows:
+    """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number.
+
+    `eps`: (b, C, h, w) on the CPU, in the place of that noise.
+    """
     sample, number = pairs[:, 0], pairs[:, 1]
     device = rollout.latents.device
     # Nothing here waits for the device: what is copied there is staged at once, and the host goes on.
     on_device = pairs.to(device, non_blocking=True)
     x0, t = rollout.latents[on_device[:, 0]], t.to(device, non_blocking=True)
-    eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
+    if eps is None:
+        eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
     eps = eps.to(device, non_blocking=True)
     return Rows(
         x0=x0,

@@ -33,7 +33,7 @@ from diffrl.run.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = {
-    "nft": ("dpo", "rwr", "sft", "gdro", "qma", "awm", "dgpo"),
+    "nft": ("dpo", "rwr", "sft", "gdro", "qma", "awm", "dgpo", "nft_scout"),
     "grpo": (
         "prdp",
         "mixgrpo",

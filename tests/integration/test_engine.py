@@ -151,6 +151,33 @@ def test_compiled_blocks_predict_the_same_with_every_snapshot(policies: dict[str
         torch.compiler.reset()
 
 
+def test_no_graph_of_a_compiled_block_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own limit is 8, and the ninth would run eager without a word: CRD with an average and evaluations."""
+    from torch._dynamo.testing import CompileCounter
+
+    class Block(torch.nn.Module):
+        snapshot = ""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + len(self.snapshot)
+
+    class Network(torch.nn.Module):
+        _repeated_blocks = ("Block",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+    monkeypatch.setattr(torch._dynamo.config, "cache_size_limit", 8)
+    counter, network = CompileCounter(), Network()
+    assert compile_blocks(network, backend=counter) == 1
+    for count in range(10):
+        network.block.snapshot = "a" * count
+        assert float(network.block(torch.zeros(()))) == count
+    torch.compiler.reset()
+    assert counter.frame_count == 10
+
+
 @pytest.mark.long
 def test_a_compiled_run_is_the_same_run(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, compiled = (config_file(name, epochs=2) for name in ("plain", "compiled"))

@@ -37,7 +37,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "crd": {"objective": "crd", "crd": {"advantage_std": "group"}},
     "awm": {"objective": "awm", "awm": {"advantage_std": "group"}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1}},
+    "fdfo": {"objective": "fdfo", "fdfo": {"beta": 0.1}, "rollout": {"same_noise": True, "noise_level": 0.05}},
     "direct": {"objective": "direct"},
+    "srpo": {
+        "objective": "direct",
+        "direct": {"align": {}, "pair": {}},
+        "rewards": {"embedder": {"plugin": f"{DATA}/embedder.py:Embedder"}},
+    },
     "gardo": {
         "objective": "grpo",
         "watch": {"brightness": {"plugin": BRIGHTNESS}},
@@ -69,9 +75,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_one_step(config_file, models: Callable[[str], Path], policy: str, method: str) -> None:
     sections = {"rewards": {"warmth": {"plugin": WARMTH}}, **METHODS[method]}
     sampler = "dpm2"
-    if sections["objective"] == "grpo":
+    if sections["objective"] in ("grpo", "fdfo"):
         sampler = "ddim" if policy.startswith("sd") and not policy.startswith("sd3") else "flow_sde"
     rollout = {"groups": 2, "group_size": 4, "steps": 3, "sampler": sampler, "resolution": 16}
+    rollout |= sections.pop("rollout", {})
     optimise = {"batch_size": 8, "accumulation": 2, "max_grad_norm": 1e6}
     path = config_file("run", model=str(models(policy)), rollout=rollout, optimise=optimise, **sections)
     found = one_step(load_config(path, ["rewards.redness=null"]))

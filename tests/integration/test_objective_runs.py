@@ -31,10 +31,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "awm": {},
     "dgpo": {"dgpo": {"sample_old": 2}},
     "prdp": {"rollout": GRPO["rollout"]},
+    "fdfo": {"rollout": {"sampler": "cps", "steps": 4, "same_noise": True, "noise_level": 0.05}},
 }
 ALL: dict[str, dict[str, Any]] = {name: {"objective": name, **more} for name, more in OBJECTIVES.items()}
 ALL |= {name: {**GRPO, **more} for name, more in CREDITS.items()}
 ALL["dppo"] = {**GRPO, "grpo": {"trust": "divergence", "delta": 1e-4}}
+ALL["srpo"] = {
+    "objective": "direct",
+    "direct": {"align": {}, "pair": {"hinge": 0.3}},
+    "rewards": {"redness": {"plugin": str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"}},
+}
 ALL["guard"] = {**GRPO, "grpo": {"ratio": "normalised", "weighting": "even", "clip": 1e-3}}
 
 
@@ -50,7 +56,9 @@ def weights(run: Run) -> list[torch.Tensor]:
     return [p.detach().clone() for _, p in run.policy.trainable]
 
 
-@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "prdp", "dense", "branches", "tree", "dppo", "guard"])
+@pytest.mark.parametrize(
+    "name", ["dpo", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
+)
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])
     lines = [whole.loop.run_epoch(0)]
@@ -70,7 +78,7 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
 
 
-@pytest.mark.parametrize("name", ["rwr", "gdro", "awm", "dgpo", "prdp", "tree", "dppo", "guard"])
+@pytest.mark.parametrize("name", ["rwr", "gdro", "awm", "dgpo", "prdp", "fdfo", "tree", "dppo", "guard", "srpo"])
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
     for pieces in (1, 4):
@@ -98,7 +106,7 @@ def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
 
 
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
-    kinds = {name: ALL[name] for name in ("dpo", "dgpo", "dense", "tree", "dppo")}
+    kinds = {name: ALL[name] for name in ("dpo", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo")}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
     _train(paths, tmp_path, world=1)
     mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
@@ -151,6 +159,7 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         ("dense", 16 * (4 + 2 + 1), 16 * 4),  # views behind steps 1 and 2 cost 2 and 1; the others are there
         ("branches", 4 * 3 + 16 * (3 + 2 + 1 + 1), 16 * 2),
         ("tree", 4 * (1 + 2 + 2 + 4), 4 * (2 + 2 + 4 + 4)),
+        ("srpo", 16 * 3, 16 * 2),  # both branches of one level
     ):
         run = make(name, **{**ALL[name], **one})
         seen = count_forwards(run, monkeypatch)
@@ -159,7 +168,7 @@ def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch
         assert line["rollout/forwards"] == forwards
 
 
-@pytest.mark.parametrize("name", ["dppo", "guard"])
+@pytest.mark.parametrize("name", ["fdfo", "dppo", "guard"])
 def test_old_means_are_computed_only_once_theta_has_moved(
     make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -172,7 +181,7 @@ def test_old_means_are_computed_only_once_theta_has_moved(
     assert ("grpo.trust" in caplog.text) == (name == "dppo")
 
 
-@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "dense min", "tree", "dppo", "guard"])
+@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "fdfo", "dense min", "tree", "dppo", "guard"])
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
     plugin = Path(__file__).parents[1] / "data" / "warmth.py"
     gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}

@@ -45,12 +45,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def stand_in(values: dict[str, Any]) -> dict[str, Any]:
     """The recipe's rewards under their names, all without weights; different ones for what is watched."""
     kinds = (("rewards", f"{DATA}/warmth.py:Warmth"), ("watch", f"{DATA}/warmth.py:Brightness"))
+    embeds = "d2align" in values or values.get("direct", {}).get("pair") is not None
     for section, plugin in kinds:
         for name, entry in values.get(section, {}).items():
             weight = {"weight": entry.get("weight", 1.0)} if section == "rewards" else {}
-            values[section][name] = {
-                "plugin": f"{DATA}/embedder.py:Embedder" if "d2align" in values else plugin
-            } | weight
+            values[section][name] = {"plugin": f"{DATA}/embedder.py:Embedder" if embeds else plugin} | weight
     for teacher in values.get("opd", {}).get("teachers", {}).values():
         teacher["lora"], values["opd"]["start"] = None, "pretrained"  # nobody has trained them
     return values

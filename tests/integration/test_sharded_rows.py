@@ -15,6 +15,7 @@ from diffrl.policy import Policy
 FSDP2 = Path(__file__).parents[2] / "scripts" / "launch" / "fsdp2.yaml"
 SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
 REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
+EMBEDDER = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 # Three groups of four: over two processes the second one is split, and the selected rows are unevenly many.
 SHARED: dict[str, Any] = {
     "epochs": 1,
@@ -47,11 +48,22 @@ CASES: dict[str, dict[str, Any]] = {
     "awm": {"objective": "awm", "awm": {"beta": 0.1}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
     "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "fdfo": {  # the mean of the group that is split needs both processes
+        "objective": "fdfo",
+        "fdfo": {"beta": 0.1},
+        "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.1, "same_noise": True},
+        "optimise": {"inner_epochs": 2},
+    },
     "dppo": {  # the second pass is off policy: old means by a snapshot, and some rows masked
         "objective": "grpo",
         "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
         "rollout": STEPS,
         "optimise": {"inner_epochs": 2},
+    },
+    "srpo": {
+        "objective": "direct",
+        "rewards": {"redness": {"plugin": EMBEDDER}},
+        "direct": {"align": {}, "pair": {"hinge": 0.3}, "beta": 0.1},
     },
     "tree": {**TREE, "tree": {"splits": [0, 2], "branch": 2}},
     "tree-best": {**TREE, "tree": {"splits": [0, 2], "branch": 2, "keep": "best"}},
@@ -71,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     # One image of four is selected: the other process has no row at all.
     "alone": {"objective": "sft", "sft": {"beta": 0.1}, "rollout": {"groups": 1}, "optimise": {"batch_size": 4}},
 }
-SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "opd")
+SAME = ("loss", "kl", "sft/error", "rwr/error", "dpo/loss", "dpo/accuracy", "gdro", "prdp", "ratio", "fdfo", "opd")
 
 
 def written(config_file: Any, name: str) -> Path:

@@ -22,8 +22,9 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config.methods import Align, Pair
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings
 from diffrl.samplers import gaussian_log_prob
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, penalties, sample_pairs
@@ -33,6 +34,7 @@ from diffrl.trainers.crd import CRD
 from diffrl.trainers.dgpo import DGPO
 from diffrl.trainers.direct import Direct
 from diffrl.trainers.dpo import DPO
+from diffrl.trainers.fdfo import FDFO
 from diffrl.trainers.gdro import GDRO
 from diffrl.trainers.grpo import GRPO
 from diffrl.trainers.marble import Marble
@@ -107,6 +109,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "nft": lambda: NFT(beta=0.1),
     "crd": lambda: CRD(beta=0.1),
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
+    "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(hinge=0.3)),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
     "awm": lambda: AWM(beta=0.1, beta_average=0.5),
     "dgpo": lambda: DGPO(beta=0.1),
@@ -266,6 +269,40 @@ def test_a_dgpo_step_is_the_mean_over_groups_and_timesteps_over_b(spread: Policy
     s = b * (a * (e - there)).mean(2)[:, 0]
     assert told["dgpo/loss"] == pytest.approx(float(-logsigmoid(-s).mean().detach()), rel=1e-3)
     assert told["dgpo/gate"] == pytest.approx(float(s.sigmoid().mean().detach()), rel=1e-3)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_an_fdfo_step_is_the_mean_over_all_states_of_a_group(spread: Policy, on_policy: bool) -> None:
+    """From the states, the group's mean image and the velocities of theta and "old", under guidance; two penalties."""
+    spec = SDE.model_copy(update={"same_noise": True, "window": 2, "noise_level": 0.2})
+    rollout = collect(spread, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory="path")
+    advantages = torch.tensor([0.2, -0.05, -0.15, 0, 1, -1])[:, None]
+    ours = FDFO(spec, beta=0.2, epsilon=0.05)
+    ours.on_policy = on_policy
+    path = rollout.trajectory
+    assert path is not None and path.t.shape == (6, STEPS)
+    x0, total = rollout.latents, torch.zeros(())
+    dx = x0 - x0.view(2, GROUP, *x0.shape[1:]).mean(1).repeat_interleave(GROUP, 0)
+    g = dx / dx.square().flatten(1).mean(1).view(-1, 1, 1, 1)
+    for j in range(STEPS):
+        given = path.x[:, j], path.t[:, j], rollout.cond.select(rollout.prompt_index), spec.guidance_scale
+        v = spread.predict(*given).v
+        old, pretrained = v.detach(), None
+        with torch.no_grad():
+            if not on_policy:
+                with spread.using("old"):
+                    old = spread.predict(*given).v
+            with spread.using(None):
+                pretrained = spread.predict(*given).v
+        r = ((old - (old - g)).square().flatten(1).mean(1) - (v - (old - g)).square().flatten(1).mean(1)).exp()
+        a = advantages[:, 0]
+        total = total + (-a * r + a.abs() / 0.1 * (r - 1) ** 2).sum()
+        total = total + 0.2 * (v - pretrained).square().flatten(1).mean(1).sum()
+    by_hand = gradient(spread, total / (6 * 4))
+    same(gradient_of_the_loop(spread, ours, rollout, advantages)[0], by_hand)
+    told = averages(ours.means)
+    assert told["fdfo/difference"] == pytest.approx(float(dx.square().flatten(1).mean(1).sqrt().mean()), rel=1e-5)
+    assert (told["fdfo/ratio"] == 1) == on_policy
 
 
 def test_dgpo_draws_with_old_from_a_step_on(policy: Policy) -> None:

@@ -18,6 +18,7 @@ from diffrl.trainers.coupled import best_and_worst, best_of_group, chosen_pairs
 from diffrl.trainers.dense import Dense, calibrated, credit_of, gains_of
 from diffrl.trainers.dgpo import group_slopes, stopped
 from diffrl.trainers.dpo import pair_slopes
+from diffrl.trainers.fdfo import fdfo_loss, log_ratio
 from diffrl.trainers.gdro import plackett_luce_slopes
 from diffrl.trainers.nft import contrastive_losses, nft_loss
 from diffrl.trainers.prdp import prdp_loss
@@ -214,6 +215,61 @@ def test_dgpos_clip_is_one_sided() -> None:
     a = torch.tensor([1.0, 1, -1, -1, 1, 0], dtype=torch.float64)[None, :, None]
     assert stopped(moved, a, 0.1).flatten().tolist() == [True, False, False, True, False, False]
     assert not stopped(moved, a, math.inf).any()
+
+
+# ---- FDFO
+
+
+def test_fdfos_ratio_is_that_of_two_surrogates_and_its_slope_moves_velocities_against_dx() -> None:
+    """r = exp(p(v) - p(v_old)), p(v) = -mean (v - (v_old - g))^2 written out; at v_old dL/dv = 2 A g / D."""
+    dims = 12
+    old, difference, a = draw(5, 3, 2, 2), draw(5, 3, 2, 2, seed=1), draw(5, 2, seed=2)
+    move = 0.1 * draw(5, 3, 2, 2, seed=3)
+    g = difference / difference.square().flatten(1).mean(1).view(-1, 1, 1, 1)
+
+    def p(v: Tensor) -> Tensor:
+        return -(v - (old - g)).square().flatten(1).mean(1)
+
+    torch.testing.assert_close(log_ratio(move, difference), p(old + move) - p(old))
+    leaf = torch.zeros_like(move).requires_grad_()
+    for k in range(2):
+        (slope,) = torch.autograd.grad(fdfo_loss(log_ratio(leaf, difference), a, 0.03)[:, k].sum(), leaf)
+        torch.testing.assert_close(slope, 2 * a[:, k].view(-1, 1, 1, 1) * g / dims)
+    (one,) = torch.autograd.grad(fdfo_loss(log_ratio(leaf, difference), a, 0.03).sum(), leaf)
+    (other,) = torch.autograd.grad(fdfo_loss(log_ratio(leaf, -difference), -a, 0.03).sum(), leaf)
+    torch.testing.assert_close(one, other)  # the partner says the same
+    assert not fdfo_loss(log_ratio(move, difference), torch.zeros_like(a), 0.03).any(), "rewards that agree say nothing"
+    still = torch.zeros_like(difference)
+    assert not log_ratio(move, still).any(), "neither do images that do"
+    assert not torch.autograd.grad(fdfo_loss(log_ratio(leaf, still), a, 0.03).sum(), leaf)[0].any()
+
+
+def test_fdfo_ends_half_of_epsilon_of_dx_away_whatever_the_reward() -> None:
+    """L(r) is least at r = 1 + eps sign A: along g a move of rms about eps / 2 rms(dx)."""
+    epsilon, difference = 0.03, 0.2 * draw(4, 3, 4, 4)
+    a = torch.tensor([1e-3, 1.0, -50.0, -0.1], dtype=torch.float64)[:, None]
+    move = torch.zeros_like(difference).requires_grad_()
+    curvature = 4 * a.squeeze().abs() / (epsilon * 48 * difference.square().flatten(1).mean(1))
+    for _ in range(60):
+        (slope,) = torch.autograd.grad(fdfo_loss(log_ratio(move, difference), a, epsilon).sum(), move)
+        move = (move - 0.5 * slope / curvature.view(-1, 1, 1, 1)).detach().requires_grad_()
+    r = log_ratio(move, difference).exp().detach()
+    torch.testing.assert_close(r, 1 + epsilon * a.squeeze().sign(), rtol=0, atol=1e-6)
+    size, full = (x.detach().square().flatten(1).mean(1).sqrt() for x in (move, difference))
+    torch.testing.assert_close(size / full, torch.full_like(size, epsilon / 2), rtol=0.05, atol=0)
+    towards = -(move.detach() * difference).flatten(1).sum(1).sign()
+    assert towards.tolist() == a.squeeze().sign().tolist(), "less velocity along dx makes the image more like it"
+
+
+def test_fdfos_differences_average_to_the_rewards_gradient() -> None:
+    """A linear reward and isotropic dx: D times the mean of dR dx / |dx|^2 is grad R; pairs' cosine is as expected."""
+    d, pairs = 64, 40_000
+    gradient, dx = draw(d, seed=1), draw(pairs, d)
+    found = d * ((dx @ gradient)[:, None] * dx / dx.square().sum(1, keepdim=True)).mean(0)
+    torch.testing.assert_close(found, gradient, rtol=0, atol=6 * float(gradient.norm()) / math.sqrt(pairs))
+    few = [((dx[i : i + 64] @ gradient)[:, None] * dx[i : i + 64]).mean(0) for i in range(0, 6400, 64)]
+    cosine = torch.stack([torch.cosine_similarity(one, gradient, dim=0) for one in few]).mean()
+    assert float(cosine) == pytest.approx(1 / math.sqrt(1 + d / 64), abs=0.03)
 
 
 # ---- PRDP

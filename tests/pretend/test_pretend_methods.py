@@ -17,16 +17,18 @@ from diffrl.run.fit import auto_micro_batch
 from diffrl.run.train import Run, train
 
 # Waits of the host in an optimiser step: for the norm of the gradient, and MARBLE for its K x K products. D2-Align's
-# tiny reward moves its matrix and its texts in every micro-batch, two a step: a reward's own business.
+# and SRPO's tiny reward moves its matrix and its texts, whenever it is called: a reward's own business.
 NORM = {("read", "run/loop.py:_step"): 1}
 TABLE: dict[str, dict[tuple[str, str], int]] = {
     **dict.fromkeys(METHODS, NORM),
     "marble": NORM | {("read", "trainers/bank.py:summed"): 1},
+    "srpo": NORM | {("copy", "trainers/srpo.py:score"): 8 * 2 * 3},  # 8 chunks, each computed twice
     "d2align": NORM | {("copy", f"rewards/direction.py:{name}"): 2 for name in ("embed_image", "score")},
 }
 # Of a rollout's batch: are its latents finite, and its scores and features on the host. None inside a sampling step.
 BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/scoring.py:checked"}
 BATCH |= {"divgen/diversity.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
+BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
 
 
 def started(config: Any) -> Run:

@@ -47,8 +47,9 @@ MODULES = (
     *("forward", "samplers", "advantages", "trainers/gradients", "trainers/simplex", "trainers/rows", "trainers/grpo"),
     *("trainers/nft", "trainers/crd", "trainers/centring", "trainers/gate", "trainers/gardo", "trainers/gated"),
     *("trainers/marble", "trainers/bank", "trainers/coupled", "trainers/dpo", "trainers/rwr", "trainers/gdro"),
-    *("trainers/awm", "trainers/dgpo"),
+    *("trainers/awm", "trainers/dgpo", "trainers/fdfo"),
     *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
+    "trainers/srpo",
     *("divgen/metrics", "rewards/direction"),
 )
 AT_IMPORT = "tests/unit/test_defaults.py"  # reads defaults without running a line of the module

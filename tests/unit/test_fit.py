@@ -109,6 +109,13 @@ def test_rollouts_that_merge_in_any_precision_keep_what_is_counted(config_file, 
     assert fit.estimate(config).parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
 
 
+def test_counting_draws_nothing(config_file) -> None:
+    """A LoRA of Qwen-Image took seconds to draw, and a run with `micro_batch: auto` drew other numbers after it."""
+    before = torch.random.get_rng_state()
+    fit.estimate(load_config(config_file("run")))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_compiled_blocks_merge_nothing(config_file) -> None:
     found = fit.estimate(load_config(config_file("run"), ["engine.compile=true"]))
     assert not [name for name in found.parts if name.startswith("merged")]
@@ -244,17 +251,27 @@ WORKS = {
     "awm": ["objective=awm", "optimise.inner_epochs=2"],
     "dgpo": ["objective=dgpo", "dgpo.anchor_guidance=3"],
     "dgpo, following": ["objective=dgpo", "dgpo.reference=old", "dgpo.beta=0"],
+    "fdfo": ["objective=fdfo", "rollout.sampler=cps", "rollout.noise_level=0.1", "rollout.same_noise=true"],
+    "scouted": ["objective=nft", "rollout.scout.images=7", "rollout.scout.steps=2"],
     "dpo": ["objective=dpo"],
     "prdp": ["objective=prdp", "rollout.sampler=flow_sde", "prdp.beta=0.1", "rollout.guidance_scale=3"],
     "sft": ["objective=sft"],
     "opd": ["objective=opd", "opd.teachers={a: {guidance: 3}, b: {prompts: [], everywhere: 0.1}}"],
     "rwr": ["objective=rwr"],
+    "srpo": [
+        "objective=direct",
+        "direct.align={}",
+        "direct.pair={}",
+        "direct.beta=0.1",
+        f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'embedder.py'}:Embedder",
+    ],
     "direct": ["objective=direct", f"rewards.redness.plugin={Path(__file__).parents[1] / 'data' / 'warmth.py'}:Warmth"],
 }
 
 
 PLANS = {
     "plain": [],
+    "scouted": ["rollout.scout.images=7", "rollout.scout.steps=2"],
     "tail": ["rollout.steps=6", "rollout.sampler=flow_sde", "rollout.window=2", "objective=grpo", "rollout.tail=0.5"],
     "dense": ["dense.ode_steps=null"],
     "dense, few steps": ["dense.ode_steps=2", "rollout.same_noise=true", "rollout.steps=5"],

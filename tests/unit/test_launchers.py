@@ -16,7 +16,10 @@ def stand_ins(tmp_path: Path) -> dict[str, str]:
     """An environment in which accelerate and torchrun print their arguments and what accelerate would read."""
     for name in ("accelerate", "torchrun"):
         program = tmp_path / name
-        program.write_text('#!/usr/bin/env bash\necho "$(basename "$0") $* fsdp=${ACCELERATE_USE_FSDP:-no}"\n')
+        program.write_text(
+            '#!/usr/bin/env bash\necho "$(basename "$0") $* fsdp=${ACCELERATE_USE_FSDP:-no}"\n'
+            'echo "$PYTORCH_CUDA_ALLOC_CONF" >&2\n'
+        )
         program.chmod(0o755)
     return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPUS": "4"}
 
@@ -32,6 +35,14 @@ def test_one_machine(stand_ins: dict[str, str]) -> None:
     assert said.split(" -m ")[1].startswith("diffrl train my.yaml epochs=3 --resume auto")
     sharded = run("gpus.sh", stand_ins, ENGINE="fsdp2").stdout
     assert f"--config_file {LAUNCH / 'fsdp2.yaml'} -m diffrl train my.yaml" in sharded
+
+
+@pytest.mark.parametrize("script", ["gpus.sh", "nodes.sh"])
+def test_segments_of_memory_may_grow_unless_the_user_says_otherwise(stand_ins: dict[str, str], script: str) -> None:
+    where = {"NODES": "1", "RANK": "0", "MASTER": "here"}
+    assert run(script, stand_ins, **where).stderr == "expandable_segments:True\n"
+    asked = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert run(script, stand_ins, **where, **asked).stderr == "max_split_size_mb:64\n"
 
 
 def test_several_machines(stand_ins: dict[str, str]) -> None:

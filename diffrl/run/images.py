@@ -1,0 +1,88 @@
+"""An epoch's images on this process: drawn batch by batch, and scored while the next ones are drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diffrl.prompts import Prompt
+from diffrl.rollout import Rollout, collect
+from diffrl.run.buffers import QUEUED
+
+if TYPE_CHECKING:
+    from diffrl.run.loop import Loop
+
+
+def draw(
+    loop: Loop, prompts: Sequence[Prompt], key: int | str, members: Tensor | None = None
+) -> tuple[Rollout, Tensor, Tensor]:
+    """The rollout of what trains, with its scores (n, K) or (n, V, K) and features (n, F).
+
+    Args:
+        key: the epoch, or what takes its place in the random numbers' keys.
+        members: (P, G) which images of each prompt; None: 0 to G - 1.
+    """
+    group_size = loop.settings.group_size
+    rank, world = loop.processes.rank, loop.processes.count
+    first = rank * len(prompts) * group_size // world
+    plan = None if loop.objective.credit is None else loop.objective.credit.plan(loop.spec)
+    final, count = (0, 1) if plan is None else (plan.final(loop.spec), plan.views(loop.spec))
+    pending: list[list[Any]] = [[] for _ in range(count)]
+    pictures: list[list[Tensor]] = [[] for _ in range(count)]
+    features: list[Tensor] = []
+
+    def on_view(images: Tensor, part: slice, view: int) -> None:
+        owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
+        submit(loop, images, owners, pending[view])
+        if loop.scorer.groupwise:
+            pictures[view].append(images.cpu())
+
+    def on_batch(images: Tensor, part: slice) -> None:
+        on_view(images, part, final)
+        mark = time.perf_counter()
+        features.append(loop.features(images))
+        loop.clock.add("reward", mark)
+        loop.status(f"sampling {part.stop}/{len(prompts) * group_size // world}")
+        loop.check()
+
+    with loop.policy.together():
+        rollout = collect(
+            loop.policy,
+            prompts,
+            loop.spec,
+            seed=loop.settings.seed,
+            epoch=key,
+            group_size=group_size,
+            batch_size=loop.settings.rollout_batch,
+            rank=rank,
+            world=world,
+            snapshot=loop.objective.samples_from,
+            on_batch=on_batch,
+            keep_trajectory=loop.objective.keep_trajectory,
+            keep_images=False,
+            plan=plan,
+            on_view=on_view,
+            caching=loop.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
+            members=members,
+        )
+    mark = time.perf_counter()
+    columns = [torch.cat([future.result() for future in view]) for view in pending]
+    if loop.scorer.groupwise:
+        owners = [prompts[i] for i in rollout.prompt_index.tolist()]
+        for view, images in enumerate(pictures):
+            columns[view] = loop.scorer.score_groups(torch.cat(images), owners, rollout.prompt_index, columns[view])
+    loop.clock.add("reward", mark)
+    return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
+
+
+def submit(loop: Loop, images: Tensor, owners: Sequence[Prompt], pending: list[Any]) -> None:
+    """Have a batch scored; its scores to come are the last of `pending`."""
+    mark = time.perf_counter()
+    if len(pending) >= QUEUED:
+        pending[-QUEUED].result()
+    pending.append(loop.scorer.submit(images, owners))
+    loop.clock.add("reward", mark)
