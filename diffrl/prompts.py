@@ -308,20 +308,15 @@ class MixedStream:
     `optimiser_steps`), and every batch carries every reward.
     """
 
-    def __init__(self, sources: Mapping[str, float], groups: int, seed: int) -> None:
-        """`groups`: prompts per epoch, divided by `split_groups`; no source may give more than it has (UserError)."""
-        self.groups = groups
+    def __init__(self, streams: Sequence[PromptStream | MixedStream]) -> None:
         self.prompts: list[Prompt] = []
-        self._streams: list[tuple[int, PromptStream]] = []  # with the place of its first prompt in `prompts`
-        for source, count in split_groups(sources, groups).items():
-            prompts = _of(source)
-            check_count(source, count, len(prompts))
-            stream = PromptStream(prompts, count, seed_of(seed, "source", source))
+        self._streams: list[tuple[int, PromptStream | MixedStream]] = []  # with the place of its first prompt
+        for stream in streams:
             self._streams.append((len(self.prompts), stream))
-            self.prompts += prompts
+            self.prompts += stream.prompts
 
     def batch(self, epoch: int) -> list[int]:
-        """Indices of the `groups` prompts of this epoch (from 0) in `prompts`, a pure function of seed and epoch."""
+        """Indices of the prompts of this epoch (from 0) in `prompts`, a pure function of seed and epoch."""
         return [first + index for first, stream in self._streams for index in stream.batch(epoch)]
 
 
@@ -337,7 +332,15 @@ def check_count(source: str, groups: int, count: int) -> None:
 
 
 def stream_of(source: Source, groups: int, seed: int) -> PromptStream | MixedStream:
-    """The stream of a set, a file, or a table of several."""
+    """The stream of a set, a file, or a table of several, with `groups` prompts of an epoch.
+
+    Raises UserError for shares that do not divide `groups`, and for a source that gives more than it has.
+    """
     if isinstance(source, str):
         return PromptStream(_of(source), groups, seed)
-    return MixedStream(source, groups, seed)
+    streams: list[PromptStream | MixedStream] = []
+    for name, count in split_groups(source, groups).items():
+        prompts = _of(name)
+        check_count(name, count, len(prompts))
+        streams.append(PromptStream(prompts, count, seed_of(seed, "source", name)))
+    return MixedStream(streams)

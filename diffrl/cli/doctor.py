@@ -60,7 +60,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     """
     from diffrl.policy.sharding import launched_with_fsdp
     from diffrl.run.advice import advise
-    from diffrl.run.fit import estimate
+    from diffrl.run.fit import PICTURE, estimate
     from diffrl.run.judges import RATE
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
@@ -76,6 +76,8 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     if fit.copied:
         seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
         print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")
+    if PICTURE in fit.operations:
+        print(f"{fit.operations[PICTURE] / 1e12:9.2f} TFLOP once for each picture of the set, to encode it")
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
     top = f"; on top: {', '.join(fit.unknown)}, which declare no footprint" if fit.unknown else ""
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps{top}")

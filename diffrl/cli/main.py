@@ -23,6 +23,7 @@ from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
 from diffrl.cli.examining import add_doctor
+from diffrl.cli.image_sets import add_image_sets
 from diffrl.cli.interrupted import leave_peers, resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
@@ -150,6 +151,7 @@ def _parser() -> _Parser:
     add_d2align(add)
     add_recipes(add)
     add_divgen(add, _add_drawing)
+    add_image_sets(add, _add_drawing, _common)
     add_sharing(add)
     add_doctor(add)
     add_completion(add, _parser)

@@ -56,4 +56,6 @@ class ScoutSection(Section):
             if declares(entry.plugin or name, "groupwise"):
                 raise Problem(where, f'the reward "{name}" judges whole groups, and scouts are judged one by one')
             if entry.offload == "apart":
-                raise Problem(where, f'rewards.{name}.offload: apart scores after the sampling, and scouts before it: true')
+                raise Problem(
+                    where, f"rewards.{name}.offload: apart scores after the sampling, and scouts before it: true"
+                )

@@ -161,11 +161,13 @@ def check_prompts(config: Config) -> None:
     prompts = config.prompts
     given = prompts.model_fields_set
     for name, other in (("train", "test"), ("test", "train")):
-        if other in given and name not in given:
+        if other in given and name not in given and (name == "test" or config.drawn_groups):
             raise Problem(f"prompts.{name}", f"not given, but prompts.{other} is; give both")
     for source in [prompts.test] if isinstance(prompts.test, str) else prompts.test:
         _at("prompts.test", check_source, source)
-    for source, groups in _at("prompts.train", split_groups, prompts.train, config.rollout.groups).items():
+    if not config.drawn_groups:
+        return
+    for source, groups in _at("prompts.train", split_groups, prompts.train, config.drawn_groups).items():
         count = _at("prompts.train", check_source, source)
         if count is not None and groups > count:
             owner = "prompts.train" if source == prompts.train else source
@@ -297,6 +299,10 @@ def check_geometry(config: Config, world: int) -> None:
         raise Problem("rollout.scout.images", text)
     if batch % world:
         raise Problem("optimise.batch_size", f"{world} processes do not divide the {batch} images of an optimiser step")
+    drawn, given = config.drawn_groups, config.groups_of_set
+    if drawn and given and (drawn % world or given % world):
+        text = f"{given} prompts of an epoch from the set and {drawn} drawn"
+        raise Problem("image_set.share", f"{world} processes do not divide the {text}")
     timesteps = config.objective_section.trained_steps(rollout)
     if config.branches is not None:
         timesteps = len(config.branches.trained(rollout))

@@ -35,6 +35,7 @@ from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
+from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, Direct
 from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
@@ -211,6 +212,9 @@ class Config(Section, metaclass=_OneLine):
     marble: Marble | None = methods_section(Marble)
     d2align: D2Align | None = methods_section(D2Align)
     advantages: Groups | None = key(None, "what groups that agree give, and other estimates; present = on")
+    image_set: ImageSet | None = key(
+        None, "pictures with prompts and scores that are trained on in the place of a rollout's; present = on"
+    )
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")
@@ -233,6 +237,16 @@ class Config(Section, metaclass=_OneLine):
     def objective_section(self) -> Any:
         """The section of the chosen objective, which has `trained_steps`."""
         return getattr(self, self.method.name)
+
+    @property
+    def groups_of_set(self) -> int:
+        """Of an epoch's `rollout.groups`, those that come from the image set."""
+        return 0 if self.image_set is None else round(self.rollout.groups * self.image_set.share)
+
+    @property
+    def drawn_groups(self) -> int:
+        """Those that are drawn from the policy."""
+        return self.rollout.groups - self.groups_of_set
 
     @property
     def optimiser_steps(self) -> int:

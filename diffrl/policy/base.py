@@ -80,6 +80,12 @@ class Backbone(Protocol):
     def from_vae(self, decoded: Tensor) -> Tensor:
         """Images (B, 3, H, W) in [-1, 1], from what the autoencoder returns."""
 
+    def to_encoder(self, images: Tensor) -> Tensor:
+        """What the autoencoder encodes, from images (B, 3, H, W) in [-1, 1]."""
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        """Latents (B, C, h, w), from what the autoencoder returns: the inverse of `to_vae`."""
+
     def plain_arguments(self, prompts: Sequence[str], latents: Tensor, guidance: float) -> dict[str, Any]:
         """Arguments with which a plain `pipe(...)` makes the same pictures from the same noise."""
 
@@ -307,6 +313,20 @@ class Policy:
                 z = self.backbone.to_vae(part.to(self.device, torch.float32)).to(self.vae.dtype)
                 images.append(self.backbone.from_vae(self.vae.decode(z, return_dict=False)[0]).float())
             return (torch.cat(images) / 2 + 0.5).clamp(0, 1)
+
+    @torch.no_grad()
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Latents (B, C, h, w), fp32, of images (B, 3, H, W) in [0, 1]: the posterior's mode, one image at a time.
+
+        So they do not depend, in their last bits, on the company in which they were encoded.
+        """
+        latents = []
+        for image in images.split(1):
+            x = self.backbone.to_encoder(image.to(self.device, torch.float32) * 2 - 1).to(self.vae.dtype)
+            encoded = self.vae.encode(x, return_dict=False)[0]  # a tensor of autoencoders without a posterior
+            encoded = encoded if isinstance(encoded, Tensor) else encoded.mode()
+            latents.append(self.backbone.from_encoder(encoded.float()))
+        return torch.cat(latents)
 
     # ---- LoRA snapshots: see Adapters
 

@@ -158,6 +158,15 @@ class Family:
         """Images (B, 3, H, W) in [-1, 1], from what the autoencoder returns."""
         return decoded
 
+    def to_encoder(self, images: Tensor) -> Tensor:
+        """What the autoencoder encodes, from images (B, 3, H, W) in [-1, 1]."""
+        return images
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        """Latents (B, C, h, w), from what the autoencoder returns: the inverse of `to_vae`."""
+        config = self.vae.config
+        return (encoded - (getattr(config, "shift_factor", None) or 0.0)) * config.scaling_factor
+
     # ---- diffusers' side
 
     def plain_latents(self, latents: Tensor) -> Tensor:

@@ -71,6 +71,13 @@ class Flux2(Family):
         b, c, h, w = z.shape
         return z.view(b, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c // 4, 2 * h, 2 * w)
 
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        b, c, h, w = encoded.shape
+        z = encoded.view(b, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(b, 4 * c, h // 2, w // 2)
+        norm = self.vae.bn
+        mean, var = (values.to(z).view(-1, 1, 1) for values in (norm.running_mean, norm.running_var))
+        return (z - mean) / (var + self.vae.config.batch_norm_eps).sqrt()
+
     def prepare_plain(self, pipe: Any) -> None:
         if not self.embedded:
             pipe.register_to_config(is_distilled=False)  # else it ignores guidance; here it is the empty prompt's row

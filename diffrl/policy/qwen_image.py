@@ -66,6 +66,12 @@ class QwenImage(Family):
     def from_vae(self, decoded: Tensor) -> Tensor:
         return decoded[:, :, 0]
 
+    def to_encoder(self, images: Tensor) -> Tensor:
+        return images.unsqueeze(2)
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        return qwen_from_encoder(encoded, self.vae.config)
+
     def plain_latents(self, latents: Tensor) -> Tensor:
         return pack(latents)
 
@@ -77,3 +83,9 @@ def qwen_to_vae(latents: Tensor, config: Any) -> Tensor:
     """Latents (B, C, h, w) with the autoencoder's own mean and standard deviation per channel, as one frame."""
     mean, std = (latents.new_tensor(values).view(-1, 1, 1) for values in (config.latents_mean, config.latents_std))
     return (latents * std + mean).unsqueeze(2)
+
+
+def qwen_from_encoder(encoded: Tensor, config: Any) -> Tensor:
+    """The inverse of `qwen_to_vae`."""
+    mean, std = (encoded.new_tensor(values).view(-1, 1, 1) for values in (config.latents_mean, config.latents_std))
+    return (encoded[:, :, 0] - mean) / std

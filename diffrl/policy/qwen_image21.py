@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
-from diffrl.policy.qwen_image import qwen_to_vae
+from diffrl.policy.qwen_image import qwen_from_encoder, qwen_to_vae
 
 
 class QwenImage21(Family):
@@ -78,6 +78,12 @@ class QwenImage21(Family):
 
     def from_vae(self, decoded: Tensor) -> Tensor:
         return decoded[:, :, 0]
+
+    def to_encoder(self, images: Tensor) -> Tensor:
+        return images.unsqueeze(2)
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        return qwen_from_encoder(encoded, self.vae.config)
 
     def plain_latents(self, latents: Tensor) -> Tensor:
         return latents.flatten(2).transpose(1, 2)

@@ -22,6 +22,7 @@ FREE = (
     *("epochs", "run_dir", "evaluate", "guard", "checkpoint", "tracking", "prompts.test", "prompts.overlap"),
     *("rollout.batch_size", "optimise.accumulation", "optimise.micro_batch", "optimise.gradient_checkpointing"),
     *("engine.attention", "engine.compile", "engine.offload_vae", "engine.encoders", "engine.decode"),
+    "image_set.cache",
 )
 NOT_FREE = ("evaluate.features",)  # diversity shapes GARDO's advantages, and a curve has one feature space
 # How a reward is called, and not what it says; `device` and `batch_size` are arguments that many plugins have.

@@ -18,7 +18,7 @@ from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
-from diffrl.prompts import Prompt, load_prompts, stream_of
+from diffrl.prompts import MixedStream, Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
 from diffrl.report.data import FACES
@@ -38,6 +38,7 @@ from diffrl.run.identity import contents, digests, started_with
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
 from diffrl.run.loop import Loop, TrainingError
+from diffrl.run.offline import Groups, Offline
 from diffrl.run.parts import (
     build_composition,
     build_gradients,
@@ -99,8 +100,9 @@ class Run:
         if sharding is not None:
             self.policy.shard(sharding, self.accelerator)
         prepare_engine(config, self.policy)
-        train_prompts = load_prompts(config.prompts.train)
-        self._check_rewards(train_prompts)
+        self.groups = Groups(config) if config.image_set is not None else None  # of an image set
+        train_prompts = load_prompts(config.prompts.train) if config.drawn_groups else []
+        self._check_rewards(train_prompts or (self.groups.stream.prompts if self.groups else []))
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
         rewards = {**self.judges.rewards, **self.scorer.rewards}
         plugins = digests(config, rewards)
@@ -109,6 +111,9 @@ class Run:
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
+        self.offline = None
+        if self.groups is not None:
+            self.loop.source = self.offline = Offline(config, self.policy, self.groups, self.loop)
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
             self.loop.inspect = self._keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
@@ -147,13 +152,13 @@ class Run:
         return policy
 
     def _loop(self) -> Loop:
-        config = self.config
+        config, drawn, groups = self.config, self.config.drawn_groups, self.groups
         return Loop(
             self.policy,
             self.objective,
             self.scorer,
             torch.tensor([reward.weight for reward in config.rewards.values()]),
-            stream_of(config.prompts.train, config.rollout.groups, config.seed),
+            groups.stream if groups and not drawn else stream_of(config.prompts.train, drawn, config.seed),
             self.spec,
             loop_settings(config),
             self.optimiser,
@@ -171,6 +176,8 @@ class Run:
         key = f"{files} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
         tests = [prompt.text for prompt in self.evaluation.prompts]
         stream, folder = self.loop.stream, self.folder.path
+        if self.groups is not None and config.drawn_groups:
+            stream = MixedStream([stream, self.groups.stream])
         return Ahead(self.policy, stream, tests, config.epochs, self.accelerator, folder, key)
 
     def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
@@ -271,6 +278,9 @@ class Run:
         self.loop.status = journal.status
         journal.status("encoding prompts")
         self.ahead.before(self.epoch, self.loop.check)
+        if self.offline is not None:
+            journal.status("encoding pictures")
+            self.offline.prepare(range(self.epoch, config.epochs), self.accelerator, self.loop.check, journal.status)
         if self.epoch == 0:  # line 0 of the metrics: the model before training
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
             self.evaluation.measure(metrics, journal, divgen=bool(config.evaluate.divgen))

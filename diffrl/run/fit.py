@@ -35,6 +35,7 @@ SLACK = 1.1  # the allocator's gaps
 EPOCH = "the epoch's latents, steps and texts"
 ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"
 REWARDS = "rewards that stay"
+PICTURE = "encoding a picture of the set"
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Estimator:
                 self.tell(f"counting {name} ({number} of {len(phases)})")
                 peak, operations[name] = self.phases.count(phase, kept)
                 # What an epoch keeps, beside what a phase needs itself: known peaks have it already.
-                peaks[name] = peak + getattr(beside, name.split()[0])
-        work = self._work(*operations.values())
+                peaks[name] = peak + getattr(beside, name.split()[0], 0)
+        work = self._work(operations)
         encoders = sum(bytes_of(encoder) for encoder in backbone.text_encoders)
         waits, judges = parts["network"] + away, self.judges
         # Encoders, and rewards, that are smaller than what makes room for them need nothing on top of the parts.
@@ -160,7 +161,7 @@ class Estimator:
         }
 
     def _phases(self) -> dict[str, Phase]:
-        """By name; the first word is that of `Held`."""
+        """By name; the first word is that of `Held`. Where nothing is drawn to train on, evaluations still draw."""
         rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
         free = self.backbone.classifier_free
         batch, trained = (
@@ -168,7 +169,8 @@ class Estimator:
             for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
         )
         train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
-        return {
+        phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
+        return phases | {
             f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),
             "decoding": self.phases.decode,
             f"training {trained} rows": train,
@@ -179,20 +181,23 @@ class Estimator:
         """Do micro-batches split groups?"""
         return any(size % self.config.rollout.group_size for size in self.sizes)
 
-    def _work(self, sampling: float, decoding: float, training: float) -> dict[str, float]:
+    def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
         """Of an epoch, from what one batch, one chunk and one micro-batch take."""
         config, objective, rollout = self.config, self.objective, self.config.rollout
+        sampling, decoding, training = (operations[name] for name in operations if name != PICTURE)
+        drawn = config.drawn_groups / rollout.groups
         epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
         steps = config.objective_section.trained_steps(rollout)
-        images, passes = rollout.images / self.world, config.optimise.inner_epochs * steps
+        images, passes = drawn * rollout.images / self.world, config.optimise.inner_epochs * steps
         batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)
         silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
         share = objective.share(rollout.group_size)
-        return {
-            "sampling": rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
+        work = {
+            "sampling": drawn * rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
             "decoding": (images + rollout.candidates / self.world) * decoding / self.phases.chunk,
-            "training": images * passes * share * (training / max(self.sizes) + silent),
+            "training": rollout.images / self.world * passes * share * (training / max(self.sizes) + silent),
         }
+        return {name: value for name, value in work.items() if value}
 
 
 def estimate(

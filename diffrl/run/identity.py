@@ -13,6 +13,7 @@ from typing import Any, Literal
 from diffrl.config import Config
 from diffrl.config.door import load
 from diffrl.config.estimates import RULES
+from diffrl.image_sets.reading import read_set
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
@@ -26,8 +27,13 @@ from diffrl.version import __version__
 def contents(config: Config) -> Identity:
     """What the config names and needs no reward built. A model behind a hub's name is taken to stay as it is."""
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
-    prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
-    identity: Identity = {"prompts.train (texts)": _digest(prompts)}
+    identity: Identity = {}
+    if config.drawn_groups:
+        prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
+        identity["prompts.train (texts)"] = _digest(prompts)
+    if config.image_set is not None:
+        config.image_set.check_rows(config)
+        identity["image_set.source (rows)"] = read_set(config.image_set.source).digest
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
     identity |= {f"{key} (file)": _file_digest(file) for key, file in teachers_files(config).items()}

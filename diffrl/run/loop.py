@@ -117,6 +117,7 @@ class Loop:
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.gradients: Gradients = gradients or SumOfLosses()
         self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
+        self.source: Callable[[int], tuple[Rollout, Tensor, Tensor]] = self._rollout  # what an epoch is trained on
         self.scouting = scouting
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
@@ -131,7 +132,7 @@ class Loop:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
         self.clock.take()  # a calibration's forwards are not the epoch's
         started = mark = time.perf_counter()
-        rollout, scores, features = self._rollout(epoch)
+        rollout, scores, features = self.source(epoch)
         mark = self._phase("rollout+reward", mark)
         views = scores.shape[1] if scores.ndim == 3 else 1
         everything = self.processes.gather(torch.cat([scores.flatten(1), features], dim=1))
@@ -147,7 +148,8 @@ class Loop:
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)
         metrics = self._metrics(epoch, scores, losses, norms)
-        metrics["diversity"] = float(group_diversity(features, groups))
+        drawn = ~features.isnan().any(1)  # an image set's pictures have none
+        metrics["diversity"] = float(group_diversity(features[drawn], groups[drawn])) if drawn.any() else None
         metrics["samples"] = (epoch + 1) * rollout.total
         metrics["rollout/forwards"] = int(self.processes.sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:

@@ -318,6 +318,7 @@ def describe(run: Any) -> str:
     parameters = sum(p.numel() for _, p in policy.trainable)
     rollout, images = config.rollout, config.rollout.images
     rewards = ", ".join(f"{n} x {config.rewards[n].weight:g}" for n in config.rewards)
+    given = "" if config.image_set is None else f", {config.groups_of_set} from {config.image_set.source}"
     sharded = ", which share the network (FSDP2)" if policy.sharded else ""
     scouts = f" of {rollout.scout.images}" if rollout.scout else ""
     also = "".join(
@@ -326,7 +327,7 @@ def describe(run: Any) -> str:
     )
     return (
         f"{config.method.title} on {config.model}: {config.epochs} epochs of {images} images "
-        f"({rollout.groups} prompts x {rollout.group_size}{scouts}), {spec.steps} steps of {spec.sampler}; "
+        f"({rollout.groups} prompts{given} x {rollout.group_size}{scouts}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"

@@ -72,6 +72,15 @@ class Phases:
             latents = backbone.to_vae(torch.empty(self.chunk, *backbone.latent_shape)).to(dtype)
             backbone.from_vae(backbone.vae.decode(latents, return_dict=False)[0])
 
+    def encode(self, alive: Alive) -> None:
+        """A picture of an image set encoded; they are so one by one."""
+        backbone = self.backbone
+        dtype = next(backbone.vae.parameters()).dtype
+        _, height, width = backbone.latent_shape
+        with torch.no_grad():
+            image = torch.empty(1, 3, height * backbone.scale, width * backbone.scale)
+            backbone.vae.encode(backbone.to_encoder(image).to(dtype), return_dict=False)
+
     @property
     def chunk(self) -> int:
         """How many latents are decoded at a time."""

@@ -93,7 +93,7 @@ def _rollout(config: Config, objective: Objective, first: int, count: int) -> An
     """A process's images, as far as a selection looks at them."""
     rollout, number = config.rollout, torch.arange(first, first + count)
     stored = config.objective_section.trained_steps(rollout)
-    sources = split_groups(config.prompts.train, rollout.groups)
+    sources = split_groups(config.prompts.train, config.drawn_groups or rollout.groups)
     return SimpleNamespace(
         prompts=[Prompt("", source=source) for source, groups in sources.items() for _ in range(groups)],
         first=first,

@@ -20,7 +20,8 @@ ORIGINS = ("paper", "code", "ours")
 INTRO = """# Recipes
 
 Made from `configs/`. Run one with `diffrl train NAME`; it needs
-the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`).
+the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`). Those on
+[image sets](methods/sets.md) need one: the header says how it is drawn or fetched.
 
 **Evidence** says what is known of a recipe. *not verified*: it passes `--dry-run` and `doctor` on a tiny pipeline of
 its family, and nobody has trained the real model with it. *runs*: somebody has, for a few epochs. *reproduces*: a

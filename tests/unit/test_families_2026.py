@@ -248,3 +248,12 @@ def test_a_file_that_brings_its_tiny_pipeline(tmp_path: Path, capsys: pytest.Cap
     ):
         assert main(["models", "check", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*OLDER, *MAIN])
+def test_the_encoder_s_latents_are_the_decoder_s(subject: Callable[[str], Subject], name: str) -> None:
+    policy = subject(name).policy()
+    latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(policy.backbone.from_encoder(policy.backbone.to_vae(latents)), latents)
+    encoded = policy.encode_images(policy.decode(latents))
+    assert encoded.shape == latents.shape and bool(encoded.isfinite().all())

@@ -1,0 +1,85 @@
+"""The config's section of an image set: pictures with prompts and scores in the place of a rollout, or beside one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import PathText, Problem, Section, key
+from diffrl.config.methods import ForwardProcess
+from diffrl.config.reward import read_by_steps
+from diffrl.errors import UserError, nearest
+from diffrl.image_sets.reading import FORM, folder_of, read_set
+from diffrl.records.disk import check_writable
+
+
+class ImageSet(Section):
+    source: PathText = key("", f"{FORM}: pictures with prompts and scores (docs/methods/sets.md)")
+    share: FiniteFloat = key(
+        1.0,
+        "share of an epoch's prompts that come from it; 1: all, and prompts.train is not used",
+        gt=0,
+        le=1,
+    )
+    columns: dict[str, str] = key(
+        {}, "REWARD: name of the set's scores that stand for it; not given: those of the reward's own name"
+    )
+    cache: PathText | None = key(None, "folder of the encoded pictures; null: .latents in the set's folder")
+
+    def column(self, reward: str) -> str:
+        """The set's scores that stand for a reward."""
+        return self.columns.get(reward, reward)
+
+    def check(self, config: Any) -> None:
+        if not self.source:
+            raise Problem("image_set.source", f"not given; name {FORM}")
+        if not isinstance(config.objective_section, ForwardProcess):
+            text = f'"{config.method.name}" trains on its own samples\' steps or rewards, which a set does not have'
+            raise Problem("objective", f"{text}: use dpo, gdro, rwr, sft, nft, crd, awm or dgpo with image_set")
+        for name in ("gardo", "d2align"):
+            if getattr(config, name) is not None:
+                raise Problem(name, "reads images and rewards of a rollout, which a set does not have; leave one out")
+        if config.rollout.scout is not None:
+            raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
+        if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
+            text = f"is {config.rollout.groups * self.share:g} of the {config.rollout.groups} prompts of an epoch"
+            raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")
+        if not Path(self.source).expanduser().exists():
+            return  # it is drawn before the run, which begins by reading it; counting memory needs no set
+        self.check_rows(config)
+        cache = folder_of(self.source) if self.cache is None else Path(self.cache)
+        self._at("cache", check_writable, cache, "the folder of encoded pictures")
+
+    def check_rows(self, config: Any) -> None:
+        """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
+        images = self._at("source", read_set, self.source)
+        needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
+        for name in self.columns:
+            if name not in needed:
+                raise Problem(f"image_set.columns.{name}", f"no such reward{nearest(name, needed)}")
+        for name in needed:
+            where = f"columns.{name}" if name in self.columns else "source"
+            self._at(where, images.check_column, self.column(name))
+        size, count = config.rollout.group_size, len(images.of_size(config.rollout.group_size).groups)
+        if config.groups_of_set > count:
+            text = f"{config.groups_of_set} prompts an epoch from {self.source}, but {count} there have {size} pictures"
+            raise Problem("rollout.groups", f"{text} (rollout.group_size) or more")
+        if not config.prompts.overlap and (shared := self._shared(images, config.prompts.test)):
+            text = f'{len(shared)} of its prompts are in image_set, too, such as "{shared[0][:60]}"'
+            raise Problem("prompts.test", f"{text}: to allow it on purpose set prompts.overlap: true")
+
+    def _shared(self, images: Any, test: Any) -> list[str]:
+        from diffrl.prompts import load_prompts
+
+        trained = {group.prompt for group in images.groups}
+        return [prompt.text for prompt in load_prompts(test) if prompt.text in trained]
+
+    def _at(self, name: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except UserError as error:
+            if isinstance(error, Problem):
+                raise
+            raise Problem(f"image_set.{name}", str(error)) from error
