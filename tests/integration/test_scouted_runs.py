@@ -159,6 +159,10 @@ def test_every_objective_with_advantages_takes_them(make: Callable[..., Run]) ->
             {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"diversity": {}}},
             'rollout.scout: the reward "diversity" judges whole groups',
         ),
+        (
+            {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"clip": {"offload": "apart"}}},
+            "rewards.clip.offload: apart scores after the sampling, scouts are scored before it",
+        ),
         ({"rollout": {"scout": {"image": 8}}}, "rollout.scout.image: unknown key"),
     ],
 )

@@ -9,45 +9,37 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-from memory import BASES, CASES, MODELS, ONE_ROW, RECIPES, loaded, without_rewards
+from memory import BASES, CASES, MODELS, ONE_ROW, loaded, recipes, without_rewards
 from method_cost import METHODS, OPTIONS
 
 from diffrl.config import load_config
-from diffrl.resources import shipped
 from diffrl.run.fit import GIB, estimate
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-def test_a_counted_recipe_is_valid_on_so_many_processes(case: tuple[str, str, str, int, bool, list[str]]) -> None:
-    _, config, model, processes, _, overrides = case
-    prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]
-    assert load_config(config, [*overrides, *prompts], world=processes).model
-    assert shipped("assets", "architectures", model, "model_index.json").is_file()
+def test_a_counted_recipe_is_valid_on_so_many_processes(case: tuple[str, str, int, bool, list[str]]) -> None:
+    _, config, processes, _, overrides = case
+    assert Path(loaded(config, overrides, processes).model, "model_index.json").is_file()
 
 
 def test_the_table_of_cards_is_what_doctor_counts() -> None:
     """Every recipe and model in it is there; one cell, of encoders apart, is counted anew."""
     result = json.loads((Path(__file__).parents[2] / "assets" / "results" / "memory.json").read_text(encoding="utf-8"))
-    assert [(row["label"], (row["config"], row["model"])) for row in result["cards"]] == list(MODELS.items())
-    for config, model in MODELS.values():
-        assert loaded(config, model, [ONE_ROW]).optimise.micro_batch == 1
+    assert [(row["label"], row["config"]) for row in result["cards"]] == list(MODELS.items())
+    for config in MODELS.values():
+        assert loaded(config, [ONE_ROW]).optimise.micro_batch == 1
     row = next(row for row in result["cards"] if row["label"] == "SD3.5-Medium")
     found = row["fits"]["16"]
     assert found["overrides"][0] == f"engine.base={BASES[0]}" and "engine.encoders=apart" in found["overrides"]
-    counted = estimate(loaded(row["config"], row["model"], [ONE_ROW, *found["overrides"]]))
+    counted = estimate(loaded(row["config"], [ONE_ROW, *found["overrides"]]))
     assert round(counted.total / GIB, 1) == found["gib"] <= 16
 
 
-def test_recipes_made_for_one_card_are_counted() -> None:
-    """All that are shipped; and where the file has them, they fit their card."""
-    made = {
-        path.relative_to(shipped("configs")).with_suffix("").as_posix() for path in shipped("configs").rglob("*gb.yaml")
-    }
-    assert made == set(RECIPES)
-    for config, (card, model) in RECIPES.items():
-        assert config.endswith(f"_{card}gb") and loaded(config, model, []).engine.encoders == "apart"
+def test_recipes_made_for_one_card_are_counted_and_fit_it() -> None:
     result = json.loads((Path(__file__).parents[2] / "assets" / "results" / "memory.json").read_text(encoding="utf-8"))
-    assert all(row["total_gib"] <= row["card"] == RECIPES[row["config"]][0] for row in result.get("recipes", []))
+    assert {row["config"]: row["card"] for row in result["recipes"]} == recipes()
+    assert all(row["total_gib"] <= row["card"] for row in result["recipes"])
+    assert all(loaded(config, []).engine.encoders == "apart" for config in recipes())
     assert without_rewards("flux/nft_pickscore_16gb") == ["rewards.pickscore.device=cpu", "watch.clip.device=cpu"]
 
 

@@ -398,8 +398,8 @@ def test_sections_fit_the_objectives(objective):
     from diffrl.run.parts import build_objective
     from diffrl.samplers import SamplerSpec
 
-    needs = schema.METHODS[objective].needs.get(objective, {})  # of its own section: what has no default
-    words = [f"{objective}.{name}={json.dumps(value)}" for name, value in needs.items()]
+    needs = schema.METHODS[objective].needs
+    words = [f"{section}.{name}={json.dumps(value)}" for section in needs for name, value in needs[section].items()]
     config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}", *words])
     built = build_objective(config, SamplerSpec("flow_sde"))
     assert config.method.trainer == f"{type(built).__module__}:{type(built).__name__}"
