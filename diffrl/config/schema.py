@@ -258,9 +258,18 @@ class Config(Section, metaclass=_OneLine):
 
         Reading this again gives the same config.
         """
-        values = self.model_dump(mode="json")
+        values = _without_off(self.model_dump(mode="json"))
         others = [name for name in OBJECTIVES if name != self.method.name]  # whose sections have no effect
         return {name: value for name, value in values.items() if value is not None and name not in others}
+
+
+def _without_off(values: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Without sections that are off: in a file, a name without a value is a section with its defaults."""
+    return {
+        name: _without_off(value, (*path, name)) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if value is not None or not is_section((*path, name))
+    }
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:

@@ -108,7 +108,8 @@ class Family:
     def reader(self) -> tuple[Any, int] | None:
         """The tokenizer that reads the most of a prompt, and how many tokens; None where none is loaded."""
         names = ("tokenizer", *(f"tokenizer_{i}" for i in range(2, 5)))
-        tokenizers = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
+        parts = [part for name in names if (part := getattr(self.pipe, name, None)) is not None]
+        tokenizers = [getattr(part, "tokenizer", part) for part in parts]  # of a processor
         # CLIP's reads what it was trained on, whatever the pipeline is asked for.
         limits = [
             part.model_max_length if isinstance(part, CLIPTokenizer) else min(part.model_max_length, self.max_length)
