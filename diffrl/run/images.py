@@ -73,7 +73,8 @@ def draw(
     owners = [prompts[i] for i in rollout.prompt_index.tolist()] * count
     groups = torch.cat([rollout.prompt_index + view * len(prompts) for view in range(count)])
     known = torch.cat([future.result() for view in pending for future in view])
-    scores = loop.scorer.finish(known, [i for view in pictures for i in view], owners, groups, lambda: loop.policy.apart())
+    waiting = [images for view in pictures for images in view]
+    scores = loop.scorer.finish(known, waiting, owners, groups, lambda: loop.policy.apart())
     columns = scores.chunk(count)
     loop.clock.add("reward", mark)
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
