@@ -32,7 +32,7 @@ COVERING = {
     "lumina2": "direct",
     "hidream": "crd",
 }
-# AWM and DGPO ask nothing of a family that NFT and CRD do not; FDFO nothing that GRPO, SRPO nothing that direct does not.
+# AWM and DGPO ask nothing of a family that NFT and CRD do not, nor FDFO what GRPO, nor SRPO what direct does not.
 METHODS = {name: sections for name, sections in ALL.items() if name not in ("awm", "dgpo", "fdfo", "srpo")}
 PAIRS = [
     pytest.param(name, method, marks=[] if COVERING[name] == method else [pytest.mark.slow])

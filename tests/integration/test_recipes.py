@@ -5,12 +5,14 @@ The rewards are stand-ins that need no weights, and so is a teacher without a Lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 from tiny import tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.cli.main import main
@@ -55,6 +57,22 @@ def stand_in(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def write_set(values: dict[str, Any], folder: Path) -> None:
+    """A set of pictures for a recipe that trains on one, whose epoch becomes small."""
+    folder.mkdir()
+    members, lines = range(values["rollout"]["group_size"]), []
+    values["rollout"]["groups"], values["optimise"]["batch_size"] = 4, 4 * len(members)
+    for number in range(4):
+        for member in members:
+            Image.new("RGB", (16, 16), (number, member, 0)).save(folder / f"{number}-{member}.png")
+        names = values["image_set"]["columns"].values() or values["rewards"]
+        scores = {name: [float(member) for member in members] for name in names}
+        pictures = [f"{number}-{member}.png" for member in members]
+        lines.append(json.dumps({"images": pictures, "prompt": f"prompt {number}", "scores": scores}))
+    (folder / "images.jsonl").write_text("\n".join(lines) + "\n")
+    values["image_set"]["source"] = str(folder)
+
+
 def _covering() -> list[Any]:
     """One recipe of each model in `make test`, all of them where there is more time."""
     firsts = {path.parent: path for path in reversed(RECIPES)}.values()
@@ -69,6 +87,8 @@ def test_a_recipe_can_start(
     values["model"] = str(models(recipe.parent.name))
     values["rollout"]["resolution"], values["evaluate"]["features"] = 16, "pixels"
     values["run_dir"] = str(tmp_path / "run")
+    if "image_set" in values:
+        write_set(values, tmp_path / "set")
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
     assert main(["train", str(path), "--dry-run"]) == 0, capsys.readouterr().err
