@@ -61,7 +61,7 @@ def write_set(values: dict[str, Any], folder: Path) -> None:
     """A set of pictures for a recipe that trains on one, whose epoch becomes small."""
     folder.mkdir()
     members, lines = range(values["rollout"]["group_size"]), []
-    values["rollout"]["groups"], values["optimise"]["batch_size"] = 4, 4 * len(members)
+    values["rollout"]["groups"], values["optimise"]["batch_size"] = 4, len(members)
     for number in range(4):
         for member in members:
             Image.new("RGB", (16, 16), (number, member, 0)).save(folder / f"{number}-{member}.png")
