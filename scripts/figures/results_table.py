@@ -65,13 +65,15 @@ def read_all(folder: str, variants: tuple[str, ...]) -> tuple[dict[str, Result],
 def table(folder: str, columns: str, *variants: str) -> str:
     """Variants below a folder side by side, one row each, the base model first, from which all must have started.
 
-    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs.
+    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs. `full/`:
+    on the full base, over which most variants are trained anyway.
     """
     names, (results, missing) = columns.split(), read_all(folder, variants)
     if not results:
         return "Not run yet."
     for side in (run[key] for one in results.values() for run in one["runs"] for key in ("before", "after")):
         side.update({"clip": side["plain"]} if "plain" in side else {})
+        side.update({name: side[name[5:]] for name in names if name.startswith("full/") and name not in side})
     first = next(iter(results.values()))["runs"][0]["before"]
     measured = [name for name in names if "/stopped" not in name and "/divergence/" not in name]
     cells = [["base", "", "", *(f"{first[name]:.3f}" if name in measured else "" for name in names)]]
