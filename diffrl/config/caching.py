@@ -56,6 +56,5 @@ class ScoutSection(Section):
             if declares(entry.plugin or name, "groupwise"):
                 raise Problem(where, f'the reward "{name}" judges whole groups, and scouts are judged one by one')
             if entry.offload == "apart":
-                raise Problem(
-                    where, f"rewards.{name}.offload: apart scores after the sampling, and scouts before it: true"
-                )
+                text = "apart: it scores after the sampling, and scouts are scored before it; true"
+                raise Problem(f"rewards.{name}.offload", text)

@@ -161,7 +161,7 @@ def test_every_objective_with_advantages_takes_them(make: Callable[..., Run]) ->
         ),
         (
             {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"clip": {"offload": "apart"}}},
-            "rewards.clip.offload: apart scores after the sampling, scouts are scored before it",
+            "rewards.clip.offload: apart: it scores after the sampling",
         ),
         ({"rollout": {"scout": {"image": 8}}}, "rollout.scout.image: unknown key"),
     ],
