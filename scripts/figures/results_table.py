@@ -65,8 +65,8 @@ def read_all(folder: str, variants: tuple[str, ...]) -> tuple[dict[str, Result],
 def table(folder: str, columns: str, *variants: str) -> str:
     """Variants below a folder side by side, one row each, the base model first, from which all must have started.
 
-    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs. `full/`:
-    on the full base, over which most variants are trained anyway.
+    `clip` may be trained in a corrected form: then the plain one is shown. A logged value is a mean over epochs.
+    `full/NAME`: on the full base, over which most variants are trained anyway.
     """
     names, (results, missing) = columns.split(), read_all(folder, variants)
     if not results:
