@@ -89,8 +89,8 @@ def score_policy(
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
     figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
-    (_, height, width), scale = policy.latent_shape, policy.backbone.scale
-    kept = torch.zeros(min(keep, len(prompts)), 3, height * scale, width * scale)
+    sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
+    kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
     with policy.together():
         for index, images in batches if mine else ():
@@ -102,9 +102,7 @@ def score_policy(
                 pictures.append(images.cpu())
             for one in figures:
                 one.read(images, owners)
-            for i, image in zip((index + first * per_prompt).tolist(), images, strict=True):
-                if i % per_prompt == 0 and i // per_prompt < len(kept):
-                    kept[i // per_prompt] = image.cpu()
+            _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
             advance(len(images))
     if parts:
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
@@ -125,6 +123,13 @@ def score_policy(
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
     kept = _together(kept, accelerator) if len(kept) else kept
     return Evaluated(values[:, :columns], distances, values[:, columns], known, kept)
+
+
+def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:
+    """Put the first image of each of the first prompts into `kept`; `index`: the images' numbers among all."""
+    for i, image in zip(index.tolist(), images, strict=True):
+        if i % per_prompt == 0 and i // per_prompt < len(kept):
+            kept[i // per_prompt] = image.cpu()
 
 
 def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:

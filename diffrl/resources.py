@@ -80,6 +80,23 @@ def hub_failure() -> str:
     return ""
 
 
+def hub_file(repository: str, file: str, missing: str) -> Path:
+    """A file of a hub repository, in this machine's cache.
+
+    Raises:
+        UserError: it is not to be had; `missing` says what is not here either.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    failure = hub_failure()
+    try:
+        return Path(hf_hub_download(repository, file))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = failure or in_one_line(error, most=120)
+        raise UserError(f"{missing}, and the hub does not give it ({reason})") from error
+
+
 def file_of_run(run: Path, name: str, what: str) -> Path:
     """The file of a run's folder; UserError if there is no such folder or file."""
     if not run.is_dir():

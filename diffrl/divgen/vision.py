@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from diffrl.divgen.extractors import Device, Found
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
-from diffrl.resources import hub_failure
+from diffrl.resources import hub_file
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 LPIPS_MOST = 8  # images of one prompt that are compared: the pairs grow with the square
@@ -104,15 +104,7 @@ def _hub_file(weights: str, file: str, who: str) -> Path:
     path = Path(weights).expanduser()
     if path.is_file() or (path / file).is_file():
         return path if path.is_file() else path / file
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    failure = hub_failure()
-    try:
-        return Path(hf_hub_download(weights, file))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        reason = failure or _one_line(error)
-        raise UserError(f'{who}: no file "{weights}", and the hub does not give it ({reason})') from error
+    return hub_file(weights, file, f'{who}: no file "{weights}"')
 
 
 def _csd_state(path: Path) -> dict[str, Tensor]:

@@ -111,9 +111,6 @@ class Run:
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
-        self.offline = None
-        if self.groups is not None:
-            self.loop.source = self.offline = Offline(config, self.policy, self.groups, self.loop)
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
             self.loop.inspect = self._keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
@@ -153,7 +150,7 @@ class Run:
 
     def _loop(self) -> Loop:
         config, drawn, groups = self.config, self.config.drawn_groups, self.groups
-        return Loop(
+        loop = Loop(
             self.policy,
             self.objective,
             self.scorer,
@@ -169,6 +166,9 @@ class Run:
             scouting=build_scouting(config),
             fp16=config.optimise.precision == "fp16",
         )
+        self.offline = None if groups is None else Offline(config, self.policy, groups, loop)
+        loop.source = self.offline or loop.source
+        return loop
 
     def _ahead(self) -> Ahead:
         config = self.config

@@ -69,15 +69,22 @@ def draw(
             caching=loop.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             members=members,
         )
-    mark = time.perf_counter()
+    columns = finished(loop, prompts, rollout, pending, pictures).chunk(count)
+    return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
+
+
+def finished(
+    loop: Loop, prompts: Sequence[Prompt], rollout: Rollout, pending: list[list[Any]], pictures: list[list[Tensor]]
+) -> Tensor:
+    """Scores (V n, K) of all views, one after the other, with those of rewards that need `pictures`, by view."""
+    mark, count = time.perf_counter(), len(pending)
     owners = [prompts[i] for i in rollout.prompt_index.tolist()] * count
     groups = torch.cat([rollout.prompt_index + view * len(prompts) for view in range(count)])
     known = torch.cat([future.result() for view in pending for future in view])
     waiting = [images for view in pictures for images in view]
     scores = loop.scorer.finish(known, waiting, owners, groups, lambda: loop.policy.apart())
-    columns = scores.chunk(count)
     loop.clock.add("reward", mark)
-    return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
+    return scores
 
 
 def submit(loop: Loop, images: Tensor, owners: Sequence[Prompt], pending: list[Any]) -> None:

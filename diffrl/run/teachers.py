@@ -12,11 +12,11 @@ from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 
 from diffrl.config import Config
 from diffrl.config.distillation import OPD
-from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.errors import UserError, nearest
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
 from diffrl.policy.merging import merged, padded
-from diffrl.resources import hub_failure
+from diffrl.resources import hub_file
 from diffrl.trainers.opd import slot
 
 
@@ -69,15 +69,7 @@ def _find(key: str, lora: str, model: str) -> Path:
     if folder.parent.is_dir() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", lora):
         there = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f'{key}: no folder "{lora}"{nearest(folder.name, there)}; train it first: diffrl train CONFIG')
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    failure = hub_failure()
-    try:
-        return Path(hf_hub_download(lora, LORA_WEIGHT_NAME_SAFE))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        text = f'{key}: no folder "{lora}", and the hub does not give it'
-        raise UserError(f"{text} ({failure or in_one_line(error, most=120)})") from error
+    return hub_file(lora, LORA_WEIGHT_NAME_SAFE, f'{key}: no folder "{lora}"')
 
 
 def _check_model(key: str, run: Path, model: str) -> None:

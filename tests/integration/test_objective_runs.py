@@ -14,6 +14,7 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.records import checkpoint
 from diffrl.run.train import Run
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True}}
@@ -52,6 +53,15 @@ def make(config_file: Callable[..., Path]) -> Callable[..., Run]:
     return build
 
 
+def go_on(run: Run, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    """Give a new run what another one would have saved."""
+    run.policy.load_state("default", tensors["lora"])
+    for snapshot in run.snapshots:
+        run.policy.load_state(snapshot, tensors[snapshot])
+    run.loop.load_state_dict(state["loop"])
+    checkpoint.optimiser_from_tensors(run.optimiser, tensors["optimiser"], state["optimiser"])
+
+
 def weights(run: Run) -> list[torch.Tensor]:
     return [p.detach().clone() for _, p in run.policy.trainable]
 
@@ -66,13 +76,7 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
     lines.append(whole.loop.run_epoch(1))
     assert all(line["loss"] is not None and line["grad_norm"] > 0 for line in lines)
     again = make(f"{name} again", **ALL[name])
-    again.policy.load_state("default", tensors["lora"])
-    for snapshot in again.snapshots:
-        again.policy.load_state(snapshot, tensors[snapshot])
-    again.loop.load_state_dict(state["loop"])
-    from diffrl.records import checkpoint
-
-    checkpoint.optimiser_from_tensors(again.optimiser, tensors["optimiser"], state["optimiser"])
+    go_on(again, tensors, state)
     line = again.loop.run_epoch(1)
     assert line["loss"] == lines[1]["loss"]
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))

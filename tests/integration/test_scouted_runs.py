@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from launching import joined
+from test_objective_runs import go_on
 from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.records import checkpoint
 from diffrl.rollout import collect
 from diffrl.run.scouting import EPOCHS, Scouting
 from diffrl.run.train import Run
@@ -79,11 +79,7 @@ def test_a_resume_is_exact(make: Callable[..., Run]) -> None:
     tensors, state = whole._state()
     line = whole.loop.run_epoch(1)
     again = make("again")
-    again.policy.load_state("default", tensors["lora"])
-    for snapshot in again.snapshots:
-        again.policy.load_state(snapshot, tensors[snapshot])
-    again.loop.load_state_dict(state["loop"])
-    checkpoint.optimiser_from_tensors(again.optimiser, tensors["optimiser"], state["optimiser"])
+    go_on(again, tensors, state)
     other = again.loop.run_epoch(1)
     keys = ("loss", "scout/rank_correlation", "scout/break_even", "scout/spread", "reward/redness", "rollout/forwards")
     assert all(line[key] == other[key] for key in keys)

@@ -181,16 +181,21 @@ def test_the_loss_is_minus_the_reward_of_the_reconstruction(tiny: Any) -> None:
     assert objective.loss(each, rows).shape == (2,)
 
 
-def test_gradients_through_decode_and_reward_are_the_slopes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole chain in float64: LoRA, velocity, reconstruction, decoder, corrected reward."""
-    policy = copy.deepcopy(tiny)
+def in_float64(policy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A copy, scrambled: where it and the network ask for float32, as they do in training, they get float64."""
+    policy = copy.deepcopy(policy)
     scramble(policy, std=0.1)
     policy.network.double()
     policy.vae.double()
-    # Where the policy and the network ask for float32, as they do in training, they get float64.
     names = {name: getattr(torch, name) for name in ("cat", "set_grad_enabled", "no_grad", "autocast")}
     monkeypatch.setattr(policy_base, "torch", SimpleNamespace(**names, float32=torch.float64))
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    return policy
+
+
+def test_gradients_through_decode_and_reward_are_the_slopes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole chain in float64: LoRA, velocity, reconstruction, decoder, corrected reward."""
+    policy = in_float64(tiny, monkeypatch)
     reward: Any = Corrected(Embedder())
     reward.direction, reward._vector = SimpleNamespace(norm=1.0), 0.5 * fixed(9, D)
     rows = row_of(policy, torch.float64)

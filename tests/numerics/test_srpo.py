@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from test_guided_reward import SHAPE, fixed, row_of, unit
-from tiny import SPEC, averages, scramble
+from test_guided_reward import SHAPE, fixed, in_float64, row_of, unit
+from tiny import SPEC, averages
 from torch import Tensor
 
 from diffrl.config.methods import Align, Pair
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
-from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected
@@ -161,15 +159,7 @@ def tiny(tiny_model: Path) -> Any:
 
 @pytest.fixture
 def double(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The policy in float64: where it and the network ask for float32 they get float64."""
-    policy = copy.deepcopy(tiny)
-    scramble(policy, std=0.1)
-    policy.network.double()
-    policy.vae.double()
-    names = {name: getattr(torch, name) for name in ("cat", "set_grad_enabled", "no_grad", "autocast")}
-    monkeypatch.setattr(policy_base, "torch", SimpleNamespace(**names, float32=torch.float64))
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    return policy
+    return in_float64(tiny, monkeypatch)
 
 
 def words_of(rows: Rows, pair: Pair, inversion: bool) -> Rows:
