@@ -1,0 +1,54 @@
+"""A training image again: to the bit, with the shares of a step's gradient summing to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.records import checkpoint
+from diffrl.run import loop as loop_module
+from diffrl.run.replay import Shares, Witness, replay
+from diffrl.run.train import Run, train
+
+
+def trained(config_file: Any, monkeypatch: Any, *overrides: str, **sections: Any) -> tuple[Path, dict[int, list[Any]]]:
+    """A run, and what its epochs were trained on: images, latents, scores."""
+    seen: dict[int, list[Any]] = {}
+    draw = loop_module.draw
+
+    def noted(loop: Any, prompts: Any, key: Any, members: Any = None) -> Any:
+        features, pictures = loop.features, []
+        loop.features = lambda images: (pictures.append(images.clone()), features(images))[1]
+        result = draw(loop, prompts, key, members)
+        loop.features = features
+        seen[key] = [torch.cat(pictures), result[0].latents.clone(), result[1]]
+        return result
+
+    config = load_config(config_file("run", **sections), overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "draw", noted)
+        train(config)
+    return Path(config.run_dir), seen
+
+
+@pytest.mark.parametrize("objective", ["nft", "grpo"])
+def test_a_replayed_image_is_the_training_image_to_the_bit(config_file, monkeypatch, objective: str) -> None:
+    sections: dict[str, Any] = {"objective": objective}
+    if objective == "grpo":
+        sections["rollout"] = {"sampler": "flow_sde"}
+    folder, seen = trained(config_file, monkeypatch, **sections)
+    before = sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
+    for epoch, image in ((1, 0), (3, 9)):  # from the untrained model; from a checkpoint
+        result = replay(folder, epoch, image)
+        images, latents, scores = seen[epoch - 1]
+        assert torch.equal(result.image, images[image]) and torch.equal(result.latents, latents[image])
+        assert list(result.facts["scores"].values()) == scores[image].tolist()
+        assert result.facts["compared"]["values"] > 3 and not result.facts["compared"]["differ"]
+        size = len(result.facts["group"])
+        assert torch.equal(result.group, images[image // size * size :][:size])
+    assert sorted(path.stat().st_mtime_ns for path in folder.rglob("*")) == before  # nothing was written
