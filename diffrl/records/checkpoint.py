@@ -131,7 +131,7 @@ def survey(run_dir: str | Path) -> tuple[Path | None, list[str]]:
 
     Raises NewerError for one of a later version of diffrl: to go on from an older one would drop what it trained.
     """
-    damaged = []
+    damaged: list[str] = []
     for path, problem in _examined(run_dir):
         if not problem:
             return path, damaged

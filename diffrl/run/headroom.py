@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -204,7 +205,10 @@ def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[st
     if reward["without_signal"] > MOST_FLAT:
         return f"{stop}in {reward['without_signal']:.0%} of the groups all images score alike", False
     if reward["heard"] < LEAST_HEARD:
-        return f"{stop}changes that nobody sees move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}", False
+        return (
+            f"{stop}changes that nobody sees move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}",
+            False,
+        )
     best = list(reward["best_of"].values())[-1]
     if best["gain"] <= SURE * best["error"]:
         return f"{stop}the best image of a group is no better than its mean", False
@@ -219,3 +223,31 @@ def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[st
     waste = f"; {reward['without_signal']:.0%} of the groups say nothing" if reward["without_signal"] > 0.25 else ""
     warning = f"; it goes against {', '.join(against)}" if against else ""
     return f"train: expected gain {reward['expected_gain']['value']:.3g} [{low:.2g}, {high:.2g}]{waste}{warning}", True
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """What was measured, and a verdict for each reward, on a console of 80 columns."""
+    size, images, versions = result["group_size"], result["images"], result["versions"]
+    middle = str(4 if size > 4 else 2)
+    heads = f"{'mean':>9}{'spread':>9}{'noise':>9}{'silent':>8}{f'best of {middle}':>11}{f'best of {size}':>12}"
+    lines = [
+        f"{images} images of the base model ({result['prompts']} prompts x {size}); {versions} near-identical ones",
+        f"{'':<20}{heads}",
+    ]
+    for name, reward in result["rewards"].items():
+        label = name if len(name) < 20 else f"{name[:18]}~"
+        if not reward["groups"]:
+            lines.append(f"{label:<20}{'-':>9}")
+            continue
+        best = [f"{reward['best_of'][n]['gain']:+.3g}" for n in (middle, str(size))]
+        noise = "-" if reward["noise"] is None else f"{reward['noise']:.3g}"
+        cells = f"{reward['mean']:>9.4g}{reward['spread']:>9.3g}{noise:>9}{reward['without_signal']:>8.0%}"
+        lines.append(f"{label:<20}{cells}{best[0]:>11}{best[1]:>12}")
+    for one in result["conflicts"]:
+        if abs(one["correlation"]) > SURE * one["error"]:
+            first, second = one["rewards"]
+            kind = "" if one["other"] == "trained" else ", only watched"
+            lines.append(f"ranks      {first} and {second}{kind}: {one['correlation']:+.2f} +- {one['error']:.2f}")
+    for name, reward in result["rewards"].items():
+        lines += textwrap.wrap(f"{name}: {reward['verdict']}", 80, subsequent_indent="  ")
+    return "\n".join(lines)

@@ -33,7 +33,7 @@ from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.start import Start, config_identity, with_defaults
-from diffrl.trainers.algorithm import Gradients, Objective, Scored, SumOfLosses, penalties
+from diffrl.trainers.algorithm import Objective, Scored, SumOfLosses, penalties
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.rows import Rows
 
@@ -155,7 +155,8 @@ class Witness:
 
         def rolled(epoch: int) -> tuple[Rollout, Tensor, Tensor]:
             result = source(epoch)
-            self.scores = result[1] if result[1].ndim == 2 else result[1][:, -1]
+            plan = None if objective.credit is None else objective.credit.plan(loop.spec)
+            self.scores = result[1] if plan is None else result[1][:, plan.final(loop.spec)]
             return result
 
         def looked_at(images: Tensor) -> Tensor:

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from diffrl.config import load_config
-from diffrl.errors import UserError
-from diffrl.records import checkpoint
 from diffrl.run import loop as loop_module
-from diffrl.run.replay import Shares, Witness, replay
-from diffrl.run.train import Run, train
+from diffrl.run.replay import replay
+from diffrl.run.train import train
 
 
 def trained(config_file: Any, monkeypatch: Any, *overrides: str, **sections: Any) -> tuple[Path, dict[int, list[Any]]]:
