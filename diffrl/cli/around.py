@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_told)
     print(_points(result))
-    print(sentence(result))
+    print(textwrap.fill(sentence(result), 80))
     chosen = result["points"][result["chosen"]]
     print(f"LoRA: {out / 'lora'}" if chosen["strength"] else "no LoRA: the base model is the healthy point")
     print(f"page: {out / 'dial.html'}")

@@ -145,8 +145,8 @@ def analyse(names: Sequence[str], trained: Sequence[str], scores: Tensor, noise:
     """What is said of each of `trained`, from scores (P, G, K), NaN where one does not apply, more being better."""
     rewards = {name: _reward(scores[..., names.index(name)], float(noise[names.index(name)])) for name in trained}
     conflicts = []
-    for i, name in enumerate(trained):
-        for other in names[names.index(name) + 1 :] if name in names[: len(trained)] else names[i + 1 :]:
+    for name in trained:  # the first of `names`
+        for other in names[names.index(name) + 1 :]:
             tables = scores[..., names.index(name)], scores[..., names.index(other)]
             each = [rank_correlation(a[None], b[None]) for a, b in zip(*tables, strict=True)]
             known = [value for value in each if value is not None]

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from diffrl.config import load_config
+from diffrl.errors import UserError
+from diffrl.records import checkpoint
 from diffrl.run import loop as loop_module
 from diffrl.run.replay import replay
 from diffrl.run.train import train
@@ -50,3 +52,36 @@ def test_a_replayed_image_is_the_training_image_to_the_bit(config_file, monkeypa
         size = len(result.facts["group"])
         assert torch.equal(result.group, images[image // size * size :][:size])
     assert sorted(path.stat().st_mtime_ns for path in folder.rglob("*")) == before  # nothing was written
+
+
+def test_shares_sum_to_one_and_leave_the_training_alone(config_file, tmp_path) -> None:
+    """Every image of GARDO's step, its penalty included; the run's gradient, KL and resets stay as they were."""
+    plugin = tmp_path / "blue.py"
+    plugin.write_text(
+        'class Blue:\n    name = "blue"\n    def __call__(self, images, prompts, metadata):\n'
+        "        return images[:, 2].mean(dim=(1, 2))\n"
+    )
+    gardo = {"auxiliary": ["blue"], "share": 0.5, "share_range": [0.02, 0.9], "beta": 0.5, "reset": {"kl": 1e-9}}
+    path = config_file(
+        "run",
+        gardo=gardo,
+        watch={"blue": {"plugin": f"{plugin}:Blue"}},
+        rollout={"groups": 2, "group_size": 2},
+        optimise={"batch_size": 4, "accumulation": 2},
+    )
+    config = load_config(path, ["epochs=2"])
+    train(config)
+    folder = Path(config.run_dir)
+    results = [replay(folder, 2, image).facts for image in range(4)]
+    assert all(not one["compared"]["differ"] for one in results)
+    shares = [one["gradient"][0]["share"] for one in results]
+    assert sum(shares) == pytest.approx(1, abs=1e-4) and len(set(shares)) == 4
+    assert {one["gate"]["held_back"] for one in results} == {True, False}
+    with pytest.raises(UserError, match="EPOCH: 3"):
+        replay(folder, 3, 0)
+    with pytest.raises(UserError, match="IMAGE: 4"):
+        replay(folder, 1, 4)
+    plugin.write_text(plugin.read_text().replace("images[:, 2]", "images[:, 1]"))
+    with pytest.raises(UserError, match=r"replay: watch\.blue"):
+        replay(folder, 2, 0)
+    assert checkpoint.latest(folder) is not None
