@@ -54,10 +54,11 @@ def sentence(result: Mapping[str, Any]) -> str:
     chosen, held = result["points"][result["chosen"]], result["held_out"]
     if chosen["way"] == "strength" and chosen["strength"] == 1:
         return "The last checkpoint is the healthy point: no alarm on the way, and nothing gains more."
-    verdict = "better than" if held["beats_last"] else "no better than"
+    verdict = "beats" if held["better"] > held["worse"] else "does not beat"
     return (
-        f"{chosen['title']} is {verdict} the last checkpoint on held-out values: {held['difference']:+.2f} +- "
-        f"{held['error']:.2f} standard deviations in the mean; {held['better']} values better, {held['worse']} worse."
+        f"{chosen['title']} {verdict} the last checkpoint on held-out values: {held['better']} are better and "
+        f"{held['worse']} worse beyond their 95 % intervals; {held['difference']:+.2f} +- {held['error']:.2f} standard "
+        "deviations in the mean."
     )
 
 

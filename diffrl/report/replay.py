@@ -52,7 +52,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
             continue
         place = 1 + sum(other > score for other in known)
         mean = sum(known) / len(known)
-        lines.append(f"score      {name} {score:.4g}; its group {mean:.4g} in the mean, {place}. of {size}")
+        lines.append(f"score      {name} {score:.4g}; its group {mean:.4g} in the mean, rank {place} of {size}")
     lines.append(f"advantage  {_signed(facts['advantage'])} ({', '.join(facts['columns'])})")
     if (gate := facts["gate"]) is not None:
         held = "held back" if gate["held_back"] else "not held back"

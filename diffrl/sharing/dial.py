@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text
 from diffrl.records.guard import gain
-from diffrl.records.held_out import SURE, HeldOut
+from diffrl.records.held_out import HeldOut
 from diffrl.records.tracking import save_image
 from diffrl.report.dial import write_page
 from diffrl.resources import file_of_run
@@ -94,7 +94,7 @@ def dial(
             report(point.title)
         entries, best = choose(points, results, bench, config)
         report(f"judging {points[best].title}")
-        judged = _judge(bench, [replace(points[0]), last, points[best]], judged_on)
+        judged = _judge(bench, [points[0], last, points[best]], judged_on)
     finally:
         bench.judges.close()
     result = {
@@ -242,8 +242,9 @@ def _gain(config: Config, held: HeldOut, number: int) -> float:
 def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Base model, last checkpoint and chosen point on other prompts; the last against the one before, value by value.
 
-    "held_out": the mean over all held-out values of the paired differences, each in units of the base model's standard
-    deviation between prompts, better being positive, with its standard error over prompts.
+    "held_out": how many held-out values are better, and worse, by more than their 95 % interval; and the mean over
+    them of the paired differences, each in units of the base model's standard deviation between prompts, better being
+    positive, with its standard error over prompts.
     """
     each = bench.config.evaluate.per_prompt
     base, last, point = (bench.measure(one, prompts) for one in three)
@@ -271,7 +272,6 @@ def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> d
             "error": error,
             "better": sum(row["better"] is True for row in sure),
             "worse": sum(row["better"] is False for row in sure),
-            "beats_last": float(mean.mean()) > SURE * error,
         },
     }
 

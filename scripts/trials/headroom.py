@@ -1,6 +1,6 @@
 """Does `diffrl headroom` say, before training, which recipes gain? Against the gains that are in assets/results.
 
-    python scripts/trials/headroom.py          # twenty seconds of a core for each recipe; writes assets/results/headroom.json
+    python scripts/trials/headroom.py      # 20 seconds of a core a recipe; writes assets/results/headroom.json
 
 The expected gain of each recipe's reward, from one epoch of the untrained model, beside the measured one of all seeds
 on test prompts. Spearman's rank correlation is over the recipes, once in the rewards' own units, once in standard
