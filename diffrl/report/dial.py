@@ -27,7 +27,7 @@ def write_page(out: Path, result: Mapping[str, Any], prompts: Sequence[str]) -> 
         on = [i for i, point in enumerate(points) if i == 0 or point["way"] == way]
         if way == "checkpoints":  # which the newest one ends
             on += [i for i, point in enumerate(points) if point["way"] == "strength" and point["strength"] == 1]
-        note += " Thin lines: two standard errors over prompts. Red: the healthy point."
+        note += " Thin lines: two standard errors over prompts. Dashed: the healthy point."
         body += section(
             f"Along the {way}", _charts(result, sorted(on, key=lambda i: _place(points[i], way)), way, label), note
         )
@@ -84,7 +84,8 @@ def _charts(result: Mapping[str, Any], on: Sequence[int], way: str, label: str) 
             for sign in (-2, 2):
                 lines.append(Line(xs, [y + sign * e for y, e in zip(ys, errors, strict=True)], color, "", "faint"))
         if (best := result["chosen"]) in known:
-            lines.append(Line([_place(points[best], way)], [points[best]["values"][name]["mean"]], "warn", "healthy"))
+            reach = [y for line in lines for y in line.ys]
+            lines.append(Line([_place(points[best], way)] * 2, [min(reach), max(reach)], "warn", kind="dashed"))
         tags = ["trained"] * (name in result["trained"]) + ["lower is better"] * (name in result["lower_is_better"])
         axis = Axis(x=label, y="mean over prompts", description=f"{name} against the {way}")
         cards.append(figure(name, chart(lines, axis), ", ".join(tags)))
