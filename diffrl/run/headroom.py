@@ -33,6 +33,7 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.assembly import Run
 from diffrl.run.dry_run import without_caches
+from diffrl.run.learning import meet
 from diffrl.run.scouting import rank_correlation
 from diffrl.seeds import noise as noise_of
 
@@ -60,6 +61,7 @@ def headroom(config: Config) -> dict[str, Any] | None:
         raise UserError("rollout.group_size: 1; headroom compares the images of a prompt")
     run = Run(without_caches(config.model_copy(update={"d2align": None} if config.d2align else {})))
     try:
+        meet(run.loop)  # rewards that learn have nothing to say before: for them an epoch of images more
         prompts = [run.loop.stream.prompts[i] for i in run.loop.stream.batch(0)]
         scores, pictures = _draw(run, prompts)
         if not run.main:

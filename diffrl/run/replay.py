@@ -32,6 +32,7 @@ from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
+from diffrl.run.learning import meet
 from diffrl.run.start import Start, config_identity, with_defaults
 from diffrl.trainers.algorithm import Objective, Scored, SumOfLosses, penalties
 from diffrl.trainers.gardo import Gardo
@@ -109,6 +110,8 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
     except UserError as error:  # what a resume could override is not what was trained
         raise UserError(f"replay: {str(error).partition('; ')[0]}") from error
     prepare_direction(run.config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    if path is None:
+        meet(run.loop)
     return start
 
 

@@ -37,6 +37,7 @@ from diffrl.records.held_out import HeldOut
 from diffrl.records.tracking import save_image
 from diffrl.report.dial import write_page
 from diffrl.resources import file_of_run
+from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.direction import prepare_direction
@@ -154,6 +155,8 @@ class Bench:
         self.judges: Scorer = build_scorers(config, self.policy.device)[1]
         self.spec = evaluation_spec(config)
         prepare_direction(config, folder, self.policy, self.judges.rewards, self.spec, join_processes())
+        newest = checkpoint.load(next(checkpoint.intact(folder)))[0]
+        learning.restore(self.judges.learning, newest.get("learning", {}))  # one yardstick for all points
         self.features = load_features(features_name(config), self.policy.device)
         self.lower = lower_is_better(self.judges.rewards)
 
