@@ -4,11 +4,11 @@ The LoRA's strength is turned from 0 (the base model) to 1.5, and the checkpoint
 each point draws the same held-out prompts from the same noise, so differences are paired. Both are ways that begin at
 the base model, and they are read as the run's guard rails read a training.
 
-**The rule.** A point is healthy if the guard rails, with `evaluations: 1`, raise no alarm on the way to it: no held-out
-value is worse than its best so far by more than 5 % and two paired standard errors while what is trained has risen,
-diversity (on the playground: variety) is above the config's share of the base model's, and so on. Of the points up to
-the first alarm of their way the one with the largest gain of what is trained is taken; none of them gains: the base
-model. It is chosen on one set of prompts and judged once, beside the last checkpoint, on another.
+**The rule.** A point is healthy if strict guard rails raise no alarm on the way to it: no held-out value is worse than
+its best so far by more than 5 % and two paired standard errors while what is trained has risen, diversity (on the
+playground: variety) has lost at most half of what the run's guard rails allow, and so on. Of the points up to the first
+alarm of their way the one with the largest gain of what is trained is taken; none of them gains: the base model. It is
+chosen on one set of prompts and judged once, beside the last checkpoint, on another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from diffrl.sharing.measure import Row, paired, strength
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 CHECKPOINTS = 8  # of those kept, at most, evenly from the first to the last
 SHOWN = 6  # prompts of the page's pictures
-RULE = "largest gain before the first alarm of the guard rails (evaluations: 1) on the way from the base model"
+RULE = "largest gain before the first alarm of strict guard rails on the way from the base model"
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,7 @@ def choose(
     each, held = config.evaluate.per_prompt, HeldOut()
     for i, result in enumerate(results):
         held.add(i, result.by_prompt(bench.judges.names, each))
-    plain = config.model_copy(update={"guard": config.guard.model_copy(update={"evaluations": 1})})
-    guard = build_guard(
-        plain.model_copy(update={"evaluate": config.evaluate.model_copy(update={"also": {}})}), bench.lower
-    )
+    guard = build_guard(_strict(config), bench.lower)
     lines = [bench.line(i, result) for i, result in enumerate(results)]
     entries: list[dict[str, Any]] = []
     for i, (point, line) in enumerate(zip(points, lines, strict=True)):
@@ -217,6 +214,15 @@ def choose(
             }
         )
     return entries, healthiest(entries)
+
+
+def _strict(config: Config) -> Config:
+    """The run's guard rails for something that is to be shipped: an alarm counts at once, and diversity may have lost
+    half of what a training may lose before its alarm."""
+    share = config.guard.diversity
+    rails = {"evaluations": 1, "diversity": None if share is None else (1 + share) / 2}
+    alone = config.evaluate.model_copy(update={"also": {}})
+    return config.model_copy(update={"guard": config.guard.model_copy(update=rails), "evaluate": alone})
 
 
 def healthiest(entries: Sequence[Mapping[str, Any]]) -> int:
