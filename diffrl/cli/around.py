@@ -103,7 +103,10 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     file_of_run(arguments.run, "config.yaml", "dial")
     out = _folder(arguments.out, arguments.run / "dial")
     if arguments.judge is not None:
-        check_source(arguments.judge)
+        try:
+            check_source(arguments.judge)
+        except UserError as error:
+            raise UserError(f"--judge: {error}") from error
     from diffrl.report.dial import sentence
     from diffrl.sharing.dial import dial as turn
 
