@@ -121,6 +121,8 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _folder(given: Path | None, default: Path) -> Path:
     out = default if given is None else given
+    if out.resolve() == default.parent.resolve():
+        raise UserError(f'--out: "{out}" is the run\'s own folder; name another')
     check_writable(out, "--out")
     return out
 

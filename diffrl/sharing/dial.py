@@ -42,6 +42,7 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.direction import prepare_direction
 from diffrl.run.parts import build_guard, build_scorers, evaluation_spec, features_name
+from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -296,6 +297,7 @@ def _entry(row: Row, base: float) -> dict[str, Any]:
 def _write(out: Path, result: Mapping[str, Any], results: Sequence[Evaluated], bench: Bench, point: Point) -> None:
     """LoRA, pictures, JSON and page; the strength is part of the LoRA's B, so that any program reads it at 1."""
     out.mkdir(parents=True, exist_ok=True)
+    (out / "lora" / LORA).unlink(missing_ok=True)  # of an earlier time: the base model has none
     if point.state is not None:
         bench.policy.load_state("default", dict(point.state))
         with strength(bench.policy, point.strength):

@@ -38,6 +38,7 @@ def test_dial_writes_the_point_as_a_plain_lora(config_file, monkeypatch, capsys)
     chosen, judged = split_prompts(config, None, None)
     assert len(chosen) == 2 and not {p.text for p in chosen} & {p.text for p in judged}
     monkeypatch.setattr(module, "healthiest", lambda entries: 2)  # strength 0.5, whatever three epochs have made
+    assert main(["dial", str(folder), "--out", str(folder)]) == 2  # whose lora/ it would replace
     capsys.readouterr()
     assert main(["dial", str(folder)]) == 0
     text = capsys.readouterr().out
