@@ -40,10 +40,10 @@ DRAWN = 16  # images of a model for each prompt, of which the reward chooses
 class Audit:
     """What is audited, and on what.
 
-    plugin, arguments: the reward. judge: a held-out reward that says which of a model's images are worse than the true
-    one; needed where images of a model are used. images: an image set, in place of the playground's renderings. model:
-    what draws, and whose autoencoder the ascent on latents uses; None: that part is left out. train: epochs of a short
-    run against the reward (0: none).
+    plugin, arguments: the reward. judge: a held-out reward; an image counts only if the judge does not rank it with the
+    true one, and without a judge no images of a model are used, which may be right. images: an image set, in place of
+    the playground's renderings. model: what draws, and whose autoencoder the ascent on latents uses; None: those are
+    left out. train: epochs of a short run against the reward (0: none).
     """
 
     plugin: str
@@ -128,6 +128,8 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     fooled: dict[str, list[dict[str, Any]]] = {}
     for name, images, counts, detail in _attacks(job, subject, judge, cases, policy, looks, out):
         won = subject.outranks(images, cases.true, cases.prompts) & counts
+        if judge is not None:  # an edit may mend an image by chance: paler is right where the prompt asks for pale
+            won &= ~(judge.value(images, cases.prompts) >= judge.value(cases.true, cases.prompts) - 1e-6)
         if judge is not None:  # an edit may mend an image by chance: paler is right where the prompt asks for pale
             won &= ~(judge.value(images, cases.prompts) >= judge.value(cases.true, cases.prompts) - 1e-6)
         outcomes.append(_outcome(name, int(won.sum()), len(won), detail))

@@ -59,7 +59,7 @@ class Bench:
     @property
     def cost(self) -> int:
         """Forwards of the network for one image and step."""
-        return 1 if self.spec.guidance_scale == 1.0 or not self.policy.backbone.classifier_free else 2
+        return 1 if self.spec.guidance_scale == 1.0 or self.policy.distilled_guidance else 2
 
     def image(self) -> int:
         """Forwards for one image."""
