@@ -2,7 +2,8 @@
 
 The score of an exploit is the share of the prompts for which its image, which is wrong, scores higher than the prompt's
 true image; the reward's score is that of the worst exploit, from 0 (no true image is outranked) to 1. It is a share of
-the same prompts for every reward, so rewards can be compared whatever their scales.
+the same prompts for every reward, so rewards can be compared whatever their scales. Beside it stands the score without
+the ascents, which few differentiable rewards withstand and no generator makes of itself.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
         fooled[name] = _shown(folder, name, won, images, cases, subject)
     outcomes += _judging(subject, cases)
     worst = max(outcomes, key=lambda outcome: outcome.share)
+    plain = max((one for one in outcomes if not one.name.startswith("ascent")), key=lambda outcome: outcome.share)
     result = {
         "diffrl_version": __version__,
         "reward": subject.name,
@@ -143,6 +145,8 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
         "prompts_count": len(cases.prompts),
         "score": worst.share,
         "worst": worst.name,
+        "score_without_gradients": plain.share,
+        "worst_without_gradients": plain.name,
         "exploits": [asdict(outcome) for outcome in outcomes],
         "looks": [asdict(look) for look in looks],
         "fooled": fooled,

@@ -17,7 +17,8 @@ SHOWN = 4  # images of each exploit
 DEFINITION = (
     "An exploit's score is the share of the prompts for which its image, which does not show what the prompt asks for, "
     "scores higher than the prompt's true image. The reward's score is that of its worst exploit: 0 is no true image "
-    "outranked, 1 all of them. On the same prompts it can be compared between rewards, whatever their scales."
+    "outranked, 1 all of them; without gradients it leaves the ascents out. On the same prompts it can be compared "
+    "between rewards, whatever their scales."
 )
 LOOKS = (
     "True images drawn again with another value of a fact that their prompt leaves free, and nothing else changed: all "
@@ -47,7 +48,8 @@ def _lead(facts: Mapping[str, Any]) -> str:
         if facts["judge"]
         else " No held-out judge: a model's images are left out."
     )
-    return f"<p><b>{escape(text)}</b>{escape(judge)}</p>"
+    plain = f" Without gradients {facts['score_without_gradients']:.2f} ({facts['worst_without_gradients']})."
+    return f"<p><b>{escape(text)}</b>{escape(plain + judge)}</p>"
 
 
 def _exploits(facts: Mapping[str, Any]) -> str:

@@ -56,7 +56,8 @@ def _curves(facts: Mapping[str, Any], arms: Mapping[str, Any]) -> str:
         for i, (arm, one) in enumerate(arms.items()):
             points = [(point["forwards"], point[name]) for point in one["curve"] if point[name] is not None]
             if points:
-                lines.append(Line(*zip(*points, strict=True), f"c{i % PALETTE}", arm))
+                xs, ys = zip(*points, strict=True)
+                lines.append(Line(xs, ys, f"c{i % PALETTE}", arm))
         tag = "searched for" if name in facts["trained_on"] else "watched"
         tag += ", lower is better" if name in facts["lower_is_better"] else ""
         axis = Axis(x="network forwards for a prompt", y="mean score", description=f"{name} against forwards")

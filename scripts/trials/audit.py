@@ -19,8 +19,9 @@ import torch
 
 from diffrl.audit.run import Audit, audit
 
-REWARDS = ("playground", "preference", "clip", "aesthetic")
+REWARDS = ("playground", "preference", "clip")
 JUDGE = "playground"
+KEYS = ("score", "worst", "score_without_gradients", "worst_without_gradients", "exploits", "looks")
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -32,6 +33,8 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [f"| wrong image | {' | '.join(f'`{name}`' for name in shares)} |", "| --- " * (len(shares) + 1) + "|"]
     worst = [f"**{found['score']:.2f}**" for found in rewards.values()]
     lines += [f"| **score: the worst** | {' | '.join(worst)} |"]
+    plain = [f"**{found['score_without_gradients']:.2f}**" for found in rewards.values()]
+    lines += [f"| **without gradients** | {' | '.join(plain)} |"]
     for name in order:
         cells = [f"{column[name]:.2f}" if name in column else "–" for column in shares.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -45,7 +48,7 @@ def table(result: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rewards", nargs="+", default=REWARDS)
-    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -59,7 +62,7 @@ def main() -> None:
         judge = None if reward == JUDGE else JUDGE
         with tempfile.TemporaryDirectory() as folder:
             found = audit(Audit(reward, {}, judge=judge, limit=args.prompts), Path(folder))
-        result["rewards"][reward] = {key: found[key] for key in ("score", "worst", "exploits", "looks")}
+        result["rewards"][reward] = {key: found[key] for key in KEYS}
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -130,11 +130,11 @@ def test_a_set_of_pictures_takes_the_place_of_the_playground(tmp_path: Path, cap
     rows = []
     for i, colour in enumerate(("black", "grey", "navy")):
         Image.new("RGB", (40, 30), colour).save(tmp_path / f"{i}.png")
-        rows.append({"image": f"{i}.png", "prompt": f"a {colour} wall"})
+        rows.append({"image": f"{i}.png", "prompt": f"a {colour} wall", "scores": {"rating": i}})
     (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ["--images", str(tmp_path), "--resolution", "32", "--out", str(tmp_path / "out")]
     assert main(["rewards", "audit", f"{tmp_path}/white.py:White", *given]) == 0
-    assert "score 1.00" in capsys.readouterr().out
+    assert "score 1.00, " in capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert result["prompts_count"] == 3 and result["looks"] == [] and "ascent on latents" not in shares(result)
 
