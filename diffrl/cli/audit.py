@@ -17,12 +17,12 @@ def add_audit(action: Callable[..., Any]) -> None:
     audit = action(
         "audit",
         _audit,
-        "red-team a reward: wrong images that outrank true ones, by known exploits, ascent and best-of-N",
+        "red-team a reward: which wrong images outrank true ones?",
         "diffrl rewards audit preference --judge playground --out audits/preference",
         "diffrl rewards audit clip clip.model=ViT-H-14 clip.pretrained=laion2b_s32b_b79k --images photos --out audit",
         words_anywhere=True,
     )
-    audit.usage = "diffrl rewards audit NAME [parameter=value ...] [--judge NAME] [--images SET] --out DIR"
+    audit.usage = "diffrl rewards audit NAME [parameter=value ...] --out DIR [options]"
     text = (
         "a reward (or path/to/file.py:Class), and parameters of its constructor; of the judge as JUDGE.parameter=value"
     )

@@ -26,7 +26,7 @@ def add_search(
     command = add(
         "search",
         handle,
-        "search for each prompt's best image at test time, without training; goes on where it was broken off",
+        "search for each prompt's best image, without training",
         "diffrl search playground --rewards clip --watch playground --prompts playground/compositional/test --limit 16 "
         "--budget 640 --method best-of-n,evo --out searched",
         "diffrl search playground --lora runs/nft/lora --base --rewards playground --prompts test.txt --budget 640 "
