@@ -55,7 +55,10 @@ def main() -> None:
     result: dict[str, Any] = {"rewards": {}}
     if args.out.exists():
         result = json.loads(args.out.read_text(encoding="utf-8"))
-    result |= {"command": f"python scripts/trials/audit.py --prompts {args.prompts}", "prompts": args.prompts}
+    result |= {
+        "command": f"python scripts/trials/audit.py --prompts {args.prompts} --out {args.out}",
+        "prompts": args.prompts,
+    }
     for reward in args.rewards:
         if reward in result["rewards"]:
             continue
