@@ -66,17 +66,6 @@ def fit(
     return images[..., top : top + height, left : left + width]
 
 
-def square(images: Tensor, mean: Sequence[float]) -> Tensor:
-    """(B, 3, H, W) in [0, 1] padded on both sides of the shorter axis to a square, with `mean` cut to bytes."""
-    height, width = images.shape[-2:]
-    side = max(height, width)
-    fill = torch.tensor([int(value * 255) / 255 for value in mean], device=images.device, dtype=images.dtype)
-    padded = fill.view(3, 1, 1).expand(len(images), 3, side, side).clone()
-    top, left = (side - height) // 2, (side - width) // 2
-    padded[..., top : top + height, left : left + width] = images
-    return padded
-
-
 class TextCache:
     """Text embeddings, each distinct text computed once; `encode` maps texts to (B, D)."""
 

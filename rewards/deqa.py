@@ -1,4 +1,4 @@
-"""DeQA-Score: a picture's quality as the expected level of the word that mPLUG-Owl2 would say of it; blind to prompts."""
+"""DeQA-Score: the quality of a picture as the expected level of what mPLUG-Owl2 would say of it; blind to the prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import PRECISIONS, fit, pick_device, square
+from diffrl_zoo.clip import PRECISIONS, pick_device
+from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiyuanyou/DeQA-Score-Mix3"
 PARAMETERS = 8_200_000_000  # about
@@ -29,7 +30,7 @@ class DeQA:
     name = "deqa"
     differentiable = True
     card = Card(
-        measures="quality of the picture (noise, blur, artefacts; natural look), without regard to the prompt: expected "
+        measures="technical quality of the picture (noise, blur, artefacts), without regard to the prompt: the expected "
         "level of five words",
         range=(1.0, 5.0),
         citation="DeQA-Score (You et al. 2025, arXiv:2501.11561); mPLUG-Owl2 (Ye et al. 2023, arXiv:2311.04257)",
@@ -42,7 +43,7 @@ class DeQA:
     def __init__(
         self, model: str = MODEL, device: str | None = None, batch_size: int = 16, precision: str = "fp16"
     ) -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessor, LlamaConfig
+        from transformers import AutoTokenizer, LlamaConfig
 
         from diffrl_zoo.mplug_owl2 import MplugOwl2
 
@@ -54,22 +55,14 @@ class DeQA:
             if "visual_config" not in settings:
                 raise UserError(f'deqa: "{model}" is no mPLUG-Owl2 (its config has no visual_config)')
             config = LlamaConfig.from_dict({**settings, "model_type": "llama"})
-            network, info = MplugOwl2.from_pretrained(
-                model, config=config, dtype=PRECISIONS[precision], output_loading_info=True
-            )
+            self.network: Any = complete(MplugOwl2, model, config, PRECISIONS[precision], f'deqa: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-            images = CLIPImageProcessor.from_pretrained(model)
+            self.preprocess = SquareInput(model, self.device)
         except (OSError, ValueError, RuntimeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f'deqa: cannot load "{model}": {" ".join(str(error).split())}') from error
-        if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
-            raise UserError(f'deqa: "{model}" does not fit ({len(wrong)} tensors, the first: {wrong[0]})')
-        self.network: Any = network.eval().requires_grad_(False).to(self.device)
-        self.size = (int(images.crop_size["height"]), int(images.crop_size["width"]))
-        self.pixel_mean = list(images.image_mean)
-        values = (images.image_mean, images.image_std)
-        self.mean, self.std = (torch.tensor(v, device=self.device).view(3, 1, 1) for v in values)
+        self.network.to(self.device)
         self.before, self.after = self._tokens(BEFORE), self._tokens(AFTER)[1:]
         self.levels = [int(self._tokens(word)[1]) for word in LEVELS]  # behind the mark of a text's beginning
         if len(set(self.levels)) < len(LEVELS):
@@ -85,7 +78,6 @@ class DeQA:
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""
-        squares = square(images.to(self.device, torch.float32), self.pixel_mean)
-        pixels = (fit(squares, self.size, "shortest", middle=int) - self.mean) / self.std
-        logits = self.network.next_word(self.before, pixels.to(self.network.dtype), self.after)[:, self.levels]
+        pixels = self.preprocess(images).to(self.network.dtype)
+        logits = self.network.next_word(self.before, pixels, self.after)[:, self.levels]
         return logits.float().softmax(dim=-1) @ torch.arange(5.0, 0.0, -1.0, device=self.device)

@@ -20,7 +20,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.clip import PRECISIONS, fit, pick_device
-from diffrl_zoo.vision import transformers_bytes
+from diffrl_zoo.vision import complete, transformers_bytes
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BACKBONES = {"qwen2_vl": "Qwen/Qwen2-VL-7B-Instruct", "qwen3_vl": "Qwen/Qwen3-VL-8B-Instruct"}
@@ -225,12 +225,11 @@ def _network(kind: Any, config: Any, tensors: Mapping[str, Tensor], dtype: torch
         raise UserError(f"hpsv3: {where} has no embedding of words; it is no HPSv3")
     config.text_config.vocab_size = len(words)  # the tokenizer's words and the mark, where the backbone has spare rows
     try:
-        network, info = kind.from_pretrained(None, config=config, state_dict=own, dtype=dtype, output_loading_info=True)
+        return complete(kind, None, config, dtype, f"hpsv3: {where}", state_dict=own)
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"hpsv3: {where} does not fit its backbone: {' '.join(str(error).split())}") from error
-    if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
-        raise UserError(f"hpsv3: {where} does not fit its backbone ({len(wrong)} tensors, the first: {wrong[0]})")
-    return network.eval().requires_grad_(False)
 
 
 def _instruction(file: str | None, newer: bool) -> str:

@@ -98,9 +98,8 @@ class Vision(nn.Module):
         width, eps = settings["hidden_size"], settings["layer_norm_eps"]
         self.embeddings = VisionEmbeddings(width, settings["image_size"], settings["patch_size"], eps)
         sizes = (width, settings["intermediate_size"], settings["num_attention_heads"], eps)
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList()})
-        for _ in range(settings["num_hidden_layers"]):
-            self.encoder["layers"].append(VisionLayer(*sizes))
+        layers = (VisionLayer(*sizes) for _ in range(settings["num_hidden_layers"]))
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})
         self.post_layernorm = nn.LayerNorm(width, eps)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -150,7 +149,9 @@ class QueryLayer(nn.Module):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
         width, seen, queries = (settings[k] for k in ("hidden_size", "encoder_hidden_size", "num_learnable_queries"))
-        self.attention = QueryAttention(width, seen, queries, settings["grid_size"], settings["num_attention_heads"])
+        self.attention = QueryAttention(
+            width, seen, queries, settings.get("grid_size") or 32, settings["num_attention_heads"]
+        )
         self.output = QueryOutput(width, settings["intermediate_size"], settings["layer_norm_eps"])
         self.norm1, self.normk = nn.LayerNorm(width), nn.LayerNorm(seen)
 
@@ -164,10 +165,9 @@ class Abstractor(nn.Module):
 
     def __init__(self, settings: Mapping[str, Any], words: int) -> None:
         super().__init__()
-        layers = nn.ModuleList([nn.ModuleDict({"crossattention": QueryLayer(settings)})])
-        for _ in range(1, settings["num_hidden_layers"]):
-            layers.append(nn.ModuleDict({"crossattention": QueryLayer(settings)}))
-        self.encoder = nn.ModuleDict({"layers": layers})
+        depth = settings["num_hidden_layers"]
+        layers = (nn.ModuleDict({"crossattention": QueryLayer(settings)}) for _ in range(depth))
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})
         self.visual_fc = nn.Linear(settings["hidden_size"], words)
         self.query_embeds = nn.Parameter(torch.zeros(1, settings["num_learnable_queries"], settings["hidden_size"]))
         self.vit_eos = nn.Parameter(torch.zeros(1, 1, words))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import PRECISIONS, fit, pick_device, square
+from diffrl_zoo.clip import PRECISIONS, pick_device
+from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiqiulin/clip-flant5-xxl"
 TOKENIZERS = {MODEL: "google/flan-t5-xxl", "zhiqiulin/clip-flant5-xl": "google/flan-t5-xl"}
@@ -53,7 +54,7 @@ class VQAScore:
         batch_size: int = 8,
         precision: str = "bf16",
     ) -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessor, CLIPVisionConfig, T5Config
+        from transformers import AutoTokenizer, CLIPVisionConfig, T5Config
 
         from diffrl_zoo.clip_t5 import ClipT5
 
@@ -67,22 +68,14 @@ class VQAScore:
                 raise UserError(f'vqascore: "{model}" is no CLIP-FlanT5 (its config has no mm_vision_tower)')
             vision = CLIPVisionConfig.from_pretrained(tower).to_dict()
             config = T5Config.from_dict({**settings, "model_type": "t5", "vision": vision})
-            network, info = ClipT5.from_pretrained(
-                model, config=config, dtype=PRECISIONS[precision], output_loading_info=True
-            )
+            self.network: Any = complete(ClipT5, model, config, PRECISIONS[precision], f'vqascore: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer or TOKENIZERS.get(model, model))
-            images = CLIPImageProcessor.from_pretrained(tower)
+            self.preprocess = SquareInput(tower, self.device)
         except (OSError, ValueError, RuntimeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f'vqascore: cannot load "{model}": {" ".join(str(error).split())}') from error
-        if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
-            raise UserError(f'vqascore: "{model}" does not fit ({len(wrong)} tensors, the first: {wrong[0]})')
-        self.network: Any = network.eval().requires_grad_(False).to(self.device)
-        self.size = (int(images.crop_size["height"]), int(images.crop_size["width"]))
-        self.pixel_mean = list(images.image_mean)
-        values = (images.image_mean, images.image_std)
-        self.mean, self.std = (torch.tensor(v, device=self.device).view(3, 1, 1) for v in values)
+        self.network.to(self.device)
         self.before = self._tokens(f"{SYSTEM} USER: ")
         self.wanted = self._tokens(ANSWER)
 
@@ -95,11 +88,6 @@ class VQAScore:
 
     def _tokens(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer(text).input_ids, device=self.device)
-
-    def preprocess(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1], padded to squares, to the image encoder's input; differentiable."""
-        squares = square(images.to(self.device, torch.float32), self.pixel_mean)
-        return (fit(squares, self.size, "shortest", middle=int) - self.mean) / self.std
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""

@@ -1,0 +1,128 @@
+"""Every reward against its original: the same random weights and pictures on both sides.
+
+    make upstream                                         # the originals' packages, into build/upstream
+    python tests/upstream/compare.py                      # writes assets/results/originals.json
+
+Originals that are no packages are used from clones, if their folders are named: DIFFRL_DEQA, DIFFRL_HPSV3PP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ROOT / "build" / "upstream"
+SIZES = {"native": (224, 224), "odd": (57, 83), "wide": (96, 301), "tall": (240, 101), "tiny": (9, 14)}
+PROMPTS = {
+    "plain": "a photo of two dogs on a red bench",
+    "empty": "",
+    "long": "a photo of a dog beside a red bench, in the style of an old master, " * 40,
+    "non-Latin": 'собака рядом, 一只红色的狗 "你好", कुत्ता 🐕',
+    "marks": """it's {a} "dog" % $ \\ [ENC]""",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An original: `within`, how far scores may be apart, in shares of their spread; `cause`: why they are at all."""
+
+    within: float
+    cause: str
+    clone: str = ""  # the environment variable with its folder, where it is no package
+
+
+RESIZED = "the original resizes bytes with Pillow, ours floats, which keeps gradients"
+CASES = {
+    "clip": Case(2e-2, RESIZED),
+    "aesthetic": Case(2e-2, RESIZED),
+    "aesthetic_relu": Case(2e-2, RESIZED),
+    "aesthetic_v2_5": Case(2e-2, RESIZED),
+    "hpsv2": Case(1e-4, "order of float sums"),
+    "imagereward": Case(2e-2, RESIZED),
+    "pickscore": Case(2e-2, RESIZED),
+    "hpsv3": Case(2e-2, RESIZED),
+    "vqascore": Case(2e-2, RESIZED),
+}
+
+
+def pictures(folder: Path) -> list[str]:
+    """A smooth and a hard-edged picture of every size, as PNG."""
+    from torchvision.io import write_png
+
+    generator, paths = torch.Generator().manual_seed(0), []
+    for name, (height, width) in SIZES.items():
+        noise = torch.rand(1, 3, 7, 5, generator=generator)
+        smooth = torch.nn.functional.interpolate(noise, (height, width), mode="bicubic").clamp(0, 1)[0]
+        rows, columns = torch.arange(height)[:, None] // 5, torch.arange(width) // 3
+        board = ((rows + columns) % 2).float() * torch.rand(3, 1, 1, generator=generator)
+        for kind, image in (("smooth", smooth), ("hard", board)):
+            path = folder / f"{name}_{kind}.png"
+            write_png((image * 255).round().byte(), str(path))
+            paths.append(str(path))
+    return paths
+
+
+def original(name: str, folder: Path) -> dict[str, Any]:
+    """What `originals.py` says of NAME: scores (pictures x prompts), and how the reward is built on the same files."""
+    (folder / "pictures.json").write_text(json.dumps({"pictures": pictures(folder), "prompts": list(PROMPTS.values())}))
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("originals.py")), name, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads((folder / "scores.json").read_text())
+    return result
+
+
+def ours(arguments: dict[str, Any], folder: Path) -> torch.Tensor:
+    """The scores of the reward here, pictures x prompts."""
+    import open_clip
+    from torchvision.io import read_image
+
+    from diffrl.rewards import load_reward
+
+    for path in folder.glob("tiny-*.json"):
+        open_clip.add_model_config(path)
+    arguments = {
+        key: str(folder / value) if (folder / str(value)).exists() else value for key, value in arguments.items()
+    }
+    reward = load_reward(arguments.pop("plugin"), device="cpu", **arguments)
+    asked = json.loads((folder / "pictures.json").read_text())
+    rows = []
+    for path in asked["pictures"]:
+        image = read_image(path)[None].float() / 255
+        prompts = asked["prompts"]
+        with torch.no_grad():
+            rows.append(reward(image.expand(len(prompts), -1, -1, -1), prompts, [{}] * len(prompts)))
+    return torch.stack(rows).double()
+
+
+def compare(name: str) -> dict[str, Any]:
+    """One row of the table: both sides' scores on all pictures and prompts."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        result = original(name, folder)
+        theirs, arguments = torch.tensor(result["scores"], dtype=torch.float64), result["ours"]
+        about = arguments.pop("of")
+        plugin = arguments["plugin"]
+        scores = ours(arguments, folder)
+    gap = (scores - theirs).abs()
+    kept = [i for i, size in enumerate(name for name in SIZES for _ in range(2)) if size == "native"]
+    return {
+        "reward": plugin,
+        "original": about,
+        "pairs": gap.numel(),
+        "spread": (theirs.max() - theirs.min()).item(),
+        "largest": gap.max().item(),
+        "largest_unresized": gap[kept].max().item(),
+        "cause": CASES[name].cause,
+    }
