@@ -21,11 +21,11 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "build" / "upstream"
-SIZES = {"native": (224, 224), "odd": (57, 83), "wide": (96, 301), "tall": (240, 101), "tiny": (9, 14)}
+SIZES = {"odd": (57, 83), "wide": (96, 301), "tall": (240, 101), "tiny": (29, 44)}  # besides the model's own
 PROMPTS = {
     "plain": "a photo of two dogs on a red bench",
     "empty": "",
-    "long": "a photo of a dog beside a red bench, in the style of an old master, " * 40,
+    "long": "a photo of a dog beside a red bench, in the style of an old master, " * 12,
     "non-Latin": 'собака рядом, 一只红色的狗 "你好", कुत्ता 🐕',
     "marks": """it's {a} "dog" % $ \\ [ENC]""",
 }
@@ -37,6 +37,7 @@ class Case:
 
     within: float
     cause: str
+    side: int = 224  # of the pictures that it takes as they are
     clone: str = ""  # the environment variable with its folder, where it is no package
 
 
@@ -45,35 +46,37 @@ CASES = {
     "clip": Case(2e-2, RESIZED),
     "aesthetic": Case(2e-2, RESIZED),
     "aesthetic_relu": Case(2e-2, RESIZED),
-    "aesthetic_v2_5": Case(2e-2, RESIZED),
+    "aesthetic_v2_5": Case(2e-2, RESIZED, 384),
     "hpsv2": Case(1e-4, "order of float sums"),
     "imagereward": Case(2e-2, RESIZED),
     "pickscore": Case(2e-2, RESIZED),
-    "hpsv3": Case(2e-2, RESIZED),
-    "vqascore": Case(2e-2, RESIZED),
+    "hpsv3": Case(2e-2, RESIZED, 448),
+    "vqascore": Case(2e-2, RESIZED, 336),
 }
 
 
-def pictures(folder: Path) -> list[str]:
-    """A smooth and a hard-edged picture of every size, as PNG."""
+def pictures(folder: Path, side: int) -> list[str]:
+    """PNG files, smooth and hard-edged ones in turn; the first two are squares of `side` pixels."""
     from torchvision.io import write_png
 
     generator, paths = torch.Generator().manual_seed(0), []
-    for name, (height, width) in SIZES.items():
+    for i, (height, width) in enumerate(((side, side), (side, side), *SIZES.values())):
         noise = torch.rand(1, 3, 7, 5, generator=generator)
-        smooth = torch.nn.functional.interpolate(noise, (height, width), mode="bicubic").clamp(0, 1)[0]
-        rows, columns = torch.arange(height)[:, None] // 5, torch.arange(width) // 3
-        board = ((rows + columns) % 2).float() * torch.rand(3, 1, 1, generator=generator)
-        for kind, image in (("smooth", smooth), ("hard", board)):
-            path = folder / f"{name}_{kind}.png"
-            write_png((image * 255).round().byte(), str(path))
-            paths.append(str(path))
+        image = torch.nn.functional.interpolate(noise, (height, width), mode="bicubic").clamp(0, 1)[0]
+        if i % 2:
+            rows, columns = torch.arange(height)[:, None] // 5, torch.arange(width) // 3
+            image = ((rows + columns) % 2).float() * image
+        path = folder / f"picture{i}.png"
+        write_png((image * 255).round().byte(), str(path))
+        paths.append(str(path))
     return paths
 
 
 def original(name: str, folder: Path) -> dict[str, Any]:
     """What `originals.py` says of NAME: scores (pictures x prompts), and how the reward is built on the same files."""
-    (folder / "pictures.json").write_text(json.dumps({"pictures": pictures(folder), "prompts": list(PROMPTS.values())}))
+    (folder / "pictures.json").write_text(
+        json.dumps({"pictures": pictures(folder, CASES[name].side), "prompts": list(PROMPTS.values())})
+    )
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("originals.py")), name, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
@@ -116,13 +119,12 @@ def compare(name: str) -> dict[str, Any]:
         plugin = arguments["plugin"]
         scores = ours(arguments, folder)
     gap = (scores - theirs).abs()
-    kept = [i for i, size in enumerate(name for name in SIZES for _ in range(2)) if size == "native"]
     return {
         "reward": plugin,
         "original": about,
         "pairs": gap.numel(),
         "spread": (theirs.max() - theirs.min()).item(),
         "largest": gap.max().item(),
-        "largest_unresized": gap[kept].max().item(),
+        "largest_unresized": gap[:2].max().item(),
         "cause": CASES[name].cause,
     }

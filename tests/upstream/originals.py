@@ -204,11 +204,11 @@ def aesthetic_v2_5(folder: Path) -> tuple[Score, dict[str, Any]]:
 
 def hpsv2(folder: Path) -> tuple[Score, dict[str, Any]]:
     stub("clint", "clint.textui", "turtle", "webdataset", "braceexpand")
+    parents("hpsv2")  # of which only the scorer is wanted
+    place = Path(sys.modules["hpsv2"].__path__[0], "src", "open_clip", MERGES)
+    if not place.is_file():  # the wheel was published without it
+        place.write_bytes(clip_vocabulary(folder).read_bytes())
     import hpsv2.src.open_clip as theirs
-
-    theirs.tokenizer.default_bpe = lambda: None
-    merges = clip_vocabulary(folder)
-    theirs.factory.tokenize.__globals__["_tokenizer"] = theirs.SimpleTokenizer(str(merges))
     import hpsv2.img_score as scorer
 
     architecture = {"embed_dim": 96, "text_cfg": CLIP_TEXT}
