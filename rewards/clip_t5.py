@@ -58,7 +58,7 @@ class ClipT5(T5ForConditionalGeneration):
         logits = self(
             inputs_embeds=torch.cat([first, images, words], dim=1),
             attention_mask=mask,
-            labels=wanted.expand(len(images), -1),
+            labels=wanted.repeat(len(images), 1),
             use_cache=False,
         ).logits
         return logits.float().log_softmax(dim=-1).gather(2, wanted.expand(len(images), -1)[..., None])[..., 0]

@@ -3,7 +3,9 @@
     make upstream                                         # the originals' packages, into build/upstream
     python tests/upstream/compare.py                      # writes assets/results/originals.json
 
-Originals that are no packages are used from clones, if their folders are named: DIFFRL_DEQA, DIFFRL_HPSV3PP.
+Originals that are no packages are used from clones of their repositories, if their folders are named: DIFFRL_HPSV3PP
+(PlantPotatoOnMoon/HPSv3-PlusPlus), DIFFRL_DEQA (zhiyuanyou/DeQA-Score, which needs an older transformers:
+`pip install --no-deps --target build/upstream-deqa transformers==4.36.1 tokenizers==0.15.2 huggingface_hub==0.36.0`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ROOT / "build" / "upstream"
 SIZES = {"odd": (57, 83), "wide": (96, 301), "tall": (240, 101), "tiny": (29, 44)}  # besides the model's own
 PROMPTS = {
     "plain": "a photo of two dogs on a red bench",
@@ -38,7 +39,8 @@ class Case:
     within: float
     cause: str
     side: int = 224  # of the pictures that it takes as they are
-    clone: str = ""  # the environment variable with its folder, where it is no package
+    clone: str = ""  # the environment variable with its repository's folder, where it is no package
+    packages: str = "upstream"  # the folder of build/ that goes with it
 
 
 RESIZED = "the original resizes bytes with Pillow, ours floats, which keeps gradients"
@@ -51,6 +53,8 @@ CASES = {
     "imagereward": Case(2e-2, RESIZED),
     "pickscore": Case(2e-2, RESIZED),
     "hpsv3": Case(2e-2, RESIZED, 448),
+    "hpsv3pp": Case(2e-2, RESIZED, 448, "DIFFRL_HPSV3PP", ""),
+    "deqa": Case(2e-2, RESIZED, 448, "DIFFRL_DEQA", "upstream-deqa"),
     "vqascore": Case(2e-2, RESIZED, 336),
 }
 
@@ -72,12 +76,28 @@ def pictures(folder: Path, side: int) -> list[str]:
     return paths
 
 
+def places(name: str) -> list[str]:
+    """The folders with the original and its packages. FileNotFoundError if one is not here."""
+    case = CASES[name]
+    folders = [Path(os.environ.get(case.clone, f"${case.clone}"))] if case.clone else []
+    folders += [ROOT / "build" / case.packages] if case.packages else []
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{name}: no {folder}")
+    return list(map(str, folders))
+
+
 def original(name: str, folder: Path) -> dict[str, Any]:
     """What `originals.py` says of NAME: scores (pictures x prompts), and how the reward is built on the same files."""
     (folder / "pictures.json").write_text(
         json.dumps({"pictures": pictures(folder, CASES[name].side), "prompts": list(PROMPTS.values())})
     )
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(places(name)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(Path(__file__).with_name("originals.py")), name, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:

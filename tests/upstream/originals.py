@@ -87,7 +87,7 @@ def clip_vocabulary(folder: Path) -> Path:
     place = importlib.util.find_spec("open_clip")
     assert place is not None and place.origin is not None
     merges = Path(place.origin).parent / MERGES
-    lines = gzip.open(merges).read().decode().split("\n")[1 : 49152 - 256 - 2 + 1]
+    lines = gzip.decompress(merges.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [*map(chr, shown), *(chr(256 + i) for i in range(256 - len(shown)))]
     tokens = [*letters, *(letter + "</w>" for letter in letters), *("".join(line.split()) for line in lines)]
@@ -208,8 +208,8 @@ def hpsv2(folder: Path) -> tuple[Score, dict[str, Any]]:
     place = Path(sys.modules["hpsv2"].__path__[0], "src", "open_clip", MERGES)
     if not place.is_file():  # the wheel was published without it
         place.write_bytes(clip_vocabulary(folder).read_bytes())
-    import hpsv2.src.open_clip as theirs
     import hpsv2.img_score as scorer
+    import hpsv2.src.open_clip as theirs
 
     architecture = {"embed_dim": 96, "text_cfg": CLIP_TEXT}
     architecture["vision_cfg"] = {"image_size": 224, "layers": 2, "width": 64, "head_width": 32, "patch_size": 32}
@@ -421,6 +421,85 @@ def vqascore(folder: Path) -> tuple[Score, dict[str, Any]]:
         "precision": "fp32",
         "of": f"CLIP-FlanT5 in t2v-metrics {version('t2v-metrics')}",
     }
+
+
+def hpsv3pp(folder: Path) -> tuple[Score, dict[str, Any]]:
+    """HPSv3++'s class and its own batches, under the transformers of ours: it was written for 4.57 and later."""
+    stub("trl", "fire", "datasets", "peft", "decord", "flash_attn", "matplotlib", "matplotlib.pyplot")
+    stub("hpsv3.trainer", "hpsv3.trainer.common")  # it builds models for training
+    from hpsv3 import inference
+    from hpsv3.model.qwen3vl_rm import Qwen3VLRewardModelFiLMHybrid
+    from transformers import (
+        AutoProcessor,
+        Qwen2VLImageProcessor,
+        Qwen3VLConfig,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )  # fmt: skip
+
+    words = qwen_words(folder)
+    words.add_special_tokens({"additional_special_tokens": ["<|Reward|>"]}, replace_extra_special_tokens=False)
+    ids = {
+        f"{name}_token_id": words.convert_tokens_to_ids(f"<|{token}|>")
+        for name, token in (("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"))
+    } | {"vision_end_token_id": words.convert_tokens_to_ids("<|vision_end|>")}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    text = {**sizes, "vocab_size": len(words), "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+            "num_key_value_heads": 2, "rope_parameters": rope, "pad_token_id": words.pad_token_id}  # fmt: skip
+    vision = {**sizes, "depth": 3, "num_heads": 2, "out_hidden_size": 64, "patch_size": 16,
+              "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
+    config.pad_token_id = words.pad_token_id
+    mark = words.convert_tokens_to_ids("<|Reward|>")
+    model = Qwen3VLRewardModelFiLMHybrid(
+        config, output_dim=2, reward_token="special", special_token_ids=[mark], rm_head_type="ranknet"
+    )
+    torch.save({key: value.clone() for key, value in shaken(model).state_dict().items()}, folder / "hpsv3++.pth")
+    limits = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16}
+    normal = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    parts = (Qwen2VLImageProcessor(**limits, **normal), words, Qwen3VLVideoProcessor(**limits))
+    Qwen3VLProcessor(*parts, chat_template=words.chat_template).save_pretrained(folder / "backbone")
+    config.save_pretrained(folder / "backbone")
+    judge = object.__new__(inference.HPSv3RewardInferencer)
+    judge.processor, judge.model = AutoProcessor.from_pretrained(folder / "backbone"), model
+    judge.device, judge.use_special_tokens = "cpu", True
+    package = Path(inference.__file__).parent / "dataset" / "data_collator_qwen.py"
+    return lambda path, prompt: judge.reward([prompt], [path], 0.3)[0][0].item(), {
+        "plugin": "hpsv3", "weights": "hpsv3++.pth", "backbone": "backbone", "precision": "fp32", "iteration": 0.3,
+        "instruction": str(package), "of": "HPSv3++'s repository",
+    }  # fmt: skip
+
+
+def deqa(folder: Path) -> tuple[Score, dict[str, Any]]:
+    stub("icecream")
+    torch.Tensor.half = lambda self: self  # it scores in half precision
+    from src.evaluate.scorer import Scorer
+    from src.model import MPLUGOwl2LlamaForCausalLM
+    from transformers import CLIPImageProcessor, LlamaTokenizer
+
+    pieces(folder / "tokenizer.model", vocab_size=400, model_type="bpe", byte_fallback=True)
+    words = LlamaTokenizer(str(folder / "tokenizer.model"), legacy=False)
+    words.save_pretrained(folder / "model")
+    CLIPImageProcessor(size={"shortest_edge": 448}, crop_size={"height": 448, "width": 448}).save_pretrained(
+        folder / "model"
+    )
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    visual = {
+        "visual_model": {**sizes, "image_size": 448, "patch_size": 56, "layer_norm_eps": 1e-6},
+        "visual_abstractor": {**sizes, "num_learnable_queries": 8, "encoder_hidden_size": 64, "grid_size": 8},
+    }
+    config = MPLUGOwl2LlamaForCausalLM.config_class(
+        visual_config=visual, **sizes, num_key_value_heads=4, vocab_size=len(words), attn_implementation="eager"
+    )
+    model = shaken(MPLUGOwl2LlamaForCausalLM(config))
+    model.float().save_pretrained(folder / "model")
+    judge = Scorer(str(folder / "model"), device="cpu")
+    judge.model.float()
+    judge.weight_tensor = judge.weight_tensor.float()
+    return lambda path, prompt: judge([Image.open(path)]).item(), {
+        "plugin": "deqa", "model": "model", "precision": "fp32", "of": "DeQA-Score's repository",
+    }  # fmt: skip
 
 
 def main(name: str, folder: Path) -> None:
