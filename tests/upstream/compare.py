@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,45 @@ def compare(name: str) -> dict[str, Any]:
         "largest_unresized": gap[:2].max().item(),
         "cause": CASES[name].cause,
     }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| reward | original | pairs | spread | largest difference | without resizing | cause |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"].values():
+        numbers = " | ".join(f"{row[key]:.2g}" for key in ("spread", "largest", "largest_unresized"))
+        lines.append(f"| `{row['reward']}` | {row['original']} | {row['pairs']} | {numbers} | {row['cause']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compares what is here, or the named ones, and writes their rows into the result; others' rows stay."""
+    sys.path[:0] = [str(ROOT / "scripts")]
+    from reproduce import commit
+
+    from diffrl.version import __version__
+
+    path = ROOT / "assets" / "results" / "originals.json"
+    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.is_file() else {}
+    for name in sys.argv[1:] or CASES:
+        try:
+            places(name)
+        except FileNotFoundError as error:
+            print(f"{error}: left out")
+            continue
+        rows[name] = compare(name)
+        print(json.dumps(rows[name]), flush=True)
+        result = {
+            "command": "python tests/upstream/compare.py",
+            "commit": commit(),
+            "diffrl_version": __version__,
+            "rows": {name: rows[name] for name in CASES if name in rows},
+        }
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
