@@ -1,4 +1,4 @@
-"""DeQA-Score: the quality of a picture as the expected level of what mPLUG-Owl2 would say of it; blind to the prompt."""
+"""DeQA-Score: the expected level of the word that mPLUG-Owl2 would give a picture's quality; blind to the prompt."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class DeQA:
     name = "deqa"
     differentiable = True
     card = Card(
-        measures="technical quality of the picture (noise, blur, artefacts), without regard to the prompt: the expected "
+        measures="technical quality of the picture (noise, blur, artefacts), without regard to the prompt: expected "
         "level of five words",
         range=(1.0, 5.0),
         citation="DeQA-Score (You et al. 2025, arXiv:2501.11561); mPLUG-Owl2 (Ye et al. 2023, arXiv:2311.04257)",
-        weights=f"{MODEL} (16 GB)",
+        weights=f"{MODEL} (16 GB); its tokenizer needs the package sentencepiece",
         licence="that of its hub page (its code: Apache-2.0; LLaMA-2's terms)",
         cost="mPLUG-Owl2, 8.2 B parameters at 448 px: 16 GB in fp16",
         exploits="flat, sharp pictures of one thing; the prompt's content is ignored",
@@ -58,7 +58,7 @@ class DeQA:
             self.network: Any = complete(MplugOwl2, model, config, PRECISIONS[precision], f'deqa: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
             self.preprocess = SquareInput(model, self.device)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f'deqa: cannot load "{model}": {" ".join(str(error).split())}') from error

@@ -71,7 +71,7 @@ class VQAScore:
             self.network: Any = complete(ClipT5, model, config, PRECISIONS[precision], f'vqascore: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer or TOKENIZERS.get(model, model))
             self.preprocess = SquareInput(tower, self.device)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f'vqascore: cannot load "{model}": {" ".join(str(error).split())}') from error

@@ -390,11 +390,12 @@ def vqascore(folder: Path) -> tuple[Score, dict[str, Any]]:
     base = "t2v_metrics.models.vqascore_models"
     parents("t2v_metrics", "t2v_metrics.models", base)
     from t2v_metrics.models.vqascore_models import clip_t5_model as module
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer, T5TokenizerFast
 
     pieces(folder / "spiece.model", vocab_size=300, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, model_type="unigram")
     words = T5Tokenizer(str(folder / "spiece.model"), extra_ids=0)
     words.save_pretrained(folder / "model")
+    T5TokenizerFast(str(folder / "spiece.model"), extra_ids=0).save_pretrained(folder / "model")  # both, as published
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2}
     tower = str(folder / "tower")
     shaken(CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=336, patch_size=42))).save_pretrained(tower)
