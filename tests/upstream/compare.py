@@ -4,8 +4,8 @@
     python tests/upstream/compare.py                      # writes assets/results/originals.json
 
 Originals that are no packages are used from clones of their repositories, if their folders are named: DIFFRL_HPSV3PP
-(PlantPotatoOnMoon/HPSv3-PlusPlus), DIFFRL_DEQA (zhiyuanyou/DeQA-Score, which needs an older transformers:
-`pip install --no-deps --target build/upstream-deqa transformers==4.36.1 tokenizers==0.15.2 huggingface_hub==0.36.0 sentencepiece==0.2.3`).
+(PlantPotatoOnMoon/HPSv3-PlusPlus), DIFFRL_DEQA (zhiyuanyou/DeQA-Score, which needs an older transformers,
+`pip install --no-deps --target build/upstream-deqa -r tests/upstream/requirements-deqa.txt`).
 """
 
 from __future__ import annotations

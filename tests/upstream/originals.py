@@ -407,7 +407,7 @@ def vqascore(folder: Path) -> tuple[Score, dict[str, Any]]:
         mm_vision_select_feature="patch",
     )  # fmt: skip
     model = shaken(module.CLIPT5ForConditionalGeneration(config), 1)
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model", safe_serialization=False)  # as published
     module.CLIP_T5_MODELS["tiny"] = {
         "tokenizer": {"path": str(folder / "model"), "model_max_length": 2048},
         "model": {"path": str(folder / "model"), "conversation": "t5_chat", "image_aspect_ratio": "pad"},
