@@ -16,6 +16,28 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
+# What a checkpoint's `visual_config` leaves out.
+VISION: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "layer_norm_eps": 1e-6,
+}
+ABSTRACTOR: dict[str, Any] = {
+    "num_learnable_queries": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "encoder_hidden_size": 1024,
+    "grid_size": 32,
+    "layer_norm_eps": 1e-6,
+}
+
+
 class Span:
     """Where the image's tokens are, for all rows and layers: `start` to `stop`."""
 
@@ -149,9 +171,7 @@ class QueryLayer(nn.Module):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
         width, seen, queries = (settings[k] for k in ("hidden_size", "encoder_hidden_size", "num_learnable_queries"))
-        self.attention = QueryAttention(
-            width, seen, queries, settings.get("grid_size") or 32, settings["num_attention_heads"]
-        )
+        self.attention = QueryAttention(width, seen, queries, settings["grid_size"], settings["num_attention_heads"])
         self.output = QueryOutput(width, settings["intermediate_size"], settings["layer_norm_eps"])
         self.norm1, self.normk = nn.LayerNorm(width), nn.LayerNorm(seen)
 
@@ -196,8 +216,8 @@ class MplugOwl2(LlamaForCausalLM):
                 norm = type(getattr(layer, name))
                 made = Multiway(lambda norm=norm: norm(config.hidden_size, eps=config.rms_norm_eps), span)
                 setattr(layer, name, made)
-        self.model.vision_model = Vision(visual["visual_model"])
-        self.model.visual_abstractor = Abstractor(visual["visual_abstractor"], config.hidden_size)
+        self.model.vision_model = Vision(VISION | visual["visual_model"])
+        self.model.visual_abstractor = Abstractor(ABSTRACTOR | visual["visual_abstractor"], config.hidden_size)
         self.post_init()
 
     def next_word(self, before: Tensor, pixels: Tensor, after: Tensor) -> Tensor:

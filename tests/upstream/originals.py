@@ -477,7 +477,10 @@ def deqa(folder: Path) -> tuple[Score, dict[str, Any]]:
     torch.Tensor.half = lambda self: self  # it scores in half precision
     from src.evaluate.scorer import Scorer
     from src.model import MPLUGOwl2LlamaForCausalLM
-    from transformers import CLIPImageProcessor, LlamaTokenizer
+    from transformers import AutoModelForCausalLM, CLIPImageProcessor, LlamaTokenizer
+
+    load = AutoModelForCausalLM.from_pretrained  # its other attention calls what this transformers does not export
+    AutoModelForCausalLM.from_pretrained = lambda *args, **more: load(*args, attn_implementation="eager", **more)
 
     pieces(folder / "tokenizer.model", vocab_size=400, model_type="bpe", byte_fallback=True)
     words = LlamaTokenizer(str(folder / "tokenizer.model"), legacy=False)
