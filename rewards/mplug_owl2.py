@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-
 # What a checkpoint's `visual_config` leaves out.
 VISION: dict[str, Any] = {
     "hidden_size": 1024,
