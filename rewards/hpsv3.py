@@ -114,7 +114,8 @@ class HPSv3:
         edges = (limits["shortest_edge"], limits["longest_edge"])
         # Twice, as in the original: its own sides, and then those that this backbone's image processor allows.
         for side, (least, most) in ((SIDE, (PIXELS, PIXELS)), (patch * merge, edges)):
-            images = fit(images, smart_resize(*images.shape[-2:], side, least, most), "squash")
+            height, width = images.shape[-2:]
+            images = fit(images, smart_resize(height, width, side, least, most), "squash")
         mean, std = (
             torch.tensor(v, device=self.device).view(3, 1, 1) for v in (settings.image_mean, settings.image_std)
         )
@@ -248,7 +249,9 @@ def _instruction(file: str | None, newer: bool) -> str:
         values = {
             target.id: node.value.value
             for node in ast.parse(text).body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
             for target in node.targets
             if isinstance(target, ast.Name)
         }

@@ -8,6 +8,7 @@ has no such class. Shapes: B images, S tokens, P patches and the class token, Q 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class Vision(nn.Module):
         self.embeddings = VisionEmbeddings(width, settings["image_size"], settings["patch_size"], eps)
         sizes = (width, settings["intermediate_size"], settings["num_attention_heads"], eps)
         layers = (VisionLayer(*sizes) for _ in range(settings["num_hidden_layers"]))
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})
+        self.encoder: Any = nn.ModuleDict({"layers": nn.ModuleList(layers)})
         self.post_layernorm = nn.LayerNorm(width, eps)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -132,6 +133,9 @@ class Vision(nn.Module):
 
 class QueryAttention(nn.Module):
     """Queries (B, Q, D) look at themselves and at the patches; both have fixed positions, stored with the weights."""
+
+    q_pos_embed: Tensor
+    k_pos_embed: Tensor
 
     def __init__(self, width: int, seen: int, queries: int, grid: int, heads: int) -> None:
         super().__init__()
@@ -186,7 +190,7 @@ class Abstractor(nn.Module):
         super().__init__()
         depth = settings["num_hidden_layers"]
         layers = (nn.ModuleDict({"crossattention": QueryLayer(settings)}) for _ in range(depth))
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers)})
+        self.encoder: Any = nn.ModuleDict({"layers": nn.ModuleList(layers)})
         self.visual_fc = nn.Linear(settings["hidden_size"], words)
         self.query_embeds = nn.Parameter(torch.zeros(1, settings["num_learnable_queries"], settings["hidden_size"]))
         self.vit_eos = nn.Parameter(torch.zeros(1, 1, words))
@@ -210,10 +214,10 @@ class MplugOwl2(LlamaForCausalLM):
             for name in ("k_proj", "v_proj"):
                 linear: nn.Linear = getattr(attention, name)
                 sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-                setattr(attention, name, Multiway(lambda sizes=sizes: nn.Linear(*sizes), span))
+                setattr(attention, name, Multiway(partial(nn.Linear, *sizes), span))
             for name in ("input_layernorm", "post_attention_layernorm"):
                 norm = type(getattr(layer, name))
-                made = Multiway(lambda norm=norm: norm(config.hidden_size, eps=config.rms_norm_eps), span)
+                made = Multiway(partial(norm, config.hidden_size, eps=config.rms_norm_eps), span)
                 setattr(layer, name, made)
         self.model.vision_model = Vision(VISION | visual["visual_model"])
         self.model.visual_abstractor = Abstractor(ABSTRACTOR | visual["visual_abstractor"], config.hidden_size)

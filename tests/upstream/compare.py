@@ -31,6 +31,8 @@ PROMPTS = {
     "non-Latin": 'собака рядом, 一只红色的狗 "你好", कुत्ता 🐕',
     "marks": """it's {a} "dog" % $ \\ [ENC]""",
 }
+if "DIFFRL_DEQA" in os.environ:  # its tokenizer is a sentencepiece model
+    sys.path.append(str(ROOT / "build" / "upstream-deqa"))
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,6 @@ def ours(arguments: dict[str, Any], folder: Path) -> torch.Tensor:
 
     from diffrl.rewards import load_reward
 
-    if arguments["plugin"] == "deqa":  # its tokenizer is a sentencepiece model
-        sys.path.append(str(ROOT / "build" / "upstream-deqa"))
     for path in folder.glob("tiny-*.json"):
         open_clip.add_model_config(path)
     arguments = {
