@@ -55,10 +55,10 @@ CASES = {
     "hpsv2": Case(1e-4, "order of float sums"),
     "imagereward": Case(2e-2, RESIZED),
     "pickscore": Case(2e-2, RESIZED),
-    "hpsv3": Case(5e-2, RESIZED, 448),
+    "hpsv3": Case(2e-2, RESIZED, 448),
     "hpsv3pp": Case(2e-2, RESIZED, 448, "DIFFRL_HPSV3PP", ""),
     "deqa": Case(2e-2, RESIZED, 448, "DIFFRL_DEQA", "upstream-deqa"),
-    "vqascore": Case(2e-2, RESIZED, 336),
+    "vqascore": Case(0.2, RESIZED, 336),
 }
 
 
