@@ -216,7 +216,7 @@ class MplugOwl2(LlamaForCausalLM):
                 sizes = (linear.in_features, linear.out_features, linear.bias is not None)
                 setattr(attention, name, Multiway(partial(nn.Linear, *sizes), span))
             for name in ("input_layernorm", "post_attention_layernorm"):
-                norm = type(getattr(layer, name))
+                norm: Any = type(getattr(layer, name))
                 made = Multiway(partial(norm, config.hidden_size, eps=config.rms_norm_eps), span)
                 setattr(layer, name, made)
         self.model.vision_model = Vision(VISION | visual["visual_model"])

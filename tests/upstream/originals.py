@@ -482,7 +482,10 @@ def deqa(folder: Path) -> tuple[Score, dict[str, Any]]:
     load = AutoModelForCausalLM.from_pretrained  # its other attention calls what this transformers does not export
     AutoModelForCausalLM.from_pretrained = lambda *args, **more: load(*args, attn_implementation="eager", **more)
 
-    pieces(folder / "tokenizer.model", vocab_size=400, model_type="bpe", byte_fallback=True)
+    pieces(
+        folder / "tokenizer.model", vocab_size=400, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
+    )  # fmt: skip
     words = LlamaTokenizer(str(folder / "tokenizer.model"), legacy=False)
     words.save_pretrained(folder / "model")
     CLIPImageProcessor(size={"shortest_edge": 448}, crop_size={"height": 448, "width": 448}).save_pretrained(
@@ -499,7 +502,9 @@ def deqa(folder: Path) -> tuple[Score, dict[str, Any]]:
     model = shaken(MPLUGOwl2LlamaForCausalLM(config))
     model.float().save_pretrained(folder / "model")
     judge = Scorer(str(folder / "model"), device="cpu")
-    judge.model.float()
+    judge.model.float().load_state_dict(model.state_dict())  # it loads in half precision
+    for layer in judge.model.model.layers:  # its rotary tables, too
+        layer.self_attn.rotary_emb._set_cos_sin_cache(2048, "cpu", torch.float32)
     judge.weight_tensor = judge.weight_tensor.float()
     return lambda path, prompt: judge([Image.open(path)]).item(), {
         "plugin": "deqa", "model": "model", "precision": "fp32", "of": "DeQA-Score's repository",
