@@ -57,7 +57,7 @@ CASES = {
     "pickscore": Case(2e-2, RESIZED),
     "hpsv3": Case(2e-2, RESIZED, 448),
     "hpsv3pp": Case(2e-2, RESIZED, 448, "DIFFRL_HPSV3PP", ""),
-    "deqa": Case(2e-2, RESIZED, 448, "DIFFRL_DEQA", "upstream-deqa"),
+    "deqa": Case(5e-2, RESIZED, 448, "DIFFRL_DEQA", "upstream-deqa"),
     "vqascore": Case(0.2, RESIZED, 336),
 }
 
