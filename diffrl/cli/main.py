@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
+from diffrl.cli.bench import add_bench
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -151,6 +152,7 @@ def _parser() -> _Parser:
     add_d2align(add)
     add_recipes(add)
     add_divgen(add, _add_drawing)
+    add_bench(add, _add_drawing)
     add_image_sets(add, _add_drawing, _common)
     add_sharing(add)
     add_doctor(add)
@@ -219,10 +221,10 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
 
 
-def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
-    """MODEL, and the options that say how its images are drawn."""
+def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
+    """MODEL, and the options that say how its images are drawn. members None: of a benchmark, which says how many."""
     text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-    command.add_argument("model", metavar="MODEL", help=text)
+    command.add_argument("--model" if members is None else "model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
@@ -230,10 +232,10 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     command.add_argument(
         "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
     )
-    command.add_argument(
-        "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
-    )
-    text = f"images per prompt (default {members})"
+    first, default = ("the benchmark's", None) if members is None else (0, 0)
+    text = f"of the noise (default {first})"
+    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
+    text = f"images per prompt (default {members or first})"
     command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
     text = "sampling steps (default: as in training, 10)"
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
