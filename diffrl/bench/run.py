@@ -87,7 +87,7 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         _same_judges(out, judges)
     accelerator.wait_for_everyone()
     drawn = {}
-    for model, one in drawings.items():
+    for model, one in reversed(drawings.items()):  # the LoRA first: that it fits is better known before hours of work
         drawn[model] = generate_images(Job(one), prompts, out / model)
     shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
     seconds = time.perf_counter() - started
