@@ -51,13 +51,13 @@ def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, r
     with writing(path), progress(f"judging by {judge}", len(left)) as advance:
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend(path)
-        with path.open("a", encoding="utf-8") as file:
-            for start in range(0, len(left), AT_ONCE):
-                part = left[start : start + AT_ONCE]
-                for shot, answers in zip(part, _ask(judge, reward, part), strict=True):
-                    file.write(json.dumps({"file": shot.path.name, "answers": answers}) + "\n")
-                file.flush()
-                advance(len(part))
+        for start in range(0, len(left), AT_ONCE):
+            part = left[start : start + AT_ONCE]
+            rows = zip(part, _ask(judge, reward, part), strict=True)
+            lines = [json.dumps({"file": shot.path.name, "answers": answers}) + "\n" for shot, answers in rows]
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+            advance(len(part))
 
 
 def _mend(path: Path) -> None:

@@ -143,7 +143,7 @@ def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
         with foreign(path):
             before: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
         for name in here:
-            if before.get(name, here[name]) != here[name]:
+            if before.get(name, here[name]) != here[name] and any(out.glob(f"*/{FOLDER}/{name}-*.jsonl")):
                 text = f'answers of "{name}" as {before[name]}, not {here[name]}'
                 raise UserError(f"--out: {out} has {text}; choose another folder, or delete its {FOLDER}/{name}-*")
         here = before | here

@@ -22,7 +22,7 @@ def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None
     command = add(
         "bench",
         _bench,
-        "a benchmark of the field on a model, by its official files: a table, a JSON file and a page",
+        "a benchmark of the field on a model: its table, as JSON and as a page",
         "diffrl bench --list",
         "diffrl bench parti --model playground --lora runs/nft/lora --data parti \\\n"
         "    --judge clip,artefact --limit 64 --out parti-nft",
