@@ -73,20 +73,18 @@ def write_bench_report(result: Result, folder: Path) -> Path:
 
 def _head(result: Result) -> str:
     bench, about = result.bench, result.about
-    drawn = f"{about['prompts']:,} prompts, {about['per_prompt']} images of each"
+    each, published = (
+        f"{n} image{'s' * (n > 1)} of each" for n in (about["per_prompt"], about["official"]["per_prompt"])
+    )
+    drawn = f"{about['prompts']:,} prompts, {each}"
     official = about["official"]
     as_published = (about["prompts"], about["per_prompt"]) == (official["prompts"], official["per_prompt"])
-    note = (
-        ""
-        if as_published
-        else (
-            f'<p class="warning">Not the official number: that is {official["prompts"]:,} prompts with '
-            f"{official['per_prompt']} images of each.</p>"
-        )
-    )
+    text = f"Not the official number: that is {official['prompts']:,} prompts with {published}."
+    note = "" if as_published else f'<p class="warning">{escape(text)}</p>'
     left = "".join(f'<p class="warning">Left out: {escape(one)}.</p>' for one in result.left_out)
     judges = [
-        f"<p>Judge <b>{escape(name)}</b>: {escape(used['reward'])}; officially "
+        f"<p>Judge <b>{escape(name)}</b>: the reward {escape(used['reward'])}"
+        f"{escape(', ' + str(used['model'])) if used.get('model') else ''}; officially "
         f"{escape(bench.judges[name].official)}.</p>"
         for name, used in about["judges"].items()
         if name in bench.judges
@@ -117,7 +115,13 @@ def _tables(result: Result) -> list[str]:
 
 
 def _cell(line: Line | None, decimals: int) -> str:
-    return escape(_value(line, decimals).replace("+-", "±").replace("-", "−"))
+    return _spans(_value(line, decimals))
+
+
+def _spans(text: str) -> str:
+    """A value and its error, which a narrow page may put below it, but not break."""
+    value, _, error = text.replace(" +- ", " ± ").replace("-", "−").partition(" ")
+    return f"<span>{escape(value)}</span>" + (f" <span>{escape(error)}</span>" if error else "")
 
 
 def _changed(changes: dict[Key, Change], key: Key, decimals: int) -> str:
@@ -125,8 +129,7 @@ def _changed(changes: dict[Key, Change], key: Key, decimals: int) -> str:
     if gap is None:
         return "-"
     kind = ("good" if gap.value > 0 else "bad") if gap.sure else "tag"
-    text = _value(gap, decimals, "+").replace("+-", "±").replace("-", "−")
-    return f'<span class="{kind}">{escape(text)}</span>'
+    return _spans(_value(gap, decimals, "+")).replace("<span>", f'<span class="{kind}">')
 
 
 def _charts(result: Result) -> str:
