@@ -88,7 +88,12 @@ BENCHES = {
         seed=42,
         forwards=30_000,
         judges={
-            "blip_vqa": Judge("BLIP for VQA (ViT-B, CapFilt-L)", None, "0.4 B parameters; by --judge"),
+            "blip_vqa": Judge(
+                "BLIP for VQA (ViT-B, CapFilt-L), on spaCy's noun phrases",
+                "blip_vqa",
+                "the reward blip_vqa; spaCy with its model en_core_web_sm, else it is left out",
+                imports=("spacy", "en_core_web_sm"),
+            ),
             "unidet_2d": Judge("UniDet RS200, and rules of position", None, _DETECTORS),
             "unidet_3d": Judge("UniDet RS200, DPT's depth, and rules of position", None, _DETECTORS),
             "unidet_count": Judge("UniDet R50, and rules of counts", None, _DETECTORS),

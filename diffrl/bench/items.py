@@ -37,6 +37,7 @@ class Judge:
     reward: str | None
     needs: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    imports: Sequence[str] = ()  # packages without which it is left out
 
 
 @dataclass(frozen=True)

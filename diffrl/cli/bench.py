@@ -7,6 +7,7 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[s
     from diffrl.config import check_plugin
 
     own = BENCHES[arguments.name].judges
-    chosen = {judge: one.reward for judge, one in own.items() if one.reward is not None}
+    there = {judge: all(map(find_spec, one.imports)) for judge, one in own.items()}
+    chosen = {judge: one.reward for judge, one in own.items() if one.reward is not None and there[judge]}
     for word in filter(None, (word.strip() for word in arguments.judge.split(","))):
         judge, equals, plugin = word.rpartition("=")
         if not equals:

@@ -100,8 +100,8 @@ def splits() -> Splits:
     while full:
         things, links = _prompt(dice)
         names = sorted(thing.name for thing in things)
-        key = names if len(names) > 1 else (names, things[0].attribute, things[0].count)
-        place = ("test" if held_out(key, 0.1, "atoms") else "train", _atoms(things, links))
+        alone = () if len(names) > 1 else (things[0].attribute, things[0].count)
+        place = ("test" if held_out((*names, *alone), 0.1, "atoms") else "train", _atoms(things, links))
         text, metadata = _row(things, links, dice.of(FORMS))
         if place in full and text not in seen:
             seen.add(text)
