@@ -59,15 +59,18 @@ class Thing:
 def _prompt(dice: Dice) -> tuple[list[Thing], list[tuple[str, str]]]:
     """Different things, and between each two (a link, its skill): "and" has none."""
     lists, names = words()["atoms"], [name for name in plurals() if name not in NOT_ALONE]
-    things = []
-    for name in dice.several(names, 1 + dice.below(MOST)):
+    things, chosen = [], dice.several(names, 1 + dice.below(MOST))
+    kinds = lists["alone"]  # GenEval 2 has numbers of one coloured thing, and of one of wood, metal, glass or plastic
+    if len(chosen) > 1:
+        kinds = [*words()["colours"], *lists["kinds"], *kinds]
+    for name in chosen:
         count = 1 if dice.below(2) else 2 + dice.below(6)
-        attribute = dice.of([*words()["colours"], *lists["kinds"]]) if dice.below(3) else ""
+        attribute = dice.of(kinds) if dice.below(3) else ""
         things.append(Thing(name, count, "" if attribute == name else attribute))
     links = []
     for thing in things[:-1]:
-        kinds = ["", "position", "position"] + ["verb"] * 2 * (thing.name in lists["animals"])
-        skill = dice.of(kinds)
+        skills = ["", "position", "position"] + ["verb"] * 2 * (thing.name in lists["animals"])
+        skill = dice.of(skills)
         links.append((dice.of(lists["actions" if skill == "verb" else "places"]) if skill else "and", skill))
     return things, links
 
