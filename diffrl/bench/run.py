@@ -24,7 +24,8 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.protocol import RewardError, lower_is_better
+from diffrl.rewards.registry import load_class
 from diffrl.version import __version__
 
 FILE, JUDGES = "bench.json", "judges.json"
@@ -102,6 +103,7 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         "prompts": len(items),
         "official": {"prompts": bench.prompts, "per_prompt": bench.images, "seed": bench.seed},
         "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
+        "lower_is_better": sorted(lower_is_better({j: load_class(entry.plugin) for j, entry in judges.items()})),
         "images_drawn": drawn,
         "seconds": {"drawing": round(seconds, 1), "judging": round(time.perf_counter() - started - seconds, 1)},
     }

@@ -100,12 +100,15 @@ def _tables(result: Result) -> list[str]:
     head = ["", *result.lines, *(["change"] if changes else []), "values"]
     parts: list[str] = []
     for name, lines in _sections(result).items():
+        lower = name.partition(",")[0] in result.about["lower_is_better"]  # a section of a reward has its name first
         rows = []
         for line in lines:
             key = (name, line)
             known = [one.get(key) for one in result.lines.values()]
             count = next(one.count for one in known if one is not None)
-            cells = [_cell(one, decimals) for one in known] + ([_changed(changes, key, decimals)] if changes else [])
+            cells = [_cell(one, decimals) for one in known] + (
+                [_changed(changes, key, decimals, lower)] if changes else []
+            )
             rows.append([escape(line), *cells, f"{count:,}"])
         note = "After ±: one standard error, over prompts." if not parts else ""
         if changes and not parts:
@@ -124,11 +127,11 @@ def _spans(text: str) -> str:
     return f"<span>{escape(value)}</span>" + (f" <span>{escape(error)}</span>" if error else "")
 
 
-def _changed(changes: dict[Key, Change], key: Key, decimals: int) -> str:
+def _changed(changes: dict[Key, Change], key: Key, decimals: int, lower: bool) -> str:
     gap = changes.get(key)
     if gap is None:
         return "-"
-    kind = ("good" if gap.value > 0 else "bad") if gap.sure else "tag"
+    kind = ("good" if (gap.value < 0) == lower else "bad") if gap.sure else "tag"
     return _spans(_value(gap, decimals, "+")).replace("<span>", f'<span class="{kind}">')
 
 
