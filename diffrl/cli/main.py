@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.around import add_around
+from diffrl.cli.bench import add_bench
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -153,6 +154,7 @@ def _parser() -> _Parser:
     add_d2align(add)
     add_recipes(add)
     add_divgen(add, _add_drawing)
+    add_bench(add, _add_drawing)
     add_image_sets(add, _add_drawing, _common)
     add_search(add, _add_drawing, _common)
     add_sharing(add)
@@ -224,9 +226,13 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
 
 
 def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
-    """MODEL, and the options that say how its images are drawn; `members`: None where something else says how many."""
+    """MODEL, and the options that say how its images are drawn.
+
+    members: images of each prompt by default; 0: of a benchmark, which says how many; None: something else does.
+    """
+    benchmark = members == 0
     text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-    command.add_argument("model", metavar="MODEL", help=text)
+    command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
@@ -234,12 +240,12 @@ def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> N
     command.add_argument(
         "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
     )
-    command.add_argument(
-        "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
-    )
+    first, default = ("the benchmark's", None) if benchmark else (0, 0)
+    text = f"of the noise (default {first})"
+    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
     if members is not None:
-        text = f"images per prompt (default {members})"
-        command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
+        text = f"images per prompt (default {members or first})"
+        command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
     text = "sampling steps (default: as in training, 10)"
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
