@@ -147,7 +147,8 @@ def run_drawing(lora: Path, model: str) -> dict[str, Any]:
         if values["model"] != model or rollout["sampler"] == "renoise":
             return {}
         own = {"sampler": "ddim" if rollout["sampler"] == "ddim" else "dpm2"}
-        own |= {"steps": measuring.get("steps") or rollout["steps"], "resolution": rollout.get("resolution")}
+        own |= {"steps": measuring.get("steps") or rollout["steps"]}
+        own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
         own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return {}

@@ -36,10 +36,12 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     if not files:
         return
     prompts = load_prompts(config.prompts.train)
-    given = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
-    width, height = (given, given) if isinstance(given, int) else given
-    images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+    trained = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
+    judged = config.evaluate.resolution or trained
     for key, name, entry, plugin in files:
+        given = trained if key.startswith("rewards.") else judged
+        width, height = (given, given) if isinstance(given, int) else given
+        images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
         reward = build_rewards({name: Entry(plugin, entry.arguments)}, device)[name]
         scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
         try:

@@ -48,8 +48,8 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"# {facts.name}",
         f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
         f"diffrl {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
-        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
-        f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
+        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
+        f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
         *_over(config),
         "## How to load it",
@@ -81,6 +81,16 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"Every value is in [config.yaml](config.yaml).{_again(config)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _sizes(facts: Facts) -> str:
+    shown = f"{facts.resolution[0]} x {facts.resolution[1]} pixels"
+    if facts.config.evaluate.resolution is None:
+        return shown
+    given = facts.config.rollout.resolution
+    width, height = (given, given) if isinstance(given, int) else given or (0, 0)
+    trained = f"{width} x {height}" if given else "the model's own size"
+    return f"trained at {trained}, shown and measured here at {shown}"
 
 
 def _over(config: Config) -> list[str]:
