@@ -176,8 +176,8 @@ def _add_train(add: Callable[..., _Parser]) -> None:
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = (
         "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
-        "run in its run_dir if there is one, else a new one. hub:OWNER/NAME: the run that checkpoint.push sent, fetched "
-        "into run_dir. SIGTERM and Ctrl-C save and exit with code 75"
+        "run in its run_dir if there is one, else a new one. hub:OWNER/NAME: what checkpoint.push sent, fetched into "
+        "run_dir. SIGTERM and Ctrl-C save and exit with code 75"
     )
     train.add_argument(
         "--override",

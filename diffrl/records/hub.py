@@ -77,9 +77,7 @@ class Pusher:
             )
         except Exception as error:  # whatever it is, the training goes on
             why = in_one_line(error, most=200)
-            self._failure = (
-                f"checkpoint.push: epoch {epoch} was not sent to {self.repository} ({why}); training goes on"
-            )
+            self._failure = f"checkpoint.push: epoch {epoch} was not sent to {self.repository} ({why})"
 
 
 def stage(folder: Path) -> Path:
