@@ -1,4 +1,4 @@
-"""A run on the hub: sent while it trains (`checkpoint.push`), and fetched to go on elsewhere (`--resume hub:OWNER/NAME`).
+"""A run on the hub: sent while it trains (`checkpoint.push`), fetched to go on elsewhere (`--resume hub:OWNER/NAME`).
 
 Sent are the newest checkpoint, the LoRA and what the run recorded, never a plugin's code. A push works in a thread on
 copies, or links to files that are never rewritten, so that the training neither waits for it nor changes what it reads.

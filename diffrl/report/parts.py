@@ -9,10 +9,10 @@ from diffrl.records.held_out import SURE
 from diffrl.records.progress import number
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, section, table
-from diffrl.report.sections import within
+from diffrl.report.sections import signed
 
 NAME = re.compile(r"(.+)\[(.+)\]")  # REWARD[PART], where a reward has a breakdown (`diffrl.rewards.protocol`)
-TITLE = "By kind"
+TITLE = "Scores by kind"
 
 
 def by_part(run: RunData) -> str:
@@ -21,8 +21,9 @@ def by_part(run: RunData) -> str:
     for owner, parts in _parts(run).items():
         rows = [[escape(part), *_cells(run, f"{owner}[{part}]")] for part in parts]
         tables.append(table(rows, [owner, "prompts", "before", "after", "change"], "numbers"))
-    note = "What the reward says of each part of a prompt by itself, at the first and the last evaluation, over the "
-    note += "held-out prompts that state it; errors as above. A change within two of them is noise, and has no colour."
+    note = "Each kind by itself, over the held-out prompts that state it, at the first and the last evaluation; for "
+    note += "the playground the share of facts that are right. A change within two of its standard errors, paired over "
+    note += "prompts, is noise and has no colour."
     return section(TITLE, "<br>".join(tables), note)
 
 
@@ -65,6 +66,5 @@ def _cells(run: RunData, name: str) -> tuple[str, str, str, str]:
     if before is None or after is None:
         return "", "", "", ""
     change, error = after - before, run.held.change_error(name, first, last)
-    kind = ("good" if change > 0 else "bad") if error is not None and abs(change) > SURE * error else ""
-    difference = f'<b class="{kind}">{change:+.3f}</b>'.replace("-", "−") + within(error)
-    return str(run.held.count(name, last)), number(before), number(after), difference
+    gain = change if error is not None and abs(change) > SURE * error else 0.0
+    return str(run.held.count(name, last)), number(before), number(after), signed(change, error, gain)

@@ -8,6 +8,7 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
+from diffrl.records.guard import FELL
 from diffrl.records.held_out import SURE
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
@@ -201,16 +202,27 @@ def pick(values: Sequence[int], most: int) -> list[int]:
 
 def change(run: RunData, name: str, before: float, after: float) -> str:
     """The signed change with its error, coloured when it is for the better or the worse by more than noise."""
-    gain, error = run.gain(name, before, after), run.change_error(name)
-    sure = error is None or abs(gain) > SURE * error
-    kind = "" if not sure else "good" if gain > 0 else "bad" if gain < 0 else ""
-    difference = f"{after - before:+.3f}".replace("-", "−")
+    error = run.change_error(name)
+    # Without an error, as of variety, a change counts by the share that the guard rails ask for.
+    least = FELL * abs(before) if error is None else SURE * error
+    return signed(after - before, error, run.gain(name, before, after) if abs(after - before) > least else 0.0)
+
+
+def signed(change: float, error: float | None, gain: float) -> str:
+    """A change with its error; `gain`: above 0 for the better, below 0 for the worse, 0 for noise."""
+    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
+    difference = f"{change:+.{places(error)}f}".replace("-", "−")
     return f'<b class="{kind}">{difference}</b>{within(error)}'
 
 
 def within(error: float | None) -> str:
     """A standard error behind its value; nothing where it is not known."""
-    return "" if error is None else f' <span class="error">± {error:.3f}</span>'
+    return "" if error is None else f' <span class="error">± {error:.{places(error)}f}</span>'
+
+
+def places(error: float | None) -> int:
+    """Decimal places: three, and up to five where an error is as small as that."""
+    return next((digits for digits in (3, 4) if error is None or not 0 < error < 2 * 10**-digits), 5)
 
 
 def _verdict(run: RunData) -> str:
