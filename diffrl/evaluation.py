@@ -22,7 +22,7 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import replacing, write_text
 from diffrl.records.progress_bar import progress
-from diffrl.records.tracking import save_image
+from diffrl.records.tracking import save_image, slug
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.figures import Breakdowns, find_figures
 from diffrl.rewards.scoring import Scorer
@@ -171,7 +171,7 @@ def sample(*, out: Path, **drawing: Any) -> None:
         for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
             for i, image in zip(index.tolist(), images, strict=True):
                 prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
-                name = f"{i // job.per_prompt:05d}-{member:02d}.png"
+                name = f"{i // job.per_prompt:05d}-{member:02d}-{slug(prompt.text)}.png"
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
                 lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
                 if len(pictures) < SHOWN:

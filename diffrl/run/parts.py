@@ -18,6 +18,7 @@ from diffrl.config.door import imported, load
 from diffrl.config.reward import Watched, read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
+from diffrl.playground.grammar import foreign
 from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
@@ -306,8 +307,11 @@ def meanings(run: Any) -> str:
     lines.append("diversity: mean distance between the images of one prompt, in a space of features")
     if config.model == "playground":
         lines.append(
-            "variety: what prompts leave free, in as many ways as in the world: 1; unreadable: the share not read"
+            "variety: do pictures differ in what prompts leave free? 1: as in the world; unreadable: share not read"
         )
+        texts = [prompt.text for prompt in [*run.loop.stream.prompts, *run.evaluation.prompts]]
+        if line := foreign(list(dict.fromkeys(texts))):
+            log.warning("%s", line)
     lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
     return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)
 
