@@ -240,8 +240,8 @@ def foreign(texts: Sequence[str]) -> str:
     example = " ".join(strange[0].split())
     shown = example if len(example) <= 60 else f"{example[:60]} ..."
     return (
-        f"{len(strange)} of {len(texts)} prompts are not in the playground's language, which its model and its verifier "
-        f'do not understand, such as "{shown}"; a valid one: "a red circle on white"'
+        f"{len(strange)} of {len(texts)} prompts are not in the playground's language, which is all that its model "
+        f'and its verifier understand, such as "{shown}"; a valid one: "a red circle on white"'
     )
 
 

@@ -306,9 +306,8 @@ def meanings(run: Any) -> str:
         lines.append(f"{about}{' (lower is better)' if name in run.lower else ''}")
     lines.append("diversity: mean distance between the images of one prompt, in a space of features")
     if config.model == "playground":
-        lines.append(
-            "variety: do pictures differ in what prompts leave free? 1: as in the world; unreadable: share not read"
-        )
+        lines.append("variety: how much images differ in what prompts leave free (1: as in the world)")
+        lines.append("unreadable: the share of free facts that could not be read")
         texts = [prompt.text for prompt in [*run.loop.stream.prompts, *run.evaluation.prompts]]
         if line := foreign(list(dict.fromkeys(texts))):
             log.warning("%s", line)
