@@ -251,9 +251,9 @@ def check_device(config: Config, device: torch.device) -> None:
     if device.type != "mps":
         return
     if config.engine.base in ("fp8", "nf4"):
-        raise UserError(f'engine.base: "{config.engine.base}" on an Apple device (MPS): not to be had there; use int8')
+        raise UserError(f'engine.base: "{config.engine.base}" is not available on an Apple device (MPS); use int8')
     if config.engine.optimiser == "adamw8bit":
-        raise UserError('engine.optimiser: "adamw8bit" on an Apple device (MPS): not to be had there; use adamw')
+        raise UserError('engine.optimiser: "adamw8bit" is not available on an Apple device (MPS); use adamw')
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:

@@ -2,7 +2,7 @@
 
 ComfyUI does not read alpha from diffusers' metadata: without an `.alpha` beside each pair it would apply B A unscaled,
 while diffusers applies alpha / r * B A. Of its names (`model_lora_keys_unet` in its `comfy/lora.py`) these are used:
-`transformer.LAYER` for SD3, FLUX, Qwen-Image and HiDream, `lora_unet_LAYER` with underscores for the UNets of SD 1, SD 2
+`transformer.LAYER` for SD3, FLUX, Qwen-Image and HiDream, `lora_unet_LAYER` with underscores for the UNets of SD 1, 2
 and SDXL.
 """
 
