@@ -22,6 +22,10 @@ KNOWN = {
     "kl": ("KL to the reference model", "KL divergence"),
     "grad_norm": ("gradient norm before clipping", "norm"),
 }
+TITLES = {
+    "eval/saturation/std": "saturation: spread over the held-out images",
+    "lr": "learning rate",
+}  # others: their keys
 
 
 def headline(run: RunData) -> str:
@@ -99,7 +103,8 @@ def others(run: RunData) -> str:
     aside = {"epoch", "step", "samples", *run.logged("seconds")}
     left = [key for key in run.logged() if key not in run.used | aside]
     return section(
-        "Other metrics", grid([card for card in (_metric_chart(run, key, key, "value") for key in left) if card])
+        "Other metrics",
+        grid([card for card in (_metric_chart(run, key, TITLES.get(key, key), "value") for key in left) if card]),
     )
 
 
@@ -124,7 +129,9 @@ def time_split(run: RunData) -> str:
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
     note = "Evaluation on held-out prompts counts in the bar, not in the chart."
     if overhead:
-        note += f" Of the training, {overhead / seconds:.1%} was neither model, VAE nor reward."
+        note += (
+            f" The loop itself, beside model, autoencoder and rewards, took {overhead / seconds:.1%} of the training."
+        )
     if len(rows) > 1:
         parts = {part: [row.get(f"seconds/{part}") or 0.0 for row in rows] for part in PARTS if shares.get(part)}
         sums = [sum(values) for values in zip(*parts.values(), strict=True)]
