@@ -66,6 +66,7 @@ class Reward(Protocol):
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
+    - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
     - `footprint(**arguments) -> int | None`, a static method: the bytes of the weights that a reward built with these
@@ -200,6 +201,7 @@ ABILITIES: dict[str, Ability] = {
     "differentiable": Ability(False, _flag, kept=False),
     "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
     "remote": Ability(False, _flag),
+    "learns": Ability(False, _flag, methods=("observe", "learn", "state_dict", "load_state_dict"), kept=False),
     "applies": Ability(
         None,
         lambda value: "" if value is None or callable(value) else "is not a method (prompt, metadata) -> bool",

@@ -51,6 +51,7 @@ class Rows:
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
     # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
     slot: Tensor | None = None
+    rollout: Rollout | None = None  # for what draws its images again (direct.path)
     words: Tensor | None = None  # (b, 2) int64 on the CPU: the control words of a pair of prompts (SRPO)
     factors: Tensor | None = None  # (b, 2) on the CPU: what the scores for these two prompts count
 
