@@ -370,7 +370,8 @@ def evaluate(
             `merge`, `resolution`.
 
     Returns:
-        "mean" and "standard_error" (over prompts) of each reward, "diversity", and every image's "scores".
+        "mean" and "standard_error" (over prompts) of each reward, "diversity", "parts" of rewards with a breakdown, and
+        every image's "scores". Printed, it is a small table.
     """
     entries = _entries(rewards, "rewards")
     plugins = {name: entry.pop("plugin", name) for name, entry in entries.items()}

@@ -186,13 +186,27 @@ def sample(*, out: Path, **drawing: Any) -> None:
         grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
 
 
+class Scores(dict[str, Any]):
+    """What `evaluate` returns; its text is a small table of the means."""
+
+    def __str__(self) -> str:
+        rows = []
+        for name, mean in self["mean"].items():
+            known = mean is not None
+            text = f"{mean:.4f} +- {self['standard_error'][name]:.4f}" if known else "applies to none of the prompts"
+            rows.append(f"{name:<24}{text}")
+        return "\n".join([*rows, f"{'diversity':<24}{self['diversity']:.4f}"])
+
+    __repr__ = __str__
+
+
 def evaluate(
     *,
     rewards: Mapping[str, Mapping[str, Any] | Entry],
     out: Path | None = None,
     policy: Policy | None = None,
     **drawing: Any,
-) -> dict[str, Any]:
+) -> Scores:
     """Score a `Drawing`; returns, and writes if asked, means, standard errors, diversity and every image's scores.
 
     Args:
@@ -216,7 +230,8 @@ def evaluate(
     known = (~by_prompt.isnan()).sum(0)
     spread = (by_prompt - by_prompt.nanmean(0)).square().nansum(0) / (known - 1).clamp_min(1)
     error = (spread / known.clamp_min(1)).sqrt().tolist()
-    result = {
+    result = Scores()
+    result |= {
         "diffrl_version": __version__,
         **asdict(job),
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],

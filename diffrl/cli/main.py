@@ -306,12 +306,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.evaluation import evaluate
 
     result = evaluate(rewards=wanted, **common)
-    for name, mean in result["mean"].items():
-        score = (
-            "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"
-        )
-        print(f"{name:<24}{score}")
-    print(f"{'diversity':<24}{result['diversity']:.4f}")
+    print(result)
     print(f"scores: {arguments.out}")
     return 0
 
