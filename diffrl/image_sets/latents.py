@@ -35,7 +35,7 @@ class Latents:
     def __init__(self, policy: Policy, folder: Path) -> None:
         self.policy = policy
         self.folder = folder / _autoencoder(policy)
-        self._cells = _Cells()
+        self._pictures = Pictures()
 
     def missing(self, groups: Iterable[Group]) -> list[Group]:
         """Those that are still to be encoded."""
@@ -96,16 +96,7 @@ class Latents:
     def _image(self, picture: Picture, group: Group) -> Tensor:
         _, height, width = self.policy.latent_shape
         scale = self.policy.backbone.scale
-        try:
-            source: Any = picture.file if picture.row < 0 else io.BytesIO(self._cells(picture))
-            with Image.open(source) as opened:
-                pixels = to_rgb(opened)
-        except UserError:
-            raise
-        except Exception as error:  # PIL's own kinds, for files of anybody's
-            text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
-            raise UserError(f"{group.where}: {text}") from error
-        return fitted(pixels, (width * scale, height * scale))
+        return self._pictures(picture, group.where, (width * scale, height * scale))
 
 
 def fitted(pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
@@ -118,6 +109,26 @@ def fitted(pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
         left, top = (whole[0] - width) // 2, (whole[1] - height) // 2
         picture = picture.crop((left, top, left + width, top + height))
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+
+class Pictures:
+    """Reads the pictures of an image set."""
+
+    def __init__(self) -> None:
+        self._cells = _Cells()
+
+    def __call__(self, picture: Picture, where: str, size: tuple[int, int]) -> Tensor:
+        """(3, H, W) in [0, 1], `fitted` to size = (W, H); UserError, beginning with `where`, for what is none."""
+        try:
+            source: Any = picture.file if picture.row < 0 else io.BytesIO(self._cells(picture))
+            with Image.open(source) as opened:
+                pixels = to_rgb(opened)
+        except UserError:
+            raise
+        except Exception as error:  # PIL's own kinds, for files of anybody's
+            text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
+            raise UserError(f"{where}: {text}") from error
+        return fitted(pixels, size)
 
 
 class _Cells:
