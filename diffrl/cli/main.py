@@ -182,7 +182,8 @@ def _add_train(add: Callable[..., _Parser]) -> None:
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = (
         "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
-        "run in its run_dir if there is one, else a new one. SIGTERM and Ctrl-C save and exit with code 75"
+        "run in its run_dir if there is one, else a new one. hub:OWNER/NAME: what checkpoint.push sent, fetched into "
+        "run_dir. SIGTERM and Ctrl-C save and exit with code 75"
     )
     train.add_argument(
         "--override",
@@ -191,7 +192,7 @@ def _add_train(add: Callable[..., _Parser]) -> None:
         metavar="KEY",
         help="with --resume: this key or section may differ from what the checkpoint was trained with; may be repeated",
     )
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto", help=text)
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto|hub:OWNER/NAME", help=text)
     text = "check everything, load the model and the rewards, say what would happen, and write nothing"
     train.add_argument("--dry-run", action="store_true", help=text)
     train.add_argument(
@@ -316,12 +317,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.evaluation import evaluate
 
     result = evaluate(rewards=wanted, **common)
-    for name, mean in result["mean"].items():
-        score = (
-            "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"
-        )
-        print(f"{name:<24}{score}")
-    print(f"{'diversity':<24}{result['diversity']:.4f}")
+    print(result)
     print(f"scores: {arguments.out}")
     return 0
 

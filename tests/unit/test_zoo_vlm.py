@@ -21,7 +21,8 @@ from PIL import Image
 
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine, playground_examples
+from diffrl.rewards.check import examine
+from diffrl.rewards.examples import playground_examples
 from diffrl_zoo.vlm import rubric_score, tournament, win_rates, winner, yes_probability
 from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
 from diffrl_zoo.vlm_questions import probability, spellings
