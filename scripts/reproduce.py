@@ -88,6 +88,8 @@ def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) 
     depends += [evaluation_spec(run.config).model_dump(), args.prompts, args.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]
+    if run.scorer.learning:  # and each seed's has learned something else
+        depends += [run.config.seed]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
     kept = args.runs / f"base-{name}.json"
     if kept.is_file():
@@ -110,8 +112,8 @@ def one_seed(config_path: str, overrides: list[str], seed: int, args: argparse.N
     run = Run(config, RunFolder(folder))
     # What D2-Align's stage 1 has learned in the training is only read here.
     direction = prepare_direction(config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
-    before, base = judge_base(run, direction, args)
     run.restore()
+    before, base = judge_base(run, direction, args)
     after, tuned = judge(run, run.judged, args.prompts, args.per_prompt)
     tests = {}
     for k, name in enumerate(run.judges.names):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.rewards.learning import Learning
 from diffrl.rewards.offloading import Wrapper
-from diffrl.rewards.protocol import Metadata
+from diffrl.rewards.protocol import Metadata, ability
 
 if TYPE_CHECKING:
     from diffrl.run.loop import Loop
@@ -47,7 +47,12 @@ class First(Wrapper):
         super().__init__(reward)
         self.learning = reward
 
+    def applies(self, prompt: str, metadata: Metadata) -> bool:
+        """Where the reward itself applies, once it has learned."""
+        asked = ability(self.learning, "applies")
+        return self.learning.first is not None and (asked is None or asked(prompt, metadata))
+
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        assert self.learning.first is not None, "meet comes before every evaluation"
+        assert self.learning.first is not None, "it does not apply before"
         return self.learning.first(images, prompts, metadata)
