@@ -54,6 +54,7 @@ from diffrl.run.parts import (
 )
 from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
+from diffrl.run.showing import build_showing
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
 from diffrl.run.teachers import load_teachers
@@ -111,6 +112,7 @@ class Run:
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
+        self.loop.showing = build_showing(config, self.folder.path, self.scorer)
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
             self.loop.inspect = self._keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
@@ -121,7 +123,8 @@ class Run:
         self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
         self.ahead = self._ahead()
         shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
-        self.suspicions = Suspicions(list(config.rewards), shaped)
+        scored = [name for name in config.rewards if name not in self.scorer.asking]
+        self.suspicions = Suspicions(scored, shaped)
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
         self.peers.rescue = self.leave
@@ -302,7 +305,9 @@ class Run:
             journal.log(metrics)
             if self.main:
                 scouts = None if self.loop.scouting is None else self.loop.scouting.warning()
-                for text in [*self.suspicions.after(metrics, self.scorer.take_growth()), *([scouts] if scouts else [])]:
+                shown = [] if self.loop.showing is None else self.loop.showing.notes
+                grown = self.suspicions.after(metrics, self.scorer.take_growth())
+                for text in [*grown, *([scouts] if scouts else []), *shown]:
                     journal.note(text)
             stop = bool(alarms) and config.guard.stop and not last
             if self.epoch % config.checkpoint.every == 0 or last or stop:

@@ -34,6 +34,9 @@ def draw(
     pending: list[list[Any]] = [[] for _ in range(count)]
     pictures: list[list[Tensor]] = [[] for _ in range(count)]
     features: list[Tensor] = []
+    showing = loop.showing if isinstance(key, int) else None
+    chosen = showing.chosen(len(prompts)) if showing is not None else set()
+    shown: dict[int, Tensor] = {}
 
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
@@ -43,6 +46,9 @@ def draw(
 
     def on_batch(images: Tensor, part: slice) -> None:
         on_view(images, part, final)
+        for i in range(part.start, part.stop) if showing is not None else ():
+            if (first + i) // group_size in chosen or not shown:
+                shown[first + i] = (images[i - part.start].float().clamp(0, 1) * 255).round().byte().cpu()
         mark = time.perf_counter()
         features.append(loop.features(images))
         loop.clock.add("reward", mark)
@@ -69,7 +75,9 @@ def draw(
             caching=loop.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             members=members,
         )
-    columns = finished(loop, prompts, rollout, pending, pictures).chunk(count)
+    columns = list(finished(loop, prompts, rollout, pending, pictures).chunk(count))
+    if showing is not None and isinstance(key, int):
+        columns[final] = showing(loop, key, prompts, shown, columns[final])
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 
 
