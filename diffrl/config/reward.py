@@ -94,7 +94,7 @@ class Reward(Watched):
 
 
 def check_asking(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], config: Any) -> None:
-    """Raise Problem where a reward that people answer would not be asked, or asked about images that are no final ones."""
+    """Raise Problem where people would not be asked, or about images that are no final ones."""
     from diffrl.rewards.registry import declares
 
     for name, entry in watch.items():
@@ -110,8 +110,8 @@ def check_asking(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], co
         raise Problem(where, "people are not asked about scouts; leave out rollout.scout")
     if config.drawn_groups == 0:
         raise Problem(where, "an image set's pictures are not voted on; leave out image_set")
-    if config.rollout.group_size < 2:
-        raise Problem(where, f"people compare the images of a group, and rollout.group_size is {config.rollout.group_size}")
+    if (size := config.rollout.group_size) < 2:
+        raise Problem(where, f"people compare the images of a group, and rollout.group_size is {size}")
 
 
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:

@@ -26,6 +26,7 @@ from diffrl.records.disk import DiskError, inside, write_text, writing
 from diffrl.records.groups import INDEX, ImageGroup, Listed, epochs_of, read_groups, read_json, write_groups
 
 FOLDER, FILE, CLOSED, ENOUGH = "votes", "votes.jsonl", "closed.json", "enough"
+MOST = 1000  # votes on a group
 PREFERENCE = "preference"  # the scores' name, as in the layouts of image sets
 
 
@@ -102,6 +103,8 @@ def add_vote(run_dir: Path, vote: str, voter: str, group: str, order: Sequence[S
             raise NotAsked("this group is not voted on any more")
         if any(one["group"] == group and one["voter"] == voter for one in votes):
             raise NotAsked("you have voted on this group already")
+        if sum(one["group"] == group for one in votes) >= MOST:
+            raise NotAsked(f"this group has {MOST} votes")
         places = [place for tier in order for place in tier]
         if len(set(places)) < len(places) or not all(0 <= place < len(found.images) for place in places) or not places:
             raise NotAsked(f"expected places from 0 to {len(found.images) - 1}, each once")
@@ -113,7 +116,11 @@ def add_vote(run_dir: Path, vote: str, voter: str, group: str, order: Sequence[S
             "images": [f"{asked.folder.name}/{name}" for name in found.images],
             "prompt": found.prompt,
             "scores": {PREFERENCE: ranks},
-            **{"vote": vote, "voter": voter, "group": group, "epoch": asked.epoch, "time": round(time.time(), 3)},
+            "vote": vote,
+            "voter": voter,
+            "group": group,
+            "epoch": asked.epoch,
+            "time": round(time.time(), 3),
         }
         _append(file, run_dir / FOLDER / FILE, json.dumps(line).encode() + b"\n")
         return True

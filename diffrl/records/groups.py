@@ -1,7 +1,7 @@
 """Groups of a run's training images on the disk, with their scores: for the live page, for people's votes.
 
-    FOLDER/epoch-NNNN/GROUP-MM.png     the images; GROUP: a digest of prompt and pixels, so no name ever changes its image
-    FOLDER/epoch-NNNN/groups.json      {"epoch", "groups": [{"group", "prompt", "images", "scores"}], ...}
+FOLDER/epoch-NNNN/GROUP-MM.png     the images; GROUP: a digest of prompt and pixels: a name has one image
+FOLDER/epoch-NNNN/groups.json      {"epoch", "groups": [{"group", "prompt", "images", "scores"}], ...}
 """
 
 from __future__ import annotations

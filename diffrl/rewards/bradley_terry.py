@@ -28,7 +28,7 @@ def with_prior(wins: np.ndarray, prior: float) -> np.ndarray:
 def bradley_terry(wins: np.ndarray, prior: float = 0.5, steps: int = 100) -> tuple[np.ndarray, np.ndarray]:
     """Scores (n,) with mean 0, and their standard errors (n,), by Newton's method.
 
-    The errors are those of the scores with their mean at 0: the pseudo-inverse of the observed information. `prior`: see
+    The errors are those of scores with mean 0: from the pseudo-inverse of the observed information. `prior`: see
     `with_prior`. Raises ValueError without a prior where the comparisons do not decide: nothing joins two parts of the
     things, or one part has beaten the other every time.
     """

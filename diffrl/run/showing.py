@@ -33,7 +33,7 @@ def evenly(count: int, most: int) -> list[int]:
 
 @dataclass
 class Showing:
-    """`kept`: how many of an epoch's groups stay on the disk until the next. `asked`: the rewards that people answer."""
+    """`kept`: how many groups of the newest epoch stay on the disk. `asked`: the rewards that people answer."""
 
     run_dir: Path
     kept: int
