@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from diffrl.errors import UserError, in_one_line
+from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records import ballots
 from diffrl.records.groups import FOLDER, INDEX, Listed, epochs_of, read_groups, read_json
 from diffrl.report.data import read_run
@@ -51,9 +51,10 @@ class Parts:
 
     def make(self, name: str, stamp: str) -> str:
         """The part's HTML; the one that was made, if it is of this stamp."""
-        if self._made.get(name, ("", ""))[0] != stamp:
+        if name not in self._made or self._made[name][0] != stamp:
             try:
-                text = _MAKERS[name](self)
+                with foreign(self.run_dir):
+                    text = _MAKERS[name](self)
             except (UserError, OSError) as error:
                 reason = str(error) if isinstance(error, UserError) else in_one_line(error)
                 text = f'<p class="warning">{escape(reason)}</p>'

@@ -174,7 +174,7 @@ def _is_order(order: Any) -> bool:
 def make_app(settings: Settings) -> FastAPI:
     """The ASGI application. Nothing of a request's body is read before its site and token were seen."""
     watch = Watch(settings)
-    app = FastAPI(title="diffrl watch", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="diffrl watch", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     script = (files("diffrl.watch") / "templates" / "watch.js").read_text(encoding="utf-8")
 
     def check(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A headless Chromium over its debugging pipe: pages are opened, clicked, asked and photographed. No driver is needed."""
+"""A headless Chromium over its debugging pipe, without a driver: pages are opened, clicked, asked and photographed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
