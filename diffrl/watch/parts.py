@@ -41,6 +41,7 @@ class Parts:
         waits = asked[0][1] if asked else run / "none"
         files = {
             "votes": [waits / INDEX, waits / ballots.CLOSED],
+            "answered": [waits / INDEX, waits / ballots.CLOSED],
             "run": [run / "metrics.jsonl", run / "config.yaml"],
             "groups": [path / INDEX for _, path in kept[:1]],
             "samples": [path for _, path in drawn[:1]],
@@ -79,9 +80,12 @@ class Parts:
         return f'<p class="note">{note}</p>'
 
     def votes(self) -> str:
-        """What is asked; where nothing is, the last epoch that was answered."""
-        if (asked := ballots.open_epoch(self.run_dir)) is not None:
-            return TEMPLATES.get_template("ask.html.j2").render(asked=asked, folder=ballots.FOLDER)
+        """What is asked now."""
+        asked = ballots.open_epoch(self.run_dir)
+        return "" if asked is None else TEMPLATES.get_template("ask.html.j2").render(asked=asked, folder=ballots.FOLDER)
+
+    def answered(self) -> str:
+        """The last epoch that was voted on."""
         for epoch, path in epochs_of(self.run_dir, ballots.FOLDER):
             ended = read_json(path / ballots.CLOSED)
             if not ended.get("votes"):
@@ -120,6 +124,7 @@ class Parts:
 _MAKERS: dict[str, Callable[[Parts], str]] = {
     "votes": Parts.votes,
     "run": Parts.run,
+    "answered": Parts.answered,
     "groups": Parts.groups,
     "samples": Parts.samples,
 }

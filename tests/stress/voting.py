@@ -143,7 +143,10 @@ def trial(folder: Path, epochs: int, pictures: Path | None) -> dict[str, Any]:
         browser.wait("!document.querySelector('.ask')")
         if pictures is not None:
             time.sleep(3)
-            browser.picture(pictures / "watch.png")
+            for name in ("run", "answered", "groups"):
+                browser.evaluate(f"document.getElementById('{name}').scrollIntoView()")
+                time.sleep(0.3)
+                browser.picture(pictures / f"watch-{name}.png", whole=False)
     page.terminate()
     assert training.returncode == 0, training.communicate()[0]
     return judged(run, rater, killed, epochs)
