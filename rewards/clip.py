@@ -138,6 +138,22 @@ class ClipModel:
         """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
         return F.normalize(self.model.encode_image(self.preprocess(images).to(self.dtype)).float(), dim=-1)
 
+    def tokens(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to the last layer's normed tokens (B, 1 + N, W): the class token, then the patches'.
+
+        Raises `UserError` for an image tower without tokens (a ResNet).
+        """
+        import open_clip
+
+        tower = self.model.visual
+        if not isinstance(tower, open_clip.transformer.VisionTransformer):
+            raise UserError(f"clip: a {type(tower).__name__} has no tokens of patches; take a vision transformer")
+        pixels = self.preprocess(images).to(self.dtype)
+        wanted: Any = {"indices": 1, "normalize_intermediates": True, "intermediates_only": True, "output_fmt": "NLC"}
+        found = tower.forward_intermediates(pixels, output_extra_tokens=True, **wanted)
+        patches, extra = (found[key][-1] for key in ("image_intermediates", "image_intermediates_prefix"))
+        return torch.cat([extra[:, :1], patches], dim=1).float()
+
     def embed_text(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
         return self._texts(prompts)

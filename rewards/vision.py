@@ -88,6 +88,16 @@ class VisionModel:
         pooled = output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
         return F.normalize(pooled.float(), dim=-1)
 
+    def tokens(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to the last layer's tokens (B, 1 + N, W): the class token (SigLIP, which has none: the
+        pooled output), then the patches'; register tokens are left out."""
+        output = self.model(pixel_values=self.preprocess(images).to(self.dtype))
+        hidden, config = output.last_hidden_state, self.model.config
+        if config.model_type.startswith("siglip"):
+            return torch.cat([output.pooler_output[:, None], hidden], dim=1).float()
+        registers = getattr(config, "num_register_tokens", 0) or 0
+        return torch.cat([hidden[:, :1], hidden[:, 1 + registers :]], dim=1).float()
+
 
 _models: dict[tuple[str, ...], VisionModel] = {}
 _lock = threading.Lock()

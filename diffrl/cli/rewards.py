@@ -126,6 +126,7 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
     for module in ("fastapi", "uvicorn"):
         _need(module)
     from diffrl.rewards.client import find_token
+    from diffrl.rewards.protocol import ability
     from diffrl.rewards.registry import load_reward
     from diffrl.rewards.server import Limits, Options, Served, check_address, names_of, serve
 
@@ -139,6 +140,11 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
         read_limit=arguments.read_limit or Options.read_limit,
     )
     built = [Served(load_reward(name, **given), name, given) for name, given in wanted.items()]
+    for one in built:
+        if ability(one.reward, "learns"):
+            raise UserError(
+                f'rewards serve: "{one.plugin}" learns in the run that trains on it, so it cannot be served'
+            )
     served = dict(zip(names_of(built), built, strict=True))
     if len(served) < len(built):
         raise UserError(f"rewards serve: two rewards are called the same: {', '.join(names_of(built))}")

@@ -44,6 +44,11 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
         if key not in plain:
             plain[key] = load_reward(entry.plugin, **arguments)
         reward = plain[key]
+        if ability(reward, "learns") and (entry.offload or entry.cache is not None):
+            asked = "offload" if entry.offload else "cache"
+            raise UserError(
+                f'{name}: {asked}: the reward "{entry.plugin}" learns, so it changes while it trains; leave it out'
+            )
         try:
             if entry.offload and _place(reward) not in ("cpu", "mps"):
                 reward = offloaded[key] = offloaded.get(key) or Offloaded(reward, entry.offload == "apart")

@@ -71,6 +71,7 @@ class Reward(Protocol):
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
     - `asks = True`: people answer, in a training run alone: an `Asker`. Evaluations and servers leave it out.
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
+    - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
     - `footprint(**arguments) -> int | None`, a static method: the bytes of the weights that a reward built with these
       arguments (defaults included) has on its device; None: it cannot say. It loads nothing: `diffrl doctor` asks it.
@@ -210,6 +211,7 @@ ABILITIES: dict[str, Ability] = {
     "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
     "asks": Ability(False, _flag, methods=("ask",), kept=False),
     "remote": Ability(False, _flag),
+    "learns": Ability(False, _flag, methods=("observe", "learn", "state_dict", "load_state_dict"), kept=False),
     "applies": Ability(
         None,
         lambda value: "" if value is None or callable(value) else "is not a method (prompt, metadata) -> bool",

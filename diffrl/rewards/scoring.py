@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import psutil
 import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
+from diffrl.rewards.learning import Learning
 from diffrl.rewards.offloading import find_offloaded
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.timeouts import TooLong, call
@@ -122,18 +123,24 @@ class Scorer:
         scores = self._each(images, prompts, self.names)
         return scores if groups is None else self.score_groups(images, prompts, groups, scores)
 
-    def submit(self, images: Tensor, prompts: Sequence[Prompt]) -> Future[Tensor]:
+    @property
+    def learning(self) -> dict[str, Learning]:
+        """The rewards that learn from what `submit` shows them, by name."""
+        return {name: cast(Learning, reward) for name, reward in self.rewards.items() if ability(reward, "learns")}
+
+    def submit(self, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Future[Tensor]:
         """Starts to score a batch: `.result()` is (B, K), NaN for the rewards of `later` until `finish` fills them.
 
+        `keys`: the images' own numbers (B), where the rewards that learn are to observe them (`Learning.observe`).
         What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
         now = [name for name in self.names if name not in self._beside and name not in self._apart]
         if self._worker is None:
             done: Future[Tensor] = Future()
-            done.set_result(self._each(images, prompts, now))
+            done.set_result(self._each(images, prompts, now, keys))
             return done
-        beside = self._worker.submit(self._each, images, prompts, self._beside)
-        here = self._each(images, prompts, now)
+        beside = self._worker.submit(self._each, images, prompts, self._beside, keys)
+        here = self._each(images, prompts, now, keys)
         # The one worker has `beside` behind it when it comes to this: nothing waits here.
         return self._worker.submit(lambda: here.where(~here.isnan(), beside.result()))
 
@@ -219,7 +226,9 @@ class Scorer:
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
 
-    def _each(self, images: Tensor, prompts: Sequence[Prompt], names: Sequence[str]) -> Tensor:
+    def _each(
+        self, images: Tensor, prompts: Sequence[Prompt], names: Sequence[str], keys: Sequence[int] | None = None
+    ) -> Tensor:
         """(B, K): those of the rewards `names` that judge images one by one, in batches of their own size; else NaN."""
         if len(images) != len(prompts):
             raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
@@ -233,8 +242,11 @@ class Scorer:
             for start in range(0, len(rows), size):
                 batch = rows[start : start + size]
                 # Indexing copies; whole batches, the usual case, are handed over as they are.
-                part = images if len(batch) == len(images) else images[batch]
-                scores[batch, k] = self._call(name, part, [prompts[i] for i in batch])
+                part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
+                scores[batch, k] = self._call(name, part, owners)
+                if keys is not None and name in self.learning:
+                    told = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
+                    self.learning[name].observe(part, *told)
         return scores
 
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:

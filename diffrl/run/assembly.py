@@ -22,6 +22,7 @@ from diffrl.prompts import MixedStream, Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
 from diffrl.report.data import FACES
+from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.suspicion import Suspicions
@@ -37,6 +38,7 @@ from diffrl.run.gallery import gallery
 from diffrl.run.identity import contents, digests, started_with
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
+from diffrl.run.learning import meet
 from diffrl.run.loop import Loop, TrainingError
 from diffrl.run.offline import Groups, Offline
 from diffrl.run.parts import (
@@ -224,6 +226,8 @@ class Run:
         tensors |= {name: self.policy.state(name) for name in self.snapshots}
         moments, optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
         tensors["optimiser"] = {key: value.to("cpu", copy=True) for key, value in moments.items()}
+        if learned := learning.states(self.scorer.learning):
+            tensors["learning"] = learned
         tensors["rng"], rng = checkpoint.rng_state()
         state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
         return tensors, copy.deepcopy(state)
@@ -267,6 +271,7 @@ class Run:
         for group, values in zip(self.optimiser.param_groups, asked, strict=True):
             group.update(values)  # the config's: the same as then, unless a change was asked for
         self.loop.load_state_dict(state["loop"])
+        learning.restore(self.scorer.learning, tensors.get("learning", {}))
         checkpoint.set_rng_state(tensors["rng"], state["rng"])
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []
@@ -285,6 +290,7 @@ class Run:
             journal.status("encoding pictures")
             self.offline.prepare(range(self.epoch, config.epochs), self.accelerator, self.loop.check, journal.status)
         if self.epoch == 0:  # line 0 of the metrics: the model before training
+            meet(self.loop)
             metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
             self.evaluation.measure(metrics, journal, divgen=bool(config.evaluate.divgen))
             self.loop.clock.take()  # evaluation's forwards are not the first epoch's

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, collect
 from diffrl.run.buffers import QUEUED
+from diffrl.seeds import seed_of
 
 if TYPE_CHECKING:
     from diffrl.run.loop import Loop
@@ -40,7 +41,9 @@ def draw(
 
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
-        submit(loop, images, owners, pending[view])
+        numbers = range(first + part.start, first + part.stop) if view == final else ()
+        keys = [seed_of(loop.settings.seed, key, number, "learning") for number in numbers]
+        submit(loop, images, owners, pending[view], keys or None)
         if loop.scorer.later:
             pictures[view].append(images.cpu())
 
@@ -95,10 +98,12 @@ def finished(
     return scores
 
 
-def submit(loop: Loop, images: Tensor, owners: Sequence[Prompt], pending: list[Any]) -> None:
-    """Have a batch scored; its scores to come are the last of `pending`."""
+def submit(
+    loop: Loop, images: Tensor, owners: Sequence[Prompt], pending: list[Any], keys: Sequence[int] | None = None
+) -> None:
+    """Have a batch scored; its scores to come are the last of `pending`. `keys`: rewards that learn observe them."""
     mark = time.perf_counter()
     if len(pending) >= QUEUED:
         pending[-QUEUED].result()
-    pending.append(loop.scorer.submit(images, owners))
+    pending.append(loop.scorer.submit(images, owners, keys))
     loop.clock.add("reward", mark)

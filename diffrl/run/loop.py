@@ -26,6 +26,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.run.clock import Clock, by_process, split_epoch
 from diffrl.run.images import draw
+from diffrl.run.learning import learn
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
@@ -144,6 +145,7 @@ class Loop:
         scored, scores = self._composed(views_of, groups, features)
         advantages = self.objective.advantages(scored)
         self.inspect(epoch, rollout)
+        learned = learn(self)
         local = advantages[rollout.first : rollout.first + len(rollout.member)]
         with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
@@ -156,6 +158,7 @@ class Loop:
         metrics["rollout/forwards"] = int(self.processes.sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
+        metrics |= learned
         if self.scouting is not None:
             metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
         metrics |= {} if self.showing is None else self.showing.figures

@@ -26,9 +26,11 @@ from diffrl.records.guard import Guard
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
+from diffrl.rewards.learning import Learning
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
+from diffrl.run.learning import First
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
@@ -97,17 +99,20 @@ def build_scouting(config: Config) -> Scouting | None:
 def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
     """What scores training images: rewards, then auxiliary ones; and what judges held-out ones: all that is watched."""
     entries = {**config.rewards, **config.watch}
-    limits: dict[str, Any] = {
-        "retries": {name: entry.retries for name, entry in entries.items()},
-        "timeout": {name: entry.timeout for name, entry in entries.items()},
-        "plugins": {name: entry.plugin or name for name, entry in entries.items()},
-    }
     asked = {
         name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)
         for name, entry in entries.items()
     }
     built = build_rewards(asked, device)
+    first = {f"{name}_first": name for name in config.rewards if ability(built[name], "learns")}
+    owners = {name: entries[first.get(name, name)] for name in (*entries, *first)}
+    limits: dict[str, Any] = {
+        "retries": {name: entry.retries for name, entry in owners.items()},
+        "timeout": {name: entry.timeout for name, entry in owners.items()},
+        "plugins": {name: entry.plugin or first.get(name, name) for name, entry in owners.items()},
+    }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
+    watched |= {name: First(cast(Learning, built[learning])) for name, learning in first.items()}
     if config.d2align is not None:  # without its direction, which `diffrl.trainers.d2align` learns
         name = config.d2align.corrected(config)
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)

@@ -109,7 +109,7 @@ def test_a_measured_weighted_sum_takes_the_steps_of_a_plain_run(write) -> None:
 
 @pytest.mark.parametrize("sections", [{}, CRD], ids=["nft", "crd"])
 def test_accumulation_does_not_matter(write, sections: dict) -> None:
-    """To 5e-4 of the whole: the shortest combination cancels gradients and leaves more of the rounding, which Adam amplifies."""
+    """To 5e-4 of the whole: the combination cancels gradients, and Adam amplifies the rounding that is left."""
     path = write("run", optimise={"batch_size": 8, "learning_rate": 1e-3}, **sections)
     one, eight = (loras(path, [f"optimise.accumulation={pieces}"])[0] for pieces in (1, 8))
     assert same_lora(eight, one, whole=5e-4)

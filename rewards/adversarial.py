@@ -1,0 +1,239 @@
+"""A discriminator as the reward, which learns while the policy does (Adv-GRPO, arXiv:2511.20256).
+
+Shapes: B images, H x W pixels, N patches of which n are drawn, W the width of the encoder's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffrl.errors import UserError
+from diffrl.rewards.learning import Learner, Reduce
+from diffrl.rewards.protocol import Card
+from diffrl.seeds import generator
+from diffrl_zoo.references import References
+from diffrl_zoo.vision import shared_encoder
+
+
+def score(logits: Tensor, share: float) -> Tensor:
+    """(B,): `R(x) = l h(f) + (1 - l) mean_j h(f_j)` by the head's logits (B, 1 + n), the class token first."""
+    return share * logits[:, 0] + (1.0 - share) * logits[:, 1:].mean(dim=1)
+
+
+def hinge(real: Tensor, generated: Tensor, weight: float) -> Tensor:
+    """(B,): the discriminator's loss of pairs by their logits (B, 1 + n), the class token's first.
+
+    `L = (relu(1 - h(f)) + relu(1 + h(f'))) / 2 + w [the same, mean over patches]`; 1 + w where h is 0 everywhere.
+    """
+    both = (F.relu(1.0 - real) + F.relu(1.0 + generated)) / 2
+    return both[:, 0] + weight * both[:, 1:].mean(dim=1)
+
+
+def _logits(head: nn.Module, tokens: Tensor) -> Tensor:
+    """(B, 1 + n) of tokens (B, 1 + n, W)."""
+    return head(tokens).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class Adversarial:
+    """How much an image looks like the reference pictures, by a head that is trained to tell them apart.
+
+    The encoder is frozen; one head, a layer of `hidden` and GELU, reads its class token and its patches' tokens, all of
+    mean square 1. After every epoch the head takes `steps` Adam steps of `learning_rate` on the hinge loss between the
+    epoch's images and as many references, with `patches` random patches of each. Before training it learns once from an
+    epoch's images of the untrained model; that head is kept, and `NAME_first` judges held-out images by it.
+
+    `references`: "playground" (the renderer's true pictures), "metadata" (paths under `reference`), or a folder for all
+    prompts. `features` (clip, transformers), `model`, `pretrained`, `precision`: the encoder. `share`: the class
+    token's part of the score; `patch_weight`: the patches' part of the loss.
+    """
+
+    name = "adversarial"
+    learns = True
+    card = Card(
+        measures="likeness to reference pictures, by a discriminator that is trained against the policy; the yardstick "
+        "moves, NAME_first keeps the first",
+        range=(float("-inf"), float("inf")),
+        citation="Adv-GRPO (arXiv:2511.20256)",
+        weights="the head: none, it learns in the run; playground: shipped encoder; facebook/dinov2-base (350 MB)",
+        licence="that of the encoder (DINOv2: Apache-2.0)",
+        cost="an encoder's forward of each image, and of a reference for each training image",
+        exploits="what the encoder does not see; with few references the head learns them by heart",
+    )
+
+    def __init__(
+        self,
+        references: str = "playground",
+        features: str = "clip",
+        model: str = "playground",
+        pretrained: str | None = None,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        share: float = 0.7,
+        patches: int = 64,
+        patch_weight: float = 0.3,
+        hidden: int = 512,
+        learning_rate: float = 1e-4,
+        steps: int = 9,
+        seed: int = 0,
+    ) -> None:
+        for key, value, least in (("patches", patches, 1), ("hidden", hidden, 1), ("steps", steps, 1)):
+            if value < least:
+                raise UserError(f'reward "{self.name}": {key} is {value}, not at least {least}')
+        if not 0.0 <= share <= 1.0:
+            raise UserError(f'reward "{self.name}": share is {share:g}, not from 0 to 1')
+        self.references = References(references, self.name)
+        self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
+        self.device, self.batch_size, self.share = self.encoder.device, batch_size, share
+        self.patches, self.patch_weight, self.steps, self.seed = patches, patch_weight, steps, seed
+        width = self._tokens(torch.zeros(1, 3, 64, 64)).shape[-1]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1)).to(self.device)
+        self.learner = Learner(head, learning_rate, betas=(0.5, 0.999))
+        self._observed: list[tuple[Tensor, Tensor]] = []  # of the epoch: references' and generated images' tokens
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """Whether there is a reference for the prompt."""
+        return self.references.applies(prompt, metadata)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1] by the head as it is now."""
+        self._last = self._tokens(images)
+        with torch.no_grad():
+            return score(_logits(self.learner.module, self._last), self.share)
+
+    @property
+    def first(self) -> _First | None:
+        """This reward with the head that had learned once."""
+        return _First(self) if self.learner.met else None
+
+    @torch.no_grad()
+    def observe(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], keys: Sequence[int]
+    ) -> None:
+        """Keep the tokens of training images (B, 3, H, W), and of a reference for each."""
+        pictures = self.references.draw(prompts, metadata, keys)
+        if len({picture.shape for picture in pictures}) == 1:
+            real = self._tokens(torch.stack(pictures))
+        else:
+            real = torch.cat([self._tokens(picture[None]) for picture in pictures])
+        pair = zip((real, self._last), ("reference", "generated"), strict=True)
+        self._observed.append(tuple(self._drawn(tokens, keys, kind) for tokens, kind in pair))  # type: ignore[arg-type]
+
+    def learn(self, reduce: Reduce) -> dict[str, float]:
+        """Train the head on what was observed; its loss, its accuracy on class tokens (0.5: it cannot tell) and the
+        gap of the scores between references and images, all before the first step."""
+        width = self.learner.parameters[0].shape[1]
+        none = torch.zeros(0, 2, width, device=self.device)
+        parts = zip(*self._observed, strict=True) if self._observed else ([none], [none])
+        real, generated = (torch.cat(list(tokens)) for tokens in parts)
+        self._observed.clear()
+        head = self.learner.module
+        figures: dict[str, float] = {}
+        for step in range(self.steps):
+            logits = _logits(head, real), _logits(head, generated)
+            total, count = hinge(logits[0], logits[1], self.patch_weight).sum(), len(real)
+            loss = self.learner.step(total, count, reduce)
+            if step == 0:
+                right = (logits[0][:, 0] > 0).sum() + (logits[1][:, 0] < 0).sum()
+                gap = (score(logits[0], self.share) - score(logits[1], self.share)).sum()
+                sums = reduce(torch.stack([right / 2, gap, loss.new_tensor(count)]).detach())
+                accuracy, between = (sums[:2] / sums[2].clamp(min=1)).tolist()
+                figures = {"loss": float(loss), "accuracy": accuracy, "gap": between}
+        self.learner.remember()
+        return figures
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The head, its first state and Adam's moments."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        self.learner.load_state_dict(state)
+
+    @torch.no_grad()
+    def _tokens(self, images: Tensor) -> Tensor:
+        """Tokens (B, 1 + N, W) of images (B, 3, H, W), each of mean square 1."""
+        tokens = self.encoder.tokens(images.to(self.device))
+        return F.normalize(tokens, dim=-1) * tokens.shape[-1] ** 0.5
+
+    def _drawn(self, tokens: Tensor, keys: Sequence[int], kind: str) -> Tensor:
+        """The class token and `patches` of the patches' (B, 1 + n, W), drawn by the images' keys."""
+        count = tokens.shape[1] - 1
+        if count <= self.patches:
+            return tokens
+        draws = [torch.randperm(count, generator=generator(self.seed, key, kind))[: self.patches] for key in keys]
+        chosen = torch.stack([torch.cat([torch.zeros(1, dtype=torch.long), 1 + draw]) for draw in draws])
+        return tokens.gather(1, chosen.to(tokens.device)[..., None].expand(-1, -1, tokens.shape[2]))
+
+
+class _First:
+    """`Adversarial` by its first head."""
+
+    def __init__(self, reward: Adversarial) -> None:
+        self.reward, self.name = reward, f"{reward.name}_first"
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        with torch.no_grad():
+            return score(_logits(self.reward.learner.first, self.reward._tokens(images)), self.reward.share)
+
+
+class Similarity:
+    """Cosine between an image's embedding and the nearest reference picture's, in [-1, 1]; nothing is trained.
+
+    Adv-GRPO's form for rewards by rule (OCR, GenEval): add it to one, with the weights l and 1 - l. `references`,
+    `features`, `model`, `pretrained`, `precision`: as in `Adversarial`; of the playground's pictures it takes eight.
+    """
+
+    name = "similarity"
+    differentiable = True
+    card = Card(
+        measures="cosine between the image's embedding and the nearest reference picture's",
+        range=(-1.0, 1.0),
+        citation="Adv-GRPO (arXiv:2511.20256), its form for rewards by rule",
+        weights="playground: shipped (5 MB); any encoder of open_clip or transformers",
+        licence="that of the encoder",
+        cost="an encoder's forward of each image, and once of each reference",
+        exploits="copies of a reference",
+    )
+
+    def __init__(
+        self,
+        references: str = "playground",
+        features: str = "clip",
+        model: str = "playground",
+        pretrained: str | None = None,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+    ) -> None:
+        self.references = References(references, self.name)
+        self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
+        self.device, self.batch_size = self.encoder.device, batch_size
+        self._embedded: dict[tuple[str, ...], Tensor] = {}
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """Whether there is a reference for the prompt."""
+        return self.references.applies(prompt, metadata)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        embedded = self.encoder.embed_image(images.to(self.device))
+        targets = [self._targets(*row) for row in zip(prompts, metadata, strict=True)]
+        return torch.stack([(target @ one).max() for target, one in zip(targets, embedded, strict=True)])
+
+    @torch.no_grad()
+    def _targets(self, prompt: str, metadata: Mapping[str, Any]) -> Tensor:
+        """The unit embeddings (R, D) of a prompt's references; each set of them is embedded once."""
+        name = self.references.identity(prompt, metadata)
+        if name not in self._embedded:
+            pictures = self.references.all(prompt, metadata)
+            self._embedded[name] = torch.cat([self.encoder.embed_image(p[None].to(self.device)) for p in pictures])
+        return self._embedded[name]
