@@ -11,22 +11,27 @@ def voting(result: dict[str, Any] | None) -> str:
     """What `tests/stress/voting.py` found."""
     if result is None:
         return ""
-    rows = [
-        ("votes that the page called saved, votes in the file", f"{result['votes that the page said it saved']}, {result['votes']}"),
-        ("counted twice", str(result["votes twice"])),
-        ("votes that were trained on", str(result["votes trained on"])),
-        ("redness on held-out prompts, before and after", f"{result['redness before']:.4f}, {result['redness after']:.4f}"),
-        ("half of a score's 95 % interval, mean", f"{result['half of a 95 % interval, mean']:.1f}"),
-        ("seconds that an epoch waited, mean", f"{result['seconds waited, mean']:.0f}"),
-    ]  # fmt: skip
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
+    change = result["redness after"] - result["redness before"]
+    red = f"{result['redness before']:.4f}, {result['redness after']:.4f} "
+    red += f"({change:+.4f} ± {result['redness, error of the change']:.4f})"
+    rows = {
+        "votes that the page called saved": result["votes that the page said it saved"],
+        "votes in the file": result["votes"],
+        "votes that are there twice": result["votes twice"],
+        "votes that were trained on": result["votes trained on"],
+        "redness on held-out prompts, before and after": red,
+        "half of a score's 95 % interval, mean": f"{result['half of a 95 % interval, mean']:.1f}",
+        "seconds that an epoch waited, mean": f"{result['seconds waited, mean']:.0f}",
+    }
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 def bias(result: dict[str, Any] | None) -> str:
     """What `scripts/trials/fitted_bias.py` found."""
     if result is None:
         return ""
-    lines = ["| one more | the raters' points | fitted head | correlation | CLIP itself |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| one more | the raters' points | fitted head | correlation | CLIP itself |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
     for name, text in NAMES.items():
         value, error = result["fitted"]["coefficients"][name]
         plain, its_error = result["clip"]["coefficients"][name]

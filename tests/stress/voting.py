@@ -24,6 +24,8 @@ import yaml
 from browser import Browser
 from PIL import Image
 
+from diffrl.records.held_out import read_held_out
+
 REDNESS = '''
 import torch
 
@@ -167,6 +169,7 @@ def judged(run: Path, rater: Rater, killed: dict[str, int], epochs: int) -> dict
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     counted = [json.loads(file.read_text())["votes"] for file in sorted(run.glob("votes/epoch-*/closed.json"))]
     evaluated, asked = [row for row in rows if "eval/redness" in row], [row for row in rows if "votes/waited" in row]
+    error = read_held_out(run).change_error("redness", evaluated[0]["epoch"], evaluated[-1]["epoch"])
     return {
         "votes": len(votes),
         "votes that the page said it saved": len(rater.done),
@@ -177,6 +180,7 @@ def judged(run: Path, rater: Rater, killed: dict[str, int], epochs: int) -> dict
         "killed": killed,
         "redness before": evaluated[0]["eval/redness"],
         "redness after": evaluated[-1]["eval/redness"],
+        "redness, error of the change": error,
         "clip before": evaluated[0]["eval/clip"],
         "clip after": evaluated[-1]["eval/clip"],
         "half of a 95 % interval, mean": float(np.mean([row["votes/interval"] for row in asked])),
