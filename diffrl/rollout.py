@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diffrl.continuations import Branches, Plan, Tree
 from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
-from diffrl.forward import Process
+from diffrl.forward import Prediction, Process
 from diffrl.samplers import check_process, schedule
 from diffrl.sampling import SamplerSpec
 from diffrl.seeds import noise as noise_of
@@ -30,7 +31,17 @@ if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
     from diffrl.prompts import Prompt
 
-__all__ = ["Rollout", "SamplerSpec", "SamplingError", "Trajectory", "collect", "generate", "initial_noise", "remake"]
+__all__ = [
+    "Rollout",
+    "SamplerSpec",
+    "SamplingError",
+    "Trajectory",
+    "collect",
+    "generate",
+    "initial_noise",
+    "redraw",
+    "remake",
+]
 
 EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no training image shares noise with these
 PROMPTS_AT_ONCE = 64  # encoded together by `generate`: with a T5 one prompt takes 2.7 MB, and test sets have thousands
@@ -241,6 +252,27 @@ def remake(
     job = _job(policy, spec, seed, epoch, snapshot)
     latents = _sample(job, policy.encode([prompt]), [prompt], [member]).latents
     return latents, _decoded(policy, latents)
+
+
+def redraw(policy: Policy, rollout: Rollout, samples: Tensor, cond: Conditioning) -> Tensor:
+    """Local images (b,) of a rollout again, by the adapter in use: latents (b, C, h, w), with gradient.
+
+    It goes through every step. Of each step only its input is kept; the rest is computed again in the backward pass.
+
+    cond: of the b rows. The images are the rollout's up to rounding while the adapter is the one that sampled.
+    """
+    spec, keys = rollout.spec, [rollout.identity(int(i)) for i in samples]
+    job = _Recomputed(policy, spec, rollout.seed, rollout.epoch, None, rollout.schedule.tolist())
+    return _drawn(job, cond, [text for text, _ in keys], [member for _, member in keys]).latents
+
+
+class _Recomputed(Job):
+    def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
+        def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            prediction = self.policy.predict(x, t, cond, guidance)
+            return prediction.x0, prediction.eps, prediction.v
+
+        return Prediction(*checkpoint(parts, x, use_reentrant=False, preserve_rng_state=False))
 
 
 def initial_noise(

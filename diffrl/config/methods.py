@@ -289,7 +289,7 @@ class Direct(Section):
         "direct",
         "direct back-propagation",
         {"D2-Align": "2512.24146"},
-        options={("align", GIVEN): {"SRPO": "2509.06942"}},
+        options={("align", GIVEN): {"SRPO": "2509.06942"}, ("path", GIVEN): {"R0": "2503.13070"}},
         about="back-propagation of a differentiable reward, as in D2-Align",
         trainer="diffrl.trainers.direct:Direct",
         advantages="none",
@@ -308,6 +308,11 @@ class Direct(Section):
 
     align: Align | None = key(
         None, "Direct-Align, in the place of steps from a level of the sampling schedule to the next; present = on"
+    )
+    path: Literal["all", "random"] | None = key(
+        None,
+        "R0, in the place of one step from a noised image: all: the gradient goes through every step of the sampler; "
+        "random: the image that one state of the path predicts, nothing before it",
     )
     pair: Pair | None = key(None, "with align, SRPO: a reward's difference for two prompts in its place; present = on")
 
@@ -329,8 +334,26 @@ class Direct(Section):
                 raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
         if self.align is not None:
             self._check_align(self.align, config)
+        if self.path is not None:
+            self._check_path(config)
         if self.pair is not None:
             self._check_pair(self.pair, config)
+
+    def _check_path(self, config: Whole) -> None:
+        if self.align is not None:
+            raise Problem("direct.path", "trains on the sampler's states, direct.align on noised images: leave one out")
+        if self.path == "all" and self.timesteps > 1:
+            raise Problem("direct.timesteps", f"{self.timesteps}, but with direct.path: all an image is one row")
+        if self.path == "all" and (self.beta or config.gardo is not None):
+            key = "direct.beta" if self.beta else "gardo"
+            raise Problem(
+                key, "with direct.path: all there is no one prediction to penalise; use optimise.weight_decay"
+            )
+        if config.rollout.tail is not None and self.path == "random":
+            raise Problem("direct.path", "random needs every step's state, and rollout.tail goes another way: use all")
+        if config.d2align is not None and config.d2align.embed == "reconstructed":
+            text = '"reconstructed" is of noised images, and direct.path trains on none: use image'
+            raise Problem("d2align.embed", text)
 
     def _check_align(self, align: Align, config: Whole) -> None:
         low, high = align.range

@@ -37,7 +37,7 @@ from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import CRD, GRPO, NFT, Direct
+from diffrl.config.methods import CRD, GRPO, NFT, Direct, ForwardProcess
 from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble
@@ -114,6 +114,11 @@ class Optimise(Section):
         "rows",
     )
     inner_epochs: int = key(1, "passes over an epoch's images", "passes", ge=1)
+    noise: Literal["fresh", "path"] = key(
+        "fresh",
+        "in images that are noised again: fresh; path: what the sampler's own path implies, so that the states "
+        "are those that it passed (InPO)",
+    )
     max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", ge=1e-6, le=1e6)
     max_skipped: int = key(
         2,
@@ -136,6 +141,23 @@ class Optimise(Section):
     def check(self, config: Config) -> None:
         if self.warmup and self.warmup >= (total := config.epochs * config.optimiser_steps):
             raise Problem("optimise.warmup", f"{self.warmup} optimiser steps, but the whole run has {total}")
+        if self.noise == "path":
+            self._check_path(config)
+
+    def _check_path(self, config: Config) -> None:
+        section, rollout, where = config.objective_section, config.rollout, "optimise.noise"
+        if not isinstance(section, ForwardProcess):
+            raise Problem(where, f'"path" is for noised images, and objective "{config.method.name}" trains on none')
+        if getattr(section, "timestep_sampling", "schedule") != "schedule":
+            raise Problem(
+                where, f'"path" has the schedule\'s states alone: {config.method.name}.timestep_sampling: schedule'
+            )
+        if rollout.stochastic_steps or rollout.tail is not None:
+            raise Problem(
+                where, f'"path" needs the states of an ODE, and "{rollout.sampler}" draws noise: use dpm2 or euler'
+            )
+        if config.image_set is not None:
+            raise Problem(where, '"path" is of drawn images, and an image set\'s are not: leave image_set out')
 
 
 class Checkpoint(Section):

@@ -55,6 +55,8 @@ def build_objective(
     optimised = {name: reward for name, reward in (rewards or {}).items() if name in config.rewards}
     given = Given(config, spec, optimised, build_credit(config))
     objective: Objective = _trainer(config.method, config.objective).of(config.objective_section, given)
+    if config.optimise.noise == "path":
+        objective.noising.path, objective.keep_trajectory = True, "path"
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:

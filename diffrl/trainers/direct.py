@@ -7,13 +7,14 @@ x_{t-1}       x_next        the noised latent after one ODE step from t to t'
 x0^           one_step      (x_{t-1} - sigma_t' eps_gt) / alpha_t'
 R             phi           reward of the decoded x0^, in which the gradient flows
 
-`align` and `pair` put other levels, another noise and another reward in their places: see `diffrl.trainers.srpo`.
+In their places: `path` (R0), the sampler's own path (`diffrl.trainers.pathwise`); `align` and `pair`, other levels,
+another noise and another reward (`diffrl.trainers.srpo`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from diffrl.samplers import ode_step
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Given, Objective, Step
 from diffrl.trainers.defaults import defaults_of
+from diffrl.trainers.pathwise import path_images, path_rows
 from diffrl.trainers.rows import Names, Noising, Rows, noised_rows, row_sigmas
 from diffrl.trainers.srpo import Contrast, drawn_words, factors, step_levels
 
@@ -65,10 +67,13 @@ class Direct(Objective):
         decode_chunk: int | None,
         checkpoint_decoder: bool,
         align: methods.Align | None,
+        path: Literal["all", "random"] | None,
         pair: methods.Pair | None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
-        self.align, self.pair = align, pair
+        self.align, self.path, self.pair = align, path, pair
+        self.keep_trajectory = "path" if path == "random" else False
+        self.drawn_steps = 1  # of the sampler, for estimates
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = guidance_scale
         self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
@@ -76,11 +81,19 @@ class Direct(Objective):
     @classmethod
     def of(cls, section: Section, given: Given) -> Direct:
         weights = [given.config.rewards[name].weight for name in given.rewards]
-        return cls(given.rewards, weights, **section.arguments(given.config))
+        made = cls(given.rewards, weights, **section.arguments(given.config))
+        made.drawn_steps = given.spec.steps
+        return made
+
+    def forwards(self, split: bool, steps: int) -> float:
+        # Each step is computed again, and all but one are trained beside the row's own.
+        return 4 * self.drawn_steps - 3 if self.path == "all" else 0
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         if self.align is not None:
             rows = self._aligned(self.align, rollout, advantages, pairs, key)
+        elif self.path is not None:
+            rows = path_rows(self.path, rollout, advantages, pairs, key, self.on_policy)
         else:
             rows = super().rows(rollout, advantages, pairs, key)
             schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
@@ -111,9 +124,7 @@ class Direct(Objective):
             vae.enable_gradient_checkpointing()
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
-        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        x0 = one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)
+        x0 = self._images(policy, rows)
         prompts, contrast = [rows.prompts[i] for i in rows.groups.tolist()], None
         if self.pair is not None:
             assert rows.words is not None and rows.factors is not None, "a pair's rows carry words and factors"
@@ -124,10 +135,18 @@ class Direct(Objective):
         total = weighted.sum(1, keepdim=True)
         self.means.add("direct/reward", total)
         if contrast is not None:  # what one branch wants, the other does not: their mean says little
-            inverted = rows.t_next > rows.t
+            inverted = rows.t_next > rows.t  # type: ignore[operator]
             self.means.add("direct/denoised", total[:, 0], ~inverted)
             self.means.add("direct/inverted", total[:, 0], inverted)
         return weighted if self.rule.each else total
+
+    def _images(self, policy: Policy, rows: Rows) -> Tensor:
+        """(b, C, h, w), the clean latents that are judged; with gradient."""
+        if self.path is not None:
+            return path_images(self.path, policy, rows)
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
+        return one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)
 
     def scores(
         self, policy: Policy, latents: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None = None

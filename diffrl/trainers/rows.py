@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffrl.forward import Prediction, Process
+from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
@@ -51,6 +51,7 @@ class Rows:
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
     # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
     slot: Tensor | None = None
+    rollout: Rollout | None = None  # for what draws its images again (direct.path)
     words: Tensor | None = None  # (b, 2) int64 on the CPU: the control words of a pair of prompts (SRPO)
     factors: Tensor | None = None  # (b, 2) on the CPU: what the scores for these two prompts count
 
@@ -88,6 +89,7 @@ class Noising:
             towards noise by SD3's shift of 3, as Flow-GRPO's DPO, SFT and RWR draw them.
         levels: only so many of the schedule's levels, the noisiest.
         group_level, group_noise: the members of a prompt group share a row's level; its noise, too.
+        path: the noise of a row is not drawn: see `path_noise`.
     """
 
     timesteps: int | None = None
@@ -95,6 +97,7 @@ class Noising:
     levels: int | None = None
     group_level: bool = False
     group_noise: bool = False
+    path: bool = False
 
     def count(self, rollout: Rollout) -> int:
         """T: rows per sample."""
@@ -108,7 +111,8 @@ class Noising:
         prompts: Names = [name[:-1] for name in members]
         names = prompts if self.group_level else members
         t = row_sigmas(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels)
-        return noised_rows(rollout, advantages, pairs, t, prompts if self.group_noise else members, on_policy)
+        eps = path_noise(rollout, pairs[:, 0], t) if self.path else None
+        return noised_rows(rollout, advantages, pairs, t, prompts if self.group_noise else members, on_policy, eps)
 
 
 def row_advantages(advantages: Tensor, sample: Tensor, number: Tensor) -> Tensor:
@@ -140,6 +144,19 @@ def row_sigmas(
     return torch.special.ndtr(normal).clamp(1e-4, 1.0)  # the normal's distribution function is uniform
 
 
+def path_noise(rollout: Rollout, sample: Tensor, t: Tensor) -> Tensor:
+    """(b, C, h, w): the noise that brings an image to the state x_t that its ODE path had at the level t (b,) of the
+    schedule, `eps = (x_t - alpha_t x0) / sigma_t` (InPO, arXiv:2503.18454). Its inversion gives x_t to the order of the
+    solver; here the path is stored, and exact for the model's own images. At the first level it is the initial noise.
+    """
+    assert rollout.trajectory is not None, "optimise.noise: path keeps the path"
+    step = (t[:, None] == rollout.schedule[:-1]).int().argmax(1)
+    on = sample.to(rollout.latents.device, non_blocking=True)
+    x_t, x0 = rollout.trajectory.x[on, step.to(on.device, non_blocking=True)], rollout.latents[on]
+    t, process = t.to(x0.device, non_blocking=True), rollout.process
+    return (x_t - expand(process.alpha(t), x0) * x0) / expand(process.sigma(t), x0)
+
+
 def noised_rows(
     rollout: Rollout,
     advantages: Tensor,
@@ -151,7 +168,7 @@ def noised_rows(
 ) -> Rows:
     """The images of `pairs` (b, 2), noised to the levels t (b,) with noise keyed by `names` and the row number.
 
-    `eps`: (b, C, h, w) on the CPU, in the place of that noise.
+    `eps`: (b, C, h, w), in the place of that noise.
     """
     sample, number = pairs[:, 0], pairs[:, 1]
     device = rollout.latents.device
