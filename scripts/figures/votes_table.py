@@ -11,9 +11,9 @@ def voting(result: dict[str, Any] | None) -> str:
     """What `tests/stress/voting.py` found."""
     if result is None:
         return ""
-    change = result["redness after"] - result["redness before"]
-    red = f"{result['redness before']:.4f}, {result['redness after']:.4f} "
-    red += f"({change:+.4f} ± {result['redness, error of the change']:.4f})"
+    red = f"{result['redness before']:.4f}, {result['redness after']:.4f}"
+    if (error := result.get("redness, error of the change")) is not None:
+        red += f" ({result['redness after'] - result['redness before']:+.4f} ± {error:.4f})"
     rows = {
         "votes that the page called saved": result["votes that the page said it saved"],
         "votes in the file": result["votes"],
