@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, collect
 from diffrl.run.buffers import QUEUED
+from diffrl.run.showing import Seen
 from diffrl.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def draw(
     pending: list[list[Any]] = [[] for _ in range(count)]
     pictures: list[list[Tensor]] = [[] for _ in range(count)]
     features: list[Tensor] = []
-    showing = loop.showing if isinstance(key, int) else None
-    chosen = showing.chosen(len(prompts)) if showing is not None else set()
-    shown: dict[int, Tensor] = {}
+    seen = Seen(loop, key, prompts)
 
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
@@ -49,9 +48,7 @@ def draw(
 
     def on_batch(images: Tensor, part: slice) -> None:
         on_view(images, part, final)
-        for i in range(part.start, part.stop) if showing is not None else ():
-            if (first + i) // group_size in chosen or not shown:
-                shown[first + i] = (images[i - part.start].float().clamp(0, 1) * 255).round().byte().cpu()
+        seen.add(images, first + part.start)
         mark = time.perf_counter()
         features.append(loop.features(images))
         loop.clock.add("reward", mark)
@@ -79,8 +76,7 @@ def draw(
             members=members,
         )
     columns = list(finished(loop, prompts, rollout, pending, pictures).chunk(count))
-    if showing is not None and isinstance(key, int):
-        columns[final] = showing(loop, key, prompts, shown, columns[final])
+    columns[final] = seen.answered(columns[final])
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 
 

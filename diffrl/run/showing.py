@@ -106,6 +106,30 @@ class Showing:
         return torch.tensor(rows, device=loop.policy.device)
 
 
+class Seen:
+    """An epoch's images on this process, of which those in chosen groups are kept; of no epoch (`key`) none are."""
+
+    def __init__(self, loop: Loop, key: int | str, prompts: Sequence[Prompt]) -> None:
+        self.loop, self.key, self.prompts = loop, key, prompts
+        self.showing = loop.showing if isinstance(key, int) else None
+        self.chosen = set() if self.showing is None else self.showing.chosen(len(prompts))
+        self.images: dict[int, Tensor] = {}
+
+    def add(self, images: Tensor, start: int) -> None:
+        """A batch (b, 3, H, W) in [0, 1], whose first image has the global number `start`."""
+        if self.showing is None:
+            return
+        for number, image in enumerate(images, start):
+            if number // self.loop.settings.group_size in self.chosen or not self.images:
+                self.images[number] = (image.float().clamp(0, 1) * 255).round().byte().cpu()
+
+    def answered(self, scores: Tensor) -> Tensor:
+        """`scores` (n, K) with what people answered."""
+        if self.showing is None or not isinstance(self.key, int):
+            return scores
+        return self.showing(self.loop, self.key, self.prompts, self.images, scores)
+
+
 def agreement(groups: Sequence[ImageGroup], answers: Answers) -> dict[str, float | None]:
     """By reward: of the pairs that people have told apart, the share that it orders as they do, a tie counting half."""
     shares: dict[str, float | None] = {}

@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -175,7 +175,6 @@ def make_app(settings: Settings) -> FastAPI:
     """The ASGI application. Nothing of a request's body is read before its site and token were seen."""
     watch = Watch(settings)
     app = FastAPI(title="diffrl watch", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    script = (files("diffrl.watch") / "templates" / "watch.js").read_text(encoding="utf-8")
 
     def check(request: Request) -> None:
         if not watch.known(request):
@@ -193,6 +192,25 @@ def make_app(settings: Settings) -> FastAPI:
         answer.headers.setdefault("Cache-Control", "no-store")
         answer.headers.update(HEADERS)
         return answer
+
+    _add_reading(app, watch, guarded)
+    _add_writing(app, watch, guarded)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}
+        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return JSONResponse({"error": "the client went away"}, 400)  # which nobody reads
+
+    return app
+
+
+def _add_reading(app: FastAPI, watch: Watch, guarded: Sequence[Any]) -> None:
+    settings = watch.settings
+    script = (files("diffrl.watch") / "templates" / "watch.js").read_text(encoding="utf-8")
 
     @app.get("/")
     async def index(request: Request) -> HTMLResponse:
@@ -222,6 +240,10 @@ def make_app(settings: Settings) -> FastAPI:
         # Its name is a digest of its pixels.
         return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400, immutable"})
 
+
+def _add_writing(app: FastAPI, watch: Watch, guarded: Sequence[Any]) -> None:
+    settings = watch.settings
+
     @app.post("/votes", dependencies=guarded)
     async def votes(request: Request) -> JSONResponse:
         return JSONResponse(await watch.vote(request))
@@ -242,17 +264,6 @@ def make_app(settings: Settings) -> FastAPI:
         answer = JSONResponse({})
         answer.set_cookie("diffrl-watch", watch.session, httponly=True, samesite="strict")
         return answer
-
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}
-        return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return JSONResponse({"error": "the client went away"}, 400)  # which nobody reads
-
-    return app
 
 
 def watch(settings: Settings, port: int, ready: Callable[[str], object]) -> None:
