@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
+from diffrl.cli.around import add_around
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -155,6 +156,7 @@ def _parser() -> _Parser:
     add_divgen(add, _add_drawing)
     add_image_sets(add, _add_drawing, _common)
     add_sharing(add)
+    add_around(add)
     add_doctor(add)
     add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")

@@ -131,18 +131,31 @@ def survey(run_dir: str | Path) -> tuple[Path | None, list[str]]:
 
     Raises NewerError for one of a later version of diffrl: to go on from an older one would drop what it trained.
     """
+    damaged: list[str] = []
+    for path, problem in _examined(run_dir):
+        if not problem:
+            return path, damaged
+        damaged.append(problem)
+    return None, damaged
+
+
+def intact(run_dir: str | Path) -> Iterator[Path]:
+    """The intact checkpoints of a run, newest first, each verified when it is asked for. Raises NewerError."""
+    return (path for path, problem in _examined(run_dir) if not problem)
+
+
+def _examined(run_dir: str | Path) -> Iterator[tuple[Path, str]]:
+    """Each checkpoint, newest first, and what is wrong with it ("": it is intact)."""
     root = Path(run_dir) / "checkpoints"
     steps = dict(_steps(root, prefix=_SET_ASIDE))
     steps.update(_steps(root))  # one that was set aside counts only until its replacement is in place
-    damaged = []
     for _, path in sorted(steps.items(), reverse=True):
+        problem = ""
         try:
             _verify(path)
         except CheckpointError as error:
-            damaged.append(str(error))
-        else:
-            return path, damaged
-    return None, damaged
+            problem = str(error)
+        yield path, problem
 
 
 def state_of(path: Path) -> Any:

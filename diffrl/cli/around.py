@@ -1,0 +1,143 @@
+"""The commands around a training: `headroom` before it, `replay` and `dial` after it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from diffrl.cli.arguments import whole_number
+from diffrl.errors import UserError
+from diffrl.records.disk import check_writable, out_file
+
+
+def add_around(add: Callable[..., Any]) -> None:
+    """Register the commands with the command line's `add`."""
+    command = add(
+        "headroom",
+        headroom,
+        "say before GPU hours whether a config's rewards can be trained on, and what there is to gain",
+        "diffrl headroom playground/nft",
+        "diffrl headroom my.yaml rewards.clip.weight=2 --out headroom.json",
+        words_anywhere=True,
+    )
+    command.usage = "diffrl headroom CONFIG [section.key=value ...] [--out FILE.json]"
+    text = "a YAML file or a shipped config, then overrides; one epoch's images are drawn, and nothing is trained"
+    command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    command.add_argument("--out", type=Path, metavar="FILE.json", help="everything that was measured")
+
+    command = add(
+        "replay",
+        replay,
+        "make a training image again, with its scores, advantage, gate and share of the gradient",
+        "diffrl replay runs/my 12 137",
+    )
+    command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    command.add_argument("epoch", metavar="EPOCH", type=whole_number(1), help="as metrics.jsonl counts, from 1")
+    text = "its number in the epoch, from 0: image 137 of groups of 16 is member 9 of prompt 8"
+    command.add_argument("image", metavar="IMAGE", type=whole_number(0, 10**9), help=text)
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/replay)")
+
+    command = add(
+        "dial",
+        dial,
+        "find the healthy point of a LoRA, along its strength and the checkpoints, and write it",
+        "diffrl dial runs/my",
+        "diffrl dial runs/my --judge playground/compositional/test --prompts 128",
+    )
+    command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    text = "prompts that the point is judged on (default: those of prompts.test behind the ones it is chosen on)"
+    command.add_argument("--judge", metavar="FILE|SET", help=text)
+    text = "how many it is chosen on, and judged on (default: evaluate.prompts of the config)"
+    command.add_argument("--prompts", type=whole_number(2), metavar="N", help=text)
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/dial)")
+
+
+def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [*arguments.words, *rest]
+    if not words:
+        raise UserError("headroom: no CONFIG; name a YAML file or a shipped config such as playground/nft")
+    if arguments.out is not None:
+        arguments.out = out_file(arguments.out, "--out", "headroom.json")
+        check_writable(arguments.out.parent, "--out")
+    from diffrl.config import load_config
+
+    config = load_config(words[0], words[1:])
+    from diffrl.records.disk import write_text
+    from diffrl.run.headroom import as_text
+    from diffrl.run.headroom import headroom as measure
+
+    result = measure(config)
+    if result is None:  # another process says it
+        return 0
+    print(as_text(result))
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(arguments.out, json.dumps({"config": words[0], "overrides": words[1:], **result}, indent=1) + "\n")
+        print(f"all of it: {arguments.out}")
+    return 0
+
+
+def replay(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.resources import file_of_run
+
+    file_of_run(arguments.run, "config.yaml", "replay")
+    out = _folder(arguments.out, arguments.run / "replay")
+    from diffrl.report.replay import as_text, write
+    from diffrl.run.replay import replay as again
+
+    result = again(arguments.run, arguments.epoch, arguments.image, report=print)
+    print(as_text(result.facts))
+    for path in write(result.facts, result.image, result.group, out):
+        print(f"written    {path}")
+    return 0
+
+
+def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.prompts import check_source
+    from diffrl.resources import file_of_run
+
+    file_of_run(arguments.run, "config.yaml", "dial")
+    out = _folder(arguments.out, arguments.run / "dial")
+    if arguments.judge is not None:
+        try:
+            check_source(arguments.judge)
+        except UserError as error:
+            raise UserError(f"--judge: {error}") from error
+    from diffrl.report.dial import sentence
+    from diffrl.sharing.dial import dial as turn
+
+    result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_told)
+    print(_points(result))
+    print(textwrap.fill(sentence(result), 80))
+    chosen = result["points"][result["chosen"]]
+    print(f"LoRA: {out / 'lora'}" if chosen["strength"] else "no LoRA: the base model is the healthy point")
+    print(f"page: {out / 'dial.html'}")
+    return 0
+
+
+def _folder(given: Path | None, default: Path) -> Path:
+    out = default if given is None else given
+    if out.resolve() == default.parent.resolve():
+        raise UserError(f'--out: "{out}" is the run\'s own folder; name another')
+    check_writable(out, "--out")
+    return out
+
+
+def _told(title: str) -> None:
+    print(f"measured: {title}", flush=True)
+
+
+def _points(result: Mapping[str, Any]) -> str:
+    """The points on the console: the gain of what is trained, and the values on which an alarm is."""
+    lines = [f"{'':<2}{'point':<16}{'gain':>9}{'diversity':>11}  alarms"]
+    for i, point in enumerate(result["points"]):
+        mark = "> " if i == result["chosen"] else "  "
+        alarms = ", ".join(name.rpartition("/")[2] for name in point["alarms"]) or "-"
+        alarms = alarms if len(alarms) <= 40 else f"{alarms[:36]} ..."
+        diversity = point["values"]["diversity"]["mean"]
+        lines.append(f"{mark}{point['title']:<16}{point['gain']:>+9.3f}{diversity:>11.3f}  {alarms}")
+    return "\n".join(lines)

@@ -1,0 +1,320 @@
+"""`diffrl replay`: a training image again, with what the run made of it.
+
+All of a run's noise comes from generators keyed by (run seed, epoch, prompt, member), and a checkpoint has all that
+shapes the next epoch. So an epoch is made again from the nearest checkpoint before it, whole: an advantage needs the
+other images' scores. Epochs between the checkpoint and it are trained again, too. Nothing is written into the run.
+
+symbol  meaning
+g_i     what image i's rows add to the gradient of its optimiser step, penalty included, before clipping
+G       that gradient, the sum of all g_i
+share   <g_i, G> / <G, G>: the shares of a step's images sum to 1; below 0, an image pulls against the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from diffrl.config import Config, load_config
+from diffrl.errors import UserError
+from diffrl.policy import Policy
+from diffrl.records import checkpoint, history
+from diffrl.records.tracking import read_metrics
+from diffrl.resources import file_of_run
+from diffrl.rollout import Rollout
+from diffrl.run.assembly import Run
+from diffrl.run.direction import prepare_direction
+from diffrl.run.dry_run import without_caches
+from diffrl.run.folder import RunFolder
+from diffrl.run.learning import meet
+from diffrl.run.start import Start, config_identity, with_defaults
+from diffrl.trainers.algorithm import Objective, Scored, SumOfLosses, penalties
+from diffrl.trainers.gardo import Gardo
+from diffrl.trainers.rows import Rows
+
+COMPARED = ("reward/", "watch/", "loss", "grad_norm", "diversity")  # what an epoch's line has in every run
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """`facts`: what is known, as JSON takes it. `latents` (C, h, w), `image` (3, H, W) in [0, 1]; `group` (G, 3, H, W)
+    are the images of its prompt."""
+
+    facts: dict[str, Any]
+    latents: Tensor
+    image: Tensor
+    group: Tensor
+
+
+def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] = lambda text: None) -> Replayed:
+    """Make image number `image` (from 0, prompt by prompt) of epoch `epoch` (from 1) again.
+
+    On one process, with the versions and the machine of the run, it is the training image to the bit; whether it is
+    shows in `facts["compared"]`: the epoch's line of metrics.jsonl against the same numbers now. `report` is told where
+    it starts.
+
+    Raises:
+        UserError: no such epoch or image, an image set's picture, several processes, or a config, a prompt file, a
+            model or a reward that is not what the run was trained with.
+    """
+    config = without_caches(load_config(file_of_run(folder, "config.yaml", "replay")))
+    lines = {line["epoch"]: line for line in read_metrics(folder)}
+    _check(config, folder, epoch, image, max(lines, default=0))
+    run = Run(config, RunFolder(folder, main=False))  # which writes nothing
+    try:
+        if run.accelerator.num_processes > 1:
+            raise UserError("replay: start it as one process; it makes the images of all of them")
+        start = _start(run, folder, epoch)
+        begun = "the untrained model" if start.path is None else start.path.name
+        report(f"epoch {epoch} from {begun}, {epoch - 1 - run.epoch} epochs trained again before it")
+        differ = _forward(run, epoch, lines)
+        witness = Witness(run, image)
+        metrics = run.loop.run_epoch(epoch - 1)
+        differ |= _differences(epoch, lines.get(epoch, {}), metrics)
+        names = [name for name in lines.get(epoch, {}) if name.startswith(COMPARED)]
+        compared = {"values": len(names), "differ": differ, "processes_then": _processes(folder)}
+        facts = {"run": folder.name, "epoch": epoch, "from": begun, "seed": config.seed} | witness.facts()
+        return Replayed(facts | {"compared": compared}, witness.latents, witness.image, witness.group)
+    finally:
+        run.close()
+
+
+def _check(config: Config, folder: Path, epoch: int, image: int, last: int) -> None:
+    if config.image_set is not None:
+        raise UserError("replay: this run trains on an image set, whose pictures are files already")
+    if not 1 <= epoch <= last:
+        raise UserError(f"EPOCH: {epoch}, but {folder} has trained epochs 1 to {last}")
+    if not 0 <= image < config.rollout.images:
+        rollout = config.rollout
+        text = f"{rollout.groups} prompts of {rollout.group_size}"
+        raise UserError(f"IMAGE: {image}, but an epoch has images 0 to {rollout.images - 1} ({text}, prompt by prompt)")
+
+
+def _start(run: Run, folder: Path, epoch: int) -> Start:
+    """Restore the newest intact checkpoint that is not behind the epoch's beginning; else the run's own beginning."""
+    path = next((path for path in checkpoint.intact(folder) if checkpoint.epoch_of(path) < epoch), None)
+    then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
+    then = None if then is None else with_defaults(then, config_identity(run.config))
+    start = Start(True, path, then)
+    try:
+        if path is None:
+            start.compare(run.identity)
+        else:
+            run.restore(start)
+    except UserError as error:  # what a resume could override is not what was trained
+        raise UserError(f"replay: {str(error).partition('; ')[0]}") from error
+    prepare_direction(run.config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    if path is None:
+        meet(run.loop)
+    return start
+
+
+def _forward(run: Run, epoch: int, lines: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """Train what lies between the checkpoint and the epoch, and begin it; what came out otherwise than then."""
+    differ: dict[str, float] = {}
+    while run.epoch < epoch - 1:
+        run.begin_epoch()
+        metrics = run.loop.run_epoch(run.epoch)
+        run.epoch += 1
+        differ |= _differences(run.epoch, lines.get(run.epoch, {}), metrics)
+    run.begin_epoch()
+    return differ
+
+
+def _differences(epoch: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]:
+    """{"EPOCH name": relative difference} of the compared values that are not equal to the last digit."""
+    differ = {}
+    for name, value in then.items():
+        if name.startswith(COMPARED) and value != now.get(name):
+            both = [float("nan") if one is None else float(one) for one in (value, now.get(name))]
+            differ[f"epoch {epoch} {name}"] = abs(both[1] - both[0]) / max(abs(both[0]), 1e-12)
+    return differ
+
+
+def _processes(folder: Path) -> int:
+    """Of the run's resumes; 1 where nothing else is noted."""
+    return max([int(event.get("processes", 1)) for event in history.read_history(folder)], default=1)
+
+
+class Witness:
+    """Looks at one image while a run's loop trains the epoch, and leaves the training as it is."""
+
+    def __init__(self, run: Run, image: int) -> None:
+        self.run, self.number = run, image
+        size = run.config.rollout.group_size
+        self.members = range(image - image % size, image - image % size + size)
+        self.pictures: list[Tensor] = []
+        self.scores = self.advantages = torch.empty(0)
+        self.rollout: Rollout | None = None
+        self.shares: Shares | None = None
+        loop, seen = run.loop, 0
+        source, features, objective = loop.source, loop.features, loop.objective
+
+        def rolled(epoch: int) -> tuple[Rollout, Tensor, Tensor]:
+            result = source(epoch)
+            plan = None if objective.credit is None else objective.credit.plan(loop.spec)
+            self.scores = result[1] if plan is None else result[1][:, plan.final(loop.spec)]
+            return result
+
+        def looked_at(images: Tensor) -> Tensor:
+            nonlocal seen
+            wanted = [i - seen for i in self.members if seen <= i < seen + len(images)]
+            if wanted:
+                self.pictures.append(images[wanted].detach().cpu())
+            seen += len(images)
+            return features(images)
+
+        def inspect(epoch: int, rollout: Rollout) -> None:
+            self.rollout = rollout
+
+        loop.source, loop.features, loop.inspect = rolled, looked_at, inspect
+        watched = _Watched(objective, self)
+        loop.objective = watched  # type: ignore[assignment]
+        if isinstance(loop.gradients, SumOfLosses):
+            loop.gradients = self.shares = Shares(loop.gradients, watched, image)
+
+    @property
+    def latents(self) -> Tensor:
+        assert self.rollout is not None, "the epoch has been trained"
+        return self.rollout.latents[self.number].cpu()
+
+    @property
+    def group(self) -> Tensor:
+        return torch.cat(self.pictures)
+
+    @property
+    def image(self) -> Tensor:
+        return self.group[self.members.index(self.number)]
+
+    def facts(self) -> dict[str, Any]:
+        """What the run made of the image."""
+        run, rollout = self.run, self.rollout
+        assert rollout is not None
+        names = run.scorer.names
+        text, member = rollout.identity(self.number)
+        group = [
+            {"member": int(rollout.member[i]), "scores": dict(zip(names, _plain(self.scores[i]), strict=True)),
+             "advantage": _plain(self.advantages[i])}
+            for i in self.members
+        ]  # fmt: skip
+        objective, own = run.objective, group[self.members.index(self.number)]
+        rule = objective.rule
+        columns = [*(run.config.rewards if rule.each else ()), *(["all"] if rule.total is not None else [])]
+        return {
+            "image": self.number,
+            "prompt": text,
+            "member": member,
+            "group_number": self.number // len(self.members),
+            "drawn_by": objective.samples_from,
+            "scores": own["scores"],
+            "columns": columns,
+            "advantage": own["advantage"],
+            "gate": self._gate(objective),
+            "gradient": None if self.shares is None else self.shares.steps,
+            "group": group,
+        }
+
+    def _gate(self, objective: Objective | Gardo) -> dict[str, Any] | None:
+        """What GARDO's gate made of it; None without one."""
+        if not isinstance(objective, Gardo) or objective.judged is None:
+            return None
+        judged = objective.judged
+        auxiliary = dict(zip(objective.auxiliary, _plain(judged.auxiliary[self.number]), strict=True))
+        uncertainty = _plain(judged.u[self.number : self.number + 1])[0]
+        return {"uncertainty": uncertainty, "held_back": bool(judged.gate[self.number]),
+                "share": objective.gate_share.value, "auxiliary": auxiliary}  # fmt: skip
+
+
+class _Watched:
+    """The run's objective, which is asked for everything; what it answers of one epoch is noted."""
+
+    def __init__(self, base: Objective, witness: Witness) -> None:
+        self.base, self.witness = base, witness
+        self.pairs = torch.empty(0, 2, dtype=torch.int64)  # of the newest micro-batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def advantages(self, scored: Scored) -> Tensor:
+        self.witness.advantages = self.base.advantages(scored)
+        return self.witness.advantages
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        self.pairs = pairs
+        return self.base.rows(rollout, advantages, pairs, key)
+
+
+class Shares(SumOfLosses):
+    """`base`, and beside it the gradient of one image's rows alone: `steps`, one entry for each step it was in."""
+
+    def __init__(self, base: SumOfLosses, watched: _Watched, image: int) -> None:
+        self.base, self.watched, self.image = base, watched, image
+        self.steps: list[dict[str, float]] = []
+        self._own: list[Tensor] | None = None  # g_i of the current step, by parameter
+        self._rows = 0
+
+    def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
+        total = self.base.add(objective, policy, rows, rows_of_step, scaler)
+        mine = self.watched.pairs[:, 0] == self.image
+        if mine.any():
+            own = self._gradient(policy, rows, mine, rows_of_step, scaler)
+            self._own = own if self._own is None else [a + b for a, b in zip(self._own, own, strict=True)]
+            self._rows += int(mine.sum())
+        return total
+
+    def _gradient(
+        self, policy: Policy, rows: Rows, mine: Tensor, rows_of_step: float, scaler: GradScaler
+    ) -> list[Tensor]:
+        """The gradient of the rows `mine` (b,) bool through their scalars and their penalty: a pass of its own, after
+        which what the objective counts is as it was."""
+        objective, parameters = self.watched.base, [parameter for _, parameter in policy.trainable]
+        kept, means = [parameter.grad for parameter in parameters], dict(objective.means._sums)
+        kl = getattr(objective.penalty, "kl", None)  # GARDO's, which decides when it resets
+        for parameter in parameters:
+            parameter.grad = None
+        phi, on = objective.scalars(policy, rows), mine.to(policy.device)
+        losses = objective.loss(phi, rows)
+        (slopes,) = torch.autograd.grad(losses.sum(), phi, retain_graph=True)
+        total = (phi * slopes.detach())[on].sum()
+        if (penalty := penalties(objective, policy, rows)) is not None:
+            total = total + penalty[on].sum()
+        scaler.scale(total / rows_of_step).backward()
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for parameter, before in zip(parameters, kept, strict=True):
+            parameter.grad = before
+        objective.means._sums = means
+        if kl is not None:
+            objective.penalty.kl = kl  # type: ignore[attr-defined]
+        return own
+
+    def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:
+        self.base.finish(parameters, reduce)
+        if self._own is None:
+            return
+        whole = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double()
+        own = torch.cat(
+            [g.flatten() for g, p in zip(self._own, parameters, strict=True) if p.grad is not None]
+        ).double()
+        along, size = float(own @ whole), float(whole @ whole)
+        images = self.watched.witness.run.config.optimise.batch_size
+        self.steps.append({
+            "step": self.watched.witness.run.loop.step + 1,
+            "rows": self._rows,
+            "images": images,
+            "share": along / size if size else 0.0,
+            "norm": float(own.norm()) / size**0.5 if size else 0.0,
+        })  # fmt: skip
+        self._own, self._rows = None, 0
+
+
+def _plain(values: Tensor) -> list[Any]:
+    """As JSON takes it: NaN is None."""
+    if values.ndim > 1:
+        return [_plain(row) for row in values]
+    return [None if value != value else value for value in values.tolist()]

@@ -1,0 +1,312 @@
+"""`diffrl dial`: at which strength, or at which checkpoint, is a run's LoRA still healthy?
+
+The LoRA's strength is turned from 0 (the base model) to 1.5, and the checkpoints that the run has kept are gone along;
+each point draws the same held-out prompts from the same noise, so differences are paired. Both are ways that begin at
+the base model, and they are read as the run's guard rails read a training.
+
+**The rule.** A point is healthy if strict guard rails raise no alarm on the way to it: no held-out value is worse than
+its best so far by more than 5 % and two paired standard errors while what is trained has risen, diversity (on the
+playground: variety) has lost at most half of what the run's guard rails allow, and so on. Of the points up to the first
+alarm of their way the one with the largest gain of what is trained is taken; none of them gains: the base model. It is
+chosen on one set of prompts and judged once, beside the last checkpoint, on another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config import Config, load_config
+from diffrl.divgen.diversity import load_features
+from diffrl.drawing import Drawing
+from diffrl.errors import UserError
+from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.policy import Policy
+from diffrl.policy.engine import join_processes
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.records import checkpoint
+from diffrl.records.disk import write_text
+from diffrl.records.guard import gain
+from diffrl.records.held_out import HeldOut
+from diffrl.records.tracking import save_image
+from diffrl.report.dial import write_page
+from diffrl.resources import file_of_run
+from diffrl.rewards import learning
+from diffrl.rewards.protocol import lower_is_better
+from diffrl.rewards.scoring import Scorer
+from diffrl.run.direction import prepare_direction
+from diffrl.run.parts import build_guard, build_scorers, evaluation_spec, features_name
+from diffrl.sharing.card import LORA
+from diffrl.sharing.measure import Row, paired, strength
+
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+CHECKPOINTS = 8  # of those kept, at most, evenly from the first to the last
+SHOWN = 6  # prompts of the page's pictures
+RULE = "largest gain before the first alarm of strict guard rails on the way from the base model"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A LoRA: `state`, None for the base model; `strength` that its B counts; of which epoch."""
+
+    way: str  # "strength" or "checkpoints"
+    strength: float
+    epoch: int
+    state: Mapping[str, Tensor] | None = field(repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        if self.state is None:
+            return "base model"
+        return f"strength {self.strength:g}" if self.way == "strength" else f"epoch {self.epoch}"
+
+
+def dial(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    judge: str | None = None,
+    prompts: int | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Find a run's healthy point and write its LoRA, `dial.json` and `dial.html` to `out` (default: RUN/dial).
+
+    Args:
+        judge: the prompts that the point is judged on; None: those of `prompts.test` behind the ones it is chosen on.
+        prompts: how many the point is chosen on, and judged on; None: the config's `evaluate.prompts`.
+        report: told each point when it has been drawn.
+
+    Raises:
+        UserError: this is no run's folder, it has no checkpoint, or too few prompts are left to judge on.
+    """
+    config = load_config(file_of_run(folder, "config.yaml", "dial"))
+    chosen_on, judged_on = split_prompts(config, judge, prompts)
+    points, last = points_of(folder, config)
+    bench = Bench(config, folder)
+    try:
+        results = []
+        for point in points:
+            results.append(bench.measure(point, chosen_on, keep=SHOWN))
+            report(point.title)
+        entries, best = choose(points, results, bench, config)
+        report(f"judging {points[best].title}")
+        judged = _judge(bench, [points[0], last, points[best]], judged_on)
+    finally:
+        bench.judges.close()
+    result = {
+        "run": folder.resolve().name,
+        "rule": RULE,
+        "chosen_on": {"prompts": config.prompts.test, "count": len(chosen_on)},
+        "judged_on": {"prompts": judge or config.prompts.test, "count": len(judged_on)},
+        "per_prompt": config.evaluate.per_prompt,
+        "trained": list(config.rewards),
+        "lower_is_better": sorted(bench.lower),
+        "points": entries,
+        "chosen": best,
+        **judged,
+    }
+    target = folder / "dial" if out is None else out
+    _write(target, result, results, bench, points[best])
+    return result
+
+
+def split_prompts(config: Config, judge: str | None, count: int | None) -> tuple[list[Prompt], list[Prompt]]:
+    """Those that the point is chosen on, the run's own held-out ones, and others that it is judged on."""
+    count = count or config.evaluate.prompts
+    known = load_prompts(config.prompts.test)
+    chosen = known[:count]
+    seen = {prompt.text for prompt in chosen}
+    others = load_prompts(judge) if judge is not None else known[count:]
+    judged = [prompt for prompt in others if prompt.text not in seen][:count]
+    if len(judged) < 2:
+        where = f'"{judge}" has {len(judged)}' if judge is not None else f"prompts.test has {len(known)}"
+        text = "name others with --judge FILE|SET, or choose on fewer with --prompts N"
+        raise UserError(f"--judge: {where}, and none of those that the point is chosen on is judged on; {text}")
+    return chosen, judged
+
+
+def points_of(folder: Path, config: Config) -> tuple[list[Point], Point]:
+    """Both ways, each from the base model on, and the newest checkpoint's LoRA at its full strength."""
+    name = "ema" if config.optimise.ema else "lora"
+    paths = sorted(checkpoint.intact(folder), key=checkpoint.epoch_of)
+    if not paths:
+        raise UserError(f"dial: {folder} has no intact checkpoint")
+    if len(paths) > CHECKPOINTS:
+        paths = [paths[round(i * (len(paths) - 1) / (CHECKPOINTS - 1))] for i in range(CHECKPOINTS)]
+    states = {checkpoint.epoch_of(path): checkpoint.load(path)[0][name] for path in paths}
+    end = max(states)
+    turned = [Point("strength", s, end, states[end] if s else None) for s in STRENGTHS]
+    passed = [Point("checkpoints", 1.0, epoch, state) for epoch, state in states.items() if epoch != end]
+    return [*turned, *passed], next(point for point in turned if point.strength == 1.0)
+
+
+class Bench:
+    """The run's model and judges, and how the run evaluates. `policy` carries the point that is measured."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config = config
+        kind: dict[str, Any] = {"resolution": config.rollout.resolution, "family": config.family}
+        self.policy: Policy = Drawing(config.model, lora=str(folder / "lora"), **kind).policy()
+        self.judges: Scorer = build_scorers(config, self.policy.device)[1]
+        self.spec = evaluation_spec(config)
+        prepare_direction(config, folder, self.policy, self.judges.rewards, self.spec, join_processes())
+        newest = checkpoint.load(next(checkpoint.intact(folder)))[0]
+        learning.restore(self.judges.learning, newest.get("learning", {}))  # one yardstick for all points
+        self.features = load_features(features_name(config), self.policy.device)
+        self.lower = lower_is_better(self.judges.rewards)
+
+    def measure(self, point: Point, prompts: Sequence[Prompt], keep: int = 0) -> Evaluated:
+        """The point's images of the prompts, from the evaluation's noise, scored."""
+        if point.state is not None:
+            self.policy.load_state("default", dict(point.state))
+        with strength(self.policy, point.strength):
+            return score_policy(
+                self.policy,
+                self.judges,
+                self.features,
+                prompts,
+                self.spec,
+                seed=self.config.seed,
+                per_prompt=self.config.evaluate.per_prompt,
+                batch_size=self.config.rollout.batch_size,
+                snapshot=None if point.state is None else "default",
+                keep=keep,
+            )
+
+    def line(self, number: int, result: Evaluated) -> dict[str, Any]:
+        """As an evaluation's line in metrics.jsonl, for the guard rails; the point's number is its epoch."""
+        means = summarise(self.judges.names, result.scores) | result.breadth()
+        means |= {"saturation": float(result.saturation.mean())}
+        means |= {"saturation/std": float(result.saturation.std(correction=0))}
+        return {"epoch": number} | {f"eval/{name}": value for name, value in means.items()}
+
+
+def choose(
+    points: Sequence[Point], results: Sequence[Evaluated], bench: Bench, config: Config
+) -> tuple[list[dict[str, Any]], int]:
+    """What is known of each point, and the number of the one that the rule takes."""
+    each, held = config.evaluate.per_prompt, HeldOut()
+    for i, result in enumerate(results):
+        held.add(i, result.by_prompt(bench.judges.names, each))
+    guard = build_guard(_strict(config), bench.lower)
+    lines = [bench.line(i, result) for i, result in enumerate(results)]
+    entries: list[dict[str, Any]] = []
+    for i, (point, line) in enumerate(zip(points, lines, strict=True)):
+        before = [0, *(j for j in range(1, i + 1) if points[j].way == point.way)]
+        entries.append(
+            {
+                "title": point.title,
+                "way": point.way,
+                "strength": point.strength,
+                "epoch": point.epoch,
+                "gain": _gain(config, held, i),
+                "values": {
+                    key.removeprefix("eval/"): {"mean": value, "error": held.error(key.removeprefix("eval/"), i)}
+                    for key, value in line.items()
+                    if key.startswith("eval/") and value is not None and not key.endswith("/std")
+                },
+                "alarms": {one.name: one.text for one in guard.alarms([lines[j] for j in dict.fromkeys(before)], held)},
+            }
+        )
+    return entries, healthiest(entries)
+
+
+def _strict(config: Config) -> Config:
+    """The run's guard rails for something that is to be shipped: an alarm counts at once, and diversity may have lost
+    half of what a training may lose before its alarm."""
+    share = config.guard.diversity
+    rails = {"evaluations": 1, "diversity": None if share is None else (1 + share) / 2}
+    alone = config.evaluate.model_copy(update={"also": {}})
+    return config.model_copy(update={"guard": config.guard.model_copy(update=rails), "evaluate": alone})
+
+
+def healthiest(entries: Sequence[Mapping[str, Any]]) -> int:
+    """The rule: of the points before the first alarm of their way the one with the largest gain; 0 is the base."""
+    healthy = [0]
+    for way in dict.fromkeys(entry["way"] for entry in entries):
+        for i, entry in enumerate(entries):
+            if entry["way"] != way:
+                continue
+            if entry["alarms"]:
+                break
+            healthy.append(i)
+    return max(healthy, key=lambda i: entries[i]["gain"])
+
+
+def _gain(config: Config, held: HeldOut, number: int) -> float:
+    """Of what is trained, the rewards' weighted sum, over the base model; mean over prompts."""
+    total = 0.0
+    for name, reward in config.rewards.items():
+        columns = [held.epochs[i].get(name) or () for i in (0, number)]
+        pairs = [b - a for a, b in zip(*columns, strict=True) if a is not None and b is not None]
+        total += reward.weight * (sum(pairs) / len(pairs) if pairs else 0.0)
+    return total
+
+
+def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Base model, last checkpoint and chosen point on other prompts; the last against the one before, value by value.
+
+    "held_out": how many held-out values are better, and worse, by more than their 95 % interval; and the mean over
+    them of the paired differences, each in units of the base model's standard deviation between prompts, better being
+    positive, with its standard error over prompts.
+    """
+    each = bench.config.evaluate.per_prompt
+    base, last, point = (bench.measure(one, prompts) for one in three)
+    columns = [one.by_prompt(bench.judges.names, each) for one in (base, last, point)]
+    rows, standardised = [], []
+    for name in columns[0]:
+        tables = [torch.tensor([float("nan") if v is None else v for v in one[name]]).double() for one in columns]
+        role = "trained" if name in bench.config.rewards else "held out"
+        row = paired(name, role, tables[1], tables[2], name in bench.lower)
+        rows.append(_entry(row, float(tables[0].nanmean())))
+        if role == "held out" and name != "saturation":
+            spread = tables[0][~tables[0].isnan()].std().clamp_min(1e-9)
+            standardised.append((tables[2] - tables[1]) / spread * (-1 if name in bench.lower else 1))
+    for name in base.figures:
+        row = Row(name, "held out", last.figures.get(name, float("nan")), point.figures.get(name, float("nan")))
+        rows.append(_entry(row, base.figures[name]))
+    mean = torch.stack(standardised).nanmean(0)
+    mean = mean[~mean.isnan()]
+    error = float(mean.std() / len(mean) ** 0.5)
+    sure = [row for row in rows if row["role"] == "held out" and row["better"] is not None]
+    return {
+        "judged": rows,
+        "held_out": {
+            "difference": float(mean.mean()),
+            "error": error,
+            "better": sum(row["better"] is True for row in sure),
+            "worse": sum(row["better"] is False for row in sure),
+        },
+    }
+
+
+def _entry(row: Row, base: float) -> dict[str, Any]:
+    """One value on the judging prompts; `better`: is the point's better than the last checkpoint's? None: not sure."""
+    difference = gain(row.name, row.trained - row.base, {row.name} if row.lower_is_better else ())
+    sure = row.low is not None and row.high is not None and (row.low > 0 or row.high < 0)
+    return {"name": row.name, "role": row.role, "base": base, "last": row.base, "point": row.trained,
+            "low": row.low, "high": row.high, "better": (difference > 0) if sure and difference else None}  # fmt: skip
+
+
+def _write(out: Path, result: Mapping[str, Any], results: Sequence[Evaluated], bench: Bench, point: Point) -> None:
+    """LoRA, pictures, JSON and page; the strength is part of the LoRA's B, so that any program reads it at 1."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "lora" / LORA).unlink(missing_ok=True)  # of an earlier time: the base model has none
+    if point.state is not None:
+        bench.policy.load_state("default", dict(point.state))
+        with strength(bench.policy, point.strength):
+            bench.policy.save_lora(out / "lora", "default")
+    pictures = out / "pictures"
+    pictures.mkdir(exist_ok=True)
+    prompts = load_prompts(bench.config.prompts.test)
+    for i, one in enumerate(results):
+        for j, image in enumerate(one.pictures):
+            save_image(image, pictures / f"{i:02d}-{j:02d}.png", {"prompt": prompts[j].text})
+    write_text(out / "dial.json", json.dumps(result, indent=1) + "\n")
+    write_page(out, result, [prompt.text for prompt in prompts[:SHOWN]])
