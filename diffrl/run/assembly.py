@@ -114,7 +114,6 @@ class Run:
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()
-        self.loop.showing = build_showing(config, self.folder.path, self.scorer)
         if isinstance(self.objective, Gardo) and self.objective.auxiliary:
             self.loop.inspect = self._keep_uncertain
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
@@ -284,6 +283,7 @@ class Run:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
         config = self.config
         self.loop.status = journal.status
+        self.loop.showing = build_showing(config, self.folder.path, self.scorer)  # here: who replays asks nobody
         journal.status("encoding prompts")
         self.ahead.before(self.epoch, self.loop.check)
         if self.offline is not None:
