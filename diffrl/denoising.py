@@ -53,6 +53,10 @@ class Trajectory:
         return self.states[:, 1:] if self.ends is None else self.ends
 
 
+# (step, the states before it, their prediction) to those that go on: other rows of a batch, or another prediction
+Steer = Callable[[int, Tensor, Prediction], tuple[Tensor, Prediction]]
+
+
 @dataclass(frozen=True)
 class Job:
     """What all batches of one call share; `sigmas` are Python floats, so the step loop never waits for the device."""
@@ -68,6 +72,7 @@ class Job:
     group: int = 1  # G, for the plans that need it
     caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext  # around a batch (`Policy.cached`)
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
+    steer: Steer | None = None  # of the plain chain
 
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
         self.count[0] += len(x)
@@ -151,6 +156,8 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
             break
         t, t_next = _ends(job, x, i)
         prediction = job.predict(x, t, cond, spec.guidance_scale)
+        if job.steer is not None:
+            x, prediction = job.steer(i, x, prediction)
         if not first <= i < first + width:
             x_next, state = ode_step(spec.sampler, x, prediction, t, t_next, state, process)
             if states is not None and i in kept:

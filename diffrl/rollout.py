@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffrl.continuations import Branches, Plan, Tree
-from diffrl.denoising import Drawn, Job, Trajectory, branches, chain, empty_trajectory, leaders, tree
+from diffrl.denoising import Drawn, Job, Steer, Trajectory, branches, chain, empty_trajectory, leaders, tree
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
 from diffrl.samplers import check_process, schedule
@@ -208,15 +208,19 @@ def generate(
     snapshot: str | None = "default",
     revise: Revision | None = None,
     epoch: int | str = EVALUATION,
+    first_member: int = 0,
+    steer: Steer | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Images for evaluation, batch by batch: (global indices (B,) int64, images (B, 3, H, W) float in [0, 1]).
 
     Image i belongs to prompt i // per_prompt. The noise depends on seed, prompt and member only, so it is the same in
     every epoch, and it is shared with no rollout, unless `epoch` names one. `revise` makes of a batch's latents those
-    that are decoded. Raises what `collect` raises.
+    that are decoded. A prompt's images are its members from `first_member` on. `steer` sees every step of a batch
+    (`diffrl.denoising`). Raises what `collect` raises.
     """
-    job = _job(policy, spec, seed, epoch, snapshot)
+    job = replace(_job(policy, spec, seed, epoch, snapshot), steer=steer)
     prompt_index, member, local = _plan([p.text for p in prompts], per_prompt, rank, world)
+    member += first_member
     if local.start == local.stop:  # more processes than images
         return
     block = PROMPTS_AT_ONCE * per_prompt

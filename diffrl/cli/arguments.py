@@ -75,6 +75,17 @@ def whole_number(least: int, most: int = 10**6) -> Callable[[str], int]:
     return number
 
 
+def positive_number(text: str) -> float:
+    """argparse's type of a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f'expected a number above 0, got "{text[:40]}"')
+    return value
+
+
 def guidance(text: str) -> float:
     """A guidance scale on the command line."""
     try:

@@ -17,7 +17,7 @@ def add_fit(action: Callable[..., Any]) -> None:
     """Register it with the `action` of `diffrl rewards`."""
     text = "fit a head on a reward's embeddings to preferences, as a reward of your own"
     example = "diffrl rewards fit runs/nft/votes --out mine.safetensors"
-    more = "diffrl rewards fit pairs.jsonl --on pickscore device=cuda --out mine.safetensors"
+    more = "diffrl rewards fit pairs.jsonl --on pickscore --out mine.safetensors"
     fit = action("fit", _fit, text, example, more, words_anywhere=True)
     fit.usage = "diffrl rewards fit SET [--on NAME [parameter=value ...]] --out FILE"
     text = "an image set with preferences: RUN_DIR/votes, a .jsonl or .parquet file, or a folder of them"

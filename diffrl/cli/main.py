@@ -31,6 +31,7 @@ from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
 from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
+from diffrl.cli.search import add_search
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, nearest, say, unheard
@@ -155,6 +156,7 @@ def _parser() -> _Parser:
     add_recipes(add)
     add_divgen(add, _add_drawing)
     add_image_sets(add, _add_drawing, _common)
+    add_search(add, _add_drawing, _common)
     add_sharing(add)
     add_around(add)
     add_doctor(add)
@@ -223,8 +225,8 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
 
 
-def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
-    """MODEL, and the options that say how its images are drawn."""
+def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
+    """MODEL, and the options that say how its images are drawn; `members`: None where something else says how many."""
     text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
     command.add_argument("model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
@@ -237,8 +239,9 @@ def _add_drawing(command: argparse.ArgumentParser, members: int = 1) -> None:
     command.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
     )
-    text = f"images per prompt (default {members})"
-    command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
+    if members is not None:
+        text = f"images per prompt (default {members})"
+        command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
     text = "sampling steps (default: as in training, 10)"
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
@@ -334,7 +337,9 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         _at("--merge", find_merge, arguments.merge)
     names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
     names += ["batch_size", "family", "merge", "out"]
-    given = {name: getattr(arguments, name) for name in names} | {"lora": None if lora is None else str(lora)}
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)} | {
+        "lora": None if lora is None else str(lora)
+    }
     return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
 
 

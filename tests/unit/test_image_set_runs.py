@@ -16,11 +16,11 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.image_sets import draw as draw_module
 from diffrl.image_sets.draw import draw_set
 from diffrl.image_sets.latents import Latents, fitted
 from diffrl.image_sets.reading import read_set
 from diffrl.policy import Policy
+from diffrl.records.pieces import Pieces
 from diffrl.records.tracking import save_image
 from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
@@ -227,18 +227,18 @@ def test_a_set_is_drawn_once_and_goes_on_where_it_was_broken_off(
     picture = policy.decode(latents(groups[1], torch.tensor([1])))
     assert float((picture[0] - to_tensor(Path(groups[1].pictures[1].file))).abs().max()) <= 0.5 / 255 + 1e-6
 
-    plain, written = draw_module._write, []
+    plain, written = Pieces.add, []
 
-    def dies(out: Path, rank: int, place: int, *rest: Any) -> None:
+    def dies(pieces: Pieces, rank: int, place: int, row: Any) -> None:
         if len(written) == 1:
             raise KeyboardInterrupt
         written.append(place)
-        plain(out, rank, place, *rest)
+        plain(pieces, rank, place, row)
 
-    monkeypatch.setattr(draw_module, "_write", dies)
+    monkeypatch.setattr(Pieces, "add", dies)
     with pytest.raises(KeyboardInterrupt):
         draw(model, tmp_path / "broken", prompts, batch_size=2)
-    monkeypatch.setattr(draw_module, "_write", plain)
+    monkeypatch.setattr(Pieces, "add", plain)
     with pytest.raises(UserError, match=r"no \.jsonl"):
         read_set(str(tmp_path / "broken"))
     with (tmp_path / "broken" / "parts" / "0000.jsonl").open("a") as stream:

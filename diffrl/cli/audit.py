@@ -1,0 +1,99 @@
+"""The command `diffrl rewards audit`: which wrong images a reward ranks above true ones."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffrl.cli.arguments import named_rewards, whole_number
+from diffrl.errors import UserError
+from diffrl.records.disk import check_writable
+
+
+def add_audit(action: Callable[..., Any]) -> None:
+    """Register it with the actions of `diffrl rewards`."""
+    audit = action(
+        "audit",
+        _audit,
+        "red-team a reward: which wrong images outrank true ones?",
+        "diffrl rewards audit preference --judge playground --out audits/preference",
+        "diffrl rewards audit clip clip.model=ViT-H-14 clip.pretrained=laion2b_s32b_b79k --images photos --out audit",
+        words_anywhere=True,
+    )
+    audit.usage = "diffrl rewards audit NAME [parameter=value ...] --out DIR [options]"
+    text = (
+        "a reward (or path/to/file.py:Class), and parameters of its constructor; of the judge as JUDGE.parameter=value"
+    )
+    audit.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
+    text = "a reward that is trusted, and says which of a model's images are worse than the true one"
+    audit.add_argument("--judge", metavar="NAME", help=text)
+    text = "an image set whose images show their prompts (default: renderings of the playground)"
+    audit.add_argument("--images", metavar="SET", help=text)
+    text = "the playground's prompts (default playground/all/test)"
+    audit.add_argument("--prompts", metavar="SET", help=text)
+    text = "what draws for best-of-N, and whose latents are climbed (default: playground; with --images: none)"
+    audit.add_argument("--model", metavar="MODEL", help=text)
+    text = "also choose from a short training against the reward: so many epochs of playground/nft"
+    audit.add_argument("--train", type=whole_number(1, 10**4), metavar="EPOCHS", default=0, help=text)
+    audit.add_argument("--limit", type=whole_number(2), metavar="N", default=64, help="prompts (default 64)")
+    text = "side of the pictures of --images, in pixels (default 512)"
+    audit.add_argument("--resolution", type=whole_number(32, 4096), metavar="PIXELS", default=512, help=text)
+    text = "of everything that is drawn by chance (default 0)"
+    audit.add_argument("--seed", type=whole_number(0, 2**63 - 1), metavar="S", default=0, help=text)
+    audit.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder of page, images and JSON")
+
+
+def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from diffrl.config import check_model, check_plugin
+
+    words = [*arguments.words, *rest]
+    if not words or "=" in words[0]:
+        raise UserError("rewards audit: name a reward; `diffrl rewards list` shows them")
+    if unknown := [word for word in words[1:] if "=" not in word]:
+        raise UserError(f'rewards audit: one reward at a time, and "{unknown[0]}" is a second')
+    if arguments.images is not None and arguments.prompts is not None:
+        raise UserError("--prompts: the images of --images have their prompts; give one of both")
+    if arguments.train and arguments.judge is None:
+        raise UserError(
+            "--train: which images of the trained model are wrong is for a judge to say; name one with --judge"
+        )
+    if arguments.judge == words[0]:
+        raise UserError(f'--judge: "{arguments.judge}" is what is audited; a held-out judge is another reward')
+    check_plugin(words[0])
+    names = [words[0]]
+    if arguments.judge is not None:
+        check_plugin(arguments.judge)
+        names.append(arguments.judge)
+    model = arguments.model or ("playground" if arguments.images is None else None)
+    if model is not None:
+        check_model(model)
+    if arguments.out.is_file():
+        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    check_writable(arguments.out, "--out")
+    wanted = named_rewards([*names, *words[1:]], "rewards audit")
+    from diffrl.audit.run import Audit, audit
+
+    job = Audit(
+        plugin=names[0],
+        arguments=wanted[names[0]],
+        judge=arguments.judge,
+        judge_arguments=wanted.get(arguments.judge, {}),
+        images=arguments.images,
+        prompts=arguments.prompts or "playground/all/test",
+        model=model,
+        limit=arguments.limit,
+        resolution=arguments.resolution,
+        seed=arguments.seed,
+        train=arguments.train,
+    )
+    result = audit(job, arguments.out)
+    for one in sorted(result["exploits"], key=lambda one: -one["share"]):
+        print(f"{one['name']:<28}{one['share']:.2f}  ({one['low']:.2f} to {one['high']:.2f})")
+    for look in result["looks"][:3]:
+        print(f"pays for {look['fact']} {look['value']}: {look['points']:+.3g}, {look['share']:.2f} of a right fact")
+    plain = f"{result['score_without_gradients']:.2f}, {result['worst_without_gradients']}"
+    print(f"score {result['score']:.2f}, {result['worst']}; without gradients {plain}")
+    print(f"page: {arguments.out / 'report.html'}")
+    return 0

@@ -1,0 +1,132 @@
+"""The command `search`: the best image of each prompt under rewards, for a budget of network forwards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffrl.cli.arguments import as_the_run, named_rewards, positive_number, whole_number
+from diffrl.errors import UserError, nearest
+from diffrl.records.disk import check_writable
+
+METHODS = ("best-of-n", "particles", "evo", "gradient")
+
+
+def add_search(
+    add: Callable[..., Any], add_drawing: Callable[..., None], common: Callable[[argparse.Namespace], dict[str, Any]]
+) -> None:
+    """Register the command with the command line's `add`; `add_drawing` and `common`: its options of what is drawn."""
+
+    def handle(arguments: argparse.Namespace, rest: list[str]) -> int:
+        return run(arguments, rest, common)
+
+    command = add(
+        "search",
+        handle,
+        "search for each prompt's best image, without training",
+        "diffrl search playground --rewards clip --watch playground --prompts playground/compositional/test --limit 16 "
+        "--budget 640 --method best-of-n,evo --out searched",
+        "diffrl search playground --lora runs/nft/lora --base --rewards playground --prompts test.txt --budget 640 "
+        "--out searched",
+        words_anywhere=True,
+    )
+    add_drawing(command, None)
+    text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
+    command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+    text = "rewards to search for, by name or path/to/file.py:Class; parameters stand anywhere as NAME.KEY=VALUE, and "
+    text += "NAME.weight=W is the reward's factor in the sum (default 1)"
+    command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
+    text = "rewards that are measured on the best images and not searched for"
+    command.add_argument("--watch", default="", metavar="A,B,C", help=text)
+    text = "forwards of the network for each prompt; guidance counts twice where it takes a second row"
+    command.add_argument("--budget", required=True, type=whole_number(1, 10**7), metavar="FORWARDS", help=text)
+    text = f"one or several of {', '.join(METHODS)} (default evo); several are compared"
+    command.add_argument("--method", default="evo", metavar="A,B", help=text)
+    text = "also search MODEL without --lora, from the same noise, and compare"
+    command.add_argument("--base", action="store_true", help=text)
+    text = "particles that are resampled together (default 8)"
+    command.add_argument("--population", type=whole_number(1, 4096), default=8, metavar="K", help=text)
+    text = "of particles: lower follows the reward more; in deviations of the value among them (default 0.5)"
+    command.add_argument("--temperature", type=positive_number, default=0.5, metavar="T", help=text)
+    text = "w of gradient: images of the model times exp(w value) are aimed at (default 100)"
+    command.add_argument("--strength", type=positive_number, default=100.0, metavar="W", help=text)
+    command.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder of images and page")
+
+
+def run(arguments: argparse.Namespace, rest: list[str], common: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
+    given = common(arguments)
+    given.pop("per_prompt", None)
+    if arguments.out.is_file():
+        raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
+    check_writable(arguments.out, "--out")
+    if arguments.base and arguments.lora is None:
+        raise UserError("--base: compares with the model without its LoRA; name one with --lora")
+    methods = _list(arguments.method)
+    for name in methods:
+        if name not in METHODS:
+            raise UserError(f'--method: unknown method "{name}"{nearest(name, METHODS)}')
+    if not methods:
+        raise UserError(f"--method: name at least one of {', '.join(METHODS)}")
+    rewards, watch = _plugins(arguments.rewards, "--rewards"), _plugins(arguments.watch, "--watch")
+    if not rewards:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    if both := [name for name in watch if name in rewards]:
+        raise UserError(f'--watch: "{both[0]}" is searched for already')
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+    wanted = named_rewards([*rewards, *watch, *rest], "search")
+    weights = {name: _weight(name, wanted[name].pop("weight", 1.0)) for name in rewards}
+    from diffrl.search.run import Settings, search
+
+    settings = Settings(
+        rewards={name: wanted[name] for name in rewards},
+        watch={name: wanted[name] for name in watch},
+        weights={name.rpartition(":")[2] if ".py" in name else name: weight for name, weight in weights.items()},
+        budget=arguments.budget,
+        methods=tuple(methods),
+        population=arguments.population,
+        temperature=arguments.temperature,
+        strength=arguments.strength,
+        base=arguments.base,
+    )
+    result = search(settings, **as_the_run(given, arguments))
+    if os.environ.get("RANK", "0") == "0":
+        _say(result, arguments.out)
+    return 0
+
+
+def _say(result: dict[str, Any], out: Path) -> None:
+    for arm, one in result["arms"].items():
+        first, last = one["curve"][0], one["curve"][-1]
+        print(f"{arm}: {one['images']} images and {one['forwards_spent']} forwards a prompt")
+        for name in last:
+            if name != "forwards" and last[name] is not None:
+                role = "" if name in result["trained_on"] else "  (watched)"
+                print(f"  {name:<22}{first[name]:.4f} -> {last[name]:.4f}{role}")
+    print(f"images: {out / 'images'}; page: {out / 'report.html'}")
+
+
+def _list(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _plugins(text: str, option: str) -> list[str]:
+    from diffrl.config import check_plugin
+
+    names = _list(text)
+    for name in names:
+        try:
+            check_plugin(name)
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from error
+    return names
+
+
+def _weight(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == 0 or value != value:
+        raise UserError(f"--rewards: {name}.weight: expected a number that is not 0, got {value!r}")
+    return float(value)

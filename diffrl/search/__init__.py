@@ -1,0 +1,1 @@
+"""Better images without training: search over noise and intermediate states, by a reward (`diffrl search`)."""
