@@ -24,7 +24,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, log_expit
 
 from diffrl.errors import UserError
-from diffrl.image_sets.latents import Cells, pixels_of
+from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import read_set
 from diffrl.records.progress_bar import progress
@@ -140,7 +140,7 @@ def fit_head(source: str, out: Path, reward: str, arguments: dict[str, Any], **o
 
 def _embedded(groups: Sequence[Group], base: Embedder) -> tuple[np.ndarray, np.ndarray]:
     """Features (N, F) and the reward's own scores (N,) of all pictures, in order, float64."""
-    cells, rows, scores = Cells(), list[np.ndarray](), list[np.ndarray]()
+    read, rows, scores = Pictures(), list[np.ndarray](), list[np.ndarray]()
     device, size = torch.device(ability(base, "device") or "cpu"), ability(base, "batch_size") or 32
     pictures = [(picture, group) for group in groups for picture in group.pictures]
     waiting, prompts = list[np.ndarray](), list[str]()
@@ -157,7 +157,7 @@ def _embedded(groups: Sequence[Group], base: Embedder) -> tuple[np.ndarray, np.n
 
     with torch.no_grad(), progress("embedding", len(pictures)) as advance:
         for picture, group in pictures:
-            pixels = pixels_of(picture, group.where, cells)
+            pixels = read.pixels(picture, group.where)
             if waiting and (len(waiting) == size or pixels.shape != waiting[0].shape):
                 embed()
             waiting.append(pixels)

@@ -35,11 +35,7 @@ class Latents:
     def __init__(self, policy: Policy, folder: Path) -> None:
         self.policy = policy
         self.folder = folder / _autoencoder(policy)
-<<<<<<< HEAD
-        self._cells = Cells()
-=======
         self._pictures = Pictures()
->>>>>>> main
 
     def missing(self, groups: Iterable[Group]) -> list[Group]:
         """Those that are still to be encoded."""
@@ -100,24 +96,7 @@ class Latents:
     def _image(self, picture: Picture, group: Group) -> Tensor:
         _, height, width = self.policy.latent_shape
         scale = self.policy.backbone.scale
-<<<<<<< HEAD
-        return fitted(pixels_of(picture, group.where, self._cells), (width * scale, height * scale))
-
-
-def pixels_of(picture: Picture, where: str, cells: Cells) -> np.ndarray:
-    """uint8 (h, w, 3) of a set's picture; UserError, beginning with `where`, for what cannot be read."""
-    try:
-        source: Any = picture.file if picture.row < 0 else io.BytesIO(cells(picture))
-        with Image.open(source) as opened:
-            return to_rgb(opened)
-    except UserError:
-        raise
-    except Exception as error:  # PIL's own kinds, for files of anybody's
-        text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
-        raise UserError(f"{where}: {text}") from error
-=======
         return self._pictures(picture, group.where, (width * scale, height * scale))
->>>>>>> main
 
 
 def fitted(pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
@@ -132,9 +111,6 @@ def fitted(pixels: np.ndarray, size: tuple[int, int]) -> Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
 
 
-<<<<<<< HEAD
-class Cells:
-=======
 class Pictures:
     """Reads the pictures of an image set."""
 
@@ -143,20 +119,22 @@ class Pictures:
 
     def __call__(self, picture: Picture, where: str, size: tuple[int, int]) -> Tensor:
         """(3, H, W) in [0, 1], `fitted` to size = (W, H); UserError, beginning with `where`, for what is none."""
+        return fitted(self.pixels(picture, where), size)
+
+    def pixels(self, picture: Picture, where: str) -> np.ndarray:
+        """uint8 (h, w, 3), as it is; UserError, beginning with `where`, for what is no picture."""
         try:
             source: Any = picture.file if picture.row < 0 else io.BytesIO(self._cells(picture))
             with Image.open(source) as opened:
-                pixels = to_rgb(opened)
+                return to_rgb(opened)
         except UserError:
             raise
         except Exception as error:  # PIL's own kinds, for files of anybody's
             text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
             raise UserError(f"{where}: {text}") from error
-        return fitted(pixels, size)
 
 
 class _Cells:
->>>>>>> main
     """Bytes of parquet files' cells. Pictures come in the files' order, so the row groups read last are kept."""
 
     def __init__(self) -> None:
