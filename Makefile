@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs test test-long test-all test-stress test-pretend lint setup clean
+.PHONY: demo docs test test-long test-all test-stress test-pretend upstream lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,13 @@ test: setup
 # What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, every check of every family, compilation.
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests
+
+# The code that rewards come from, into a folder of its own; with it `make test-long` has tests/upstream (about 3 minutes).
+upstream: build/upstream/.ready
+
+build/upstream/.ready: tests/upstream/requirements.txt $(VENV)/.ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/upstream --requirement tests/upstream/requirements.txt
+	@touch $@
 
 # The code paths of a GPU on a machine without one: a pretend CUDA device, built here in seconds (needs g++).
 test-pretend: setup

@@ -156,10 +156,12 @@ def load_head(path: str | Path) -> nn.Sequential:
     return linear_chain(tensors, ACTIVATIONS[activation], f"aesthetic: {path}")
 
 
-def linear_chain(tensors: Mapping[str, Tensor], activation: type[nn.Module], where: str) -> nn.Sequential:
-    """The frozen layers of `tensors`, in the order of the numbers in their names, which end in one number.
+def linear_chain(
+    tensors: Mapping[str, Tensor], activation: type[nn.Module], where: str, outputs: int | None = 1
+) -> nn.Sequential:
+    """The frozen layers of `tensors`, in the order of the numbers in their names, which end in `outputs` numbers.
 
-    `where` begins the message of the `UserError` for tensors that are no such chain.
+    `outputs` None: however many. `where` begins the message of the `UserError` for tensors that are no such chain.
     """
     weights = sorted(
         (k for k in tensors if k.endswith("weight")), key=lambda k: [int(n) for n in re.findall(r"\d+", k)]
@@ -174,8 +176,10 @@ def linear_chain(tensors: Mapping[str, Tensor], activation: type[nn.Module], whe
         linear = nn.Linear(weight.shape[1], width)
         linear.load_state_dict({"weight": weight, "bias": bias})
         layers += [linear, activation()]
-    if width != 1:
-        raise UserError(f"{where} ends in {width} numbers instead of one")
+    if width is None or (outputs is not None and width != outputs):
+        raise UserError(
+            f"{where} ends in {width or 'no'} numbers instead of {'one' if outputs == 1 else outputs or 'some'}"
+        )
     return nn.Sequential(*layers[:-1]).float().requires_grad_(False).eval()
 
 

@@ -56,9 +56,10 @@ def fit(
     height, width = size
     target = resized((images.shape[-2], images.shape[-1]), size, mode)
     if target != tuple(images.shape[-2:]):
-        images = F.interpolate(images, target, mode=interpolation, align_corners=False, antialias=True)
-        if mode != "hps":
-            images = images.clamp(0.0, 1.0)  # bicubic overshoots; a picture of bytes cannot
+        # Bicubic overshoots; a picture of bytes cannot, and Pillow's first pass, along the rows, gives one already.
+        for size_now in (target,) if mode == "hps" else ((images.shape[-2], target[1]), target):
+            images = F.interpolate(images, size_now, mode=interpolation, align_corners=False, antialias=True)
+            images = images if mode == "hps" else images.clamp(0.0, 1.0)
     if mode in ("longest", "hps"):
         down, right = height - target[0], width - target[1]
         return F.pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))

@@ -99,6 +99,43 @@ class VisionModel:
         return torch.cat([hidden[:, :1], hidden[:, 1 + registers :]], dim=1).float()
 
 
+class SquareInput:
+    """What LLaVA and its like do to images (B, 3, H, W) in [0, 1]: pad to a square, resize, normalise; differentiable.
+
+    The two stripes beside the shorter side have the mean colour, cut to bytes. `source`: hub id or folder with CLIP's
+    image processor, whose sizes and constants are used. Raises what transformers raises if there is none.
+    """
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        from transformers import CLIPImageProcessor
+
+        processor = CLIPImageProcessor.from_pretrained(source)
+        self.device, self.size = device, (int(processor.crop_size["height"]), int(processor.crop_size["width"]))
+        values = (processor.image_mean, processor.image_std)
+        self.mean, self.std = (torch.tensor(v, device=device).view(3, 1, 1) for v in values)
+        self.fill = torch.tensor([int(v * 255) / 255 for v in processor.image_mean], device=device).view(3, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        images = images.to(self.device, torch.float32)
+        height, width = images.shape[-2:]
+        side = max(height, width)
+        top, left = (side - height) // 2, (side - width) // 2
+        squares = self.fill.expand(len(images), 3, side, side).clone()
+        squares[..., top : top + height, left : left + width] = images
+        return (fit(squares, self.size, "shortest", middle=int) - self.mean) / self.std
+
+
+def complete(kind: Any, model: str | None, config: Any, dtype: torch.dtype, where: str, **more: Any) -> Any:
+    """`kind.from_pretrained(model)` with `config`, frozen; UserError if a tensor is left over or lacking.
+
+    `where` begins its message. `more`: for `from_pretrained`, whose OSError, ValueError and RuntimeError pass through.
+    """
+    network, info = kind.from_pretrained(model, config=config, dtype=dtype, output_loading_info=True, **more)
+    if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
+        raise UserError(f"{where} does not fit its class ({len(wrong)} tensors, the first: {wrong[0]})")
+    return network.eval().requires_grad_(False)
+
+
 _models: dict[tuple[str, ...], VisionModel] = {}
 _lock = threading.Lock()
 

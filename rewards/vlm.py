@@ -78,6 +78,11 @@ def number_after(reply: Reply, after: str, low: float, high: float) -> float:
     return float(match[1])
 
 
+def mean_after(reply: Reply, after: Sequence[str], low: float, high: float) -> float:
+    """The mean of the numbers that follow each of the texts `after`."""
+    return sum(number_after(reply, text, low, high) for text in after) / len(after)
+
+
 def winner(reply: Reply) -> float:
     """1 if the answer's last line is `Winner: A`, 0 for B, 0.5 for a tie; `Unreadable` for any other line."""
     lines = _lines(reply.text)
@@ -131,7 +136,8 @@ class Vlm:
     yes, the probability that yes and no must have together. In mode score an instruction how the answer must end is
     appended, unless `after` is given: then the question is sent word for word, and the score is the number that follows
     this text in the answer (UnifiedReward: `after: "Final Score:"`; Flow-GRPO divides its 1 to 5 by 5, and gives
-    0 where there is no number, which is an error here).
+    0 where there is no number, which is an error here), or the mean of those that follow several texts (UnifiedReward
+    2: `after: ["Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):"]`, or one of the three).
 
     `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
     one), `key` the environment variable with its token (DIFFRL_..., or one that you allowed), `concurrency` requests at
@@ -159,7 +165,7 @@ class Vlm:
         server: str | None = None,
         model: str | None = None,
         question: str | None = None,
-        after: str | None = None,
+        after: str | Sequence[str] | None = None,
         low: float = 1.0,
         high: float = 5.0,
         least: float = 0.5,
@@ -177,12 +183,13 @@ class Vlm:
             raise UserError(f'vlm: unknown mode "{mode}"{nearest(mode, ("yes", "score"))}; vlm_pairs compares')
         if not low < high:
             raise UserError(f"vlm: low is {low:g} and high is {high:g}")
-        if after is not None and (mode != "score" or question is None or not after.strip()):
+        marks = () if after is None else (after,) if isinstance(after, str) else tuple(after)
+        if after is not None and (mode != "score" or question is None or not all(map(str.strip, marks)) or not marks):
             raise UserError("vlm: `after` is a text before the number, for mode: score with a `question` of your own")
-        self.mode, self.batch_size, self.after = mode, batch_size, after
+        self.mode, self.batch_size, self.after = mode, batch_size, marks
         self.low, self.high, self.least = low, high, least
         self.question = question or (ASK_YES if mode == "yes" else ASK_SCORE)
-        if mode == "score" and after is None:
+        if mode == "score" and not marks:
             self.question += f'{_END}"Score: X", where X is a number from {low:g} to {high:g}.'
         if mode == "score":
             self.card = replace(type(self).card, range=(low, high))
@@ -200,8 +207,8 @@ class Vlm:
         if self.mode == "yes":
             return torch.tensor(self.backend.ask(questions, partial(yes_probability, least=self.least), first=True))
         parse = partial(rubric_score, low=self.low, high=self.high)
-        if self.after is not None:
-            parse = partial(number_after, after=self.after, low=self.low, high=self.high)
+        if self.after:
+            parse = partial(mean_after, after=self.after, low=self.low, high=self.high)
         return torch.tensor(self.backend.ask(questions, parse, first=False))
 
 

@@ -308,8 +308,15 @@ def test_a_question_is_sent_word_for_word(judge: Judge) -> None:
     for answer in ("Score: 3", "Final Score: none", "Final Score: 7"):
         judge.script = [answer] * 4
         assert 'no number from 1 to 5 after "Final Score:"' in failure(reward, lit(0.5))
-    with pytest.raises(UserError, match="for mode: score with a `question` of your own"):
-        build(judge, mode="yes", question=asked, after="Final Score:")
+    three = ["Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):"]  # UnifiedReward 2's
+    reward = build(judge, mode="score", question=asked, after=three, concurrency=1)
+    judge.script = [f"{three[0]} 2.694700002670288\n{three[1]} 2.371500015258789\n{three[2]} 2.802500009536743"]
+    assert reward(lit(0.5), [PROMPT], [{}]).tolist() == pytest.approx([2.6229])
+    judge.script = [f"{three[0]} 2.6\n{three[1]} 2.3"] * 4
+    assert 'no number from 1 to 5 after "Style Score (1-5):"' in failure(reward, lit(0.5))
+    for after in ("Final Score:", [], ["Final Score:", " "]):
+        with pytest.raises(UserError, match="for mode: score with a `question` of your own"):
+            build(judge, mode="yes" if after == "Final Score:" else "score", question=asked, after=after)
 
 
 def test_ocr_reads_with_a_vision_language_model(judge: Judge) -> None:
