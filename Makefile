@@ -42,7 +42,7 @@ test-pretend: setup
 # The documentation site into build/site: strictly (a broken link fails), and without a network.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "docs: open build/site/index.html; its search needs a server: $(PYTHON) -m http.server -d build/site"
+	@echo "docs: open build/site/index.html"
 
 # Every objective on every family: what `make test` has a covering set of.
 test-all: setup

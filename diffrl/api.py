@@ -103,6 +103,12 @@ def prepare(
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
+    if str(resume).startswith("hub:"):
+        from diffrl.records.hub import fetch
+
+        given = dict(word.split("=", 1) for word in overrides if word.startswith("run_dir=")) | changes
+        own = None if config is None else _made(config, overrides, changes, outside).run_dir
+        resume = fetch(str(resume), given.get("run_dir", own))
     if resume is not None and str(resume) != "auto":
         stored = file_of_run(Path(resume), "config.yaml", "--resume")
     source = stored if config is None else config
@@ -364,7 +370,8 @@ def evaluate(
             `merge`, `resolution`.
 
     Returns:
-        "mean" and "standard_error" (over prompts) of each reward, "diversity", and every image's "scores".
+        "mean" and "standard_error" (over prompts) of each reward, "diversity", "parts" of rewards with a breakdown, and
+        every image's "scores". Printed, it is a small table.
     """
     entries = _entries(rewards, "rewards")
     plugins = {name: entry.pop("plugin", name) for name, entry in entries.items()}

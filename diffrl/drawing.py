@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
+from diffrl.playground.grammar import foreign
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.rollout import SamplerSpec
+
+log = logging.getLogger("diffrl")
 
 
 @dataclass(frozen=True)
@@ -70,4 +74,7 @@ class Drawing:
 
     def chosen(self) -> Sequence[Prompt]:
         known = load_prompts(self.prompts) if isinstance(self.prompts, str) else given_prompts(self.prompts)
-        return known[: self.limit]
+        chosen = known[: self.limit]
+        if self.model == "playground" and (line := foreign([prompt.text for prompt in chosen])):
+            log.warning("%s", line)
+        return chosen

@@ -22,9 +22,9 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import replacing, write_text
 from diffrl.records.progress_bar import progress
-from diffrl.records.tracking import save_image
+from diffrl.records.tracking import save_image, slug
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.figures import find_figures
+from diffrl.rewards.figures import Breakdowns, find_figures
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
@@ -36,7 +36,8 @@ class Evaluated(NamedTuple):
     """scores (N, K), NaN where a reward does not apply; distances (P,) inside the images of each prompt, (0,) where it
     has one image; saturation (N,) in [0, 1]; figures of the prompts' groups by their names (`diffrl.rewards.figures`),
     without those of which nothing could be said; pictures (S, 3, H, W) of the first prompts' first images, where they
-    were asked for.
+    were asked for; parts (N,) by their names, `REWARD[PART]`, without those that no prompt states; NaN
+    where a prompt does not.
     """
 
     scores: Tensor
@@ -44,6 +45,7 @@ class Evaluated(NamedTuple):
     saturation: Tensor
     figures: Mapping[str, float] = {}  # nobody writes into it
     pictures: Tensor = torch.empty(0)
+    parts: Mapping[str, Tensor] = {}
 
     @property
     def diversity(self) -> float:
@@ -55,10 +57,10 @@ class Evaluated(NamedTuple):
         return {"diversity": self.diversity, **self.figures}
 
     def by_prompt(self, names: Sequence[str], per_prompt: int) -> dict[str, list[float | None]]:
-        """Each prompt's mean of each reward, by the rewards' names, its "diversity" and its "saturation"."""
-        means = self.scores.view(-1, per_prompt, len(names)).nanmean(dim=1)
-        columns = dict(zip(names, means.unbind(1), strict=True)) | {"diversity": self.distances}
-        columns["saturation"] = self.saturation.view(-1, per_prompt).mean(1)
+        """Each prompt's mean of each reward, by the rewards' names, and of its parts, "diversity" and "saturation"."""
+        images = {**dict(zip(names, self.scores.unbind(1), strict=True)), "saturation": self.saturation, **self.parts}
+        columns = {name: value.view(-1, per_prompt).nanmean(1) for name, value in images.items()}
+        columns["diversity"] = self.distances
         return {name: [None if v != v else round(v, 6) for v in column.tolist()] for name, column in columns.items()}
 
 
@@ -89,6 +91,8 @@ def score_policy(
     parts: list[Tensor] = []
     pictures: list[Tensor] = []
     figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
+    broken_down = Breakdowns(scorer.rewards)
+    features_at = columns + 1 + len(broken_down.names)
     sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
     kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
     batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
@@ -97,7 +101,8 @@ def score_policy(
             check()  # may raise, to break off between batches
             owners = [mine[int(i) // per_prompt] for i in index]
             scores = scorer.submit(images, owners).result()
-            parts.append(torch.cat([scores, saturation(images).cpu()[:, None], features(images)], dim=1))
+            more = [saturation(images).cpu()[:, None], broken_down(images, owners), features(images)]
+            parts.append(torch.cat([scores, *more], dim=1))
             if scorer.later:
                 pictures.append(images.cpu())
             for one in figures:
@@ -117,12 +122,14 @@ def score_policy(
         values[first * per_prompt : end * per_prompt] = torch.cat(parts)
     values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
     groups = torch.arange(total) // per_prompt
-    distances = group_distances(values[:, columns + 1 :], groups)
+    distances = group_distances(values[:, features_at:], groups)
     known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
     kept = _together(kept, accelerator) if len(kept) else kept
-    return Evaluated(values[:, :columns], distances, values[:, columns], known, kept)
+    by_part = zip(broken_down.names, values[:, columns + 1 : features_at].unbind(1), strict=True)
+    stated = {name: column for name, column in by_part if not column.isnan().all()}
+    return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:
@@ -164,7 +171,7 @@ def sample(*, out: Path, **drawing: Any) -> None:
         for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
             for i, image in zip(index.tolist(), images, strict=True):
                 prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
-                name = f"{i // job.per_prompt:05d}-{member:02d}.png"
+                name = f"{i // job.per_prompt:05d}-{member:02d}-{slug(prompt.text)}.png"
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
                 lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
                 if len(pictures) < SHOWN:
@@ -179,13 +186,27 @@ def sample(*, out: Path, **drawing: Any) -> None:
         grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
 
 
+class Scores(dict[str, Any]):
+    """What `evaluate` returns; its text is a small table of the means."""
+
+    def __str__(self) -> str:
+        rows = []
+        for name, mean in self["mean"].items():
+            known = mean is not None
+            text = f"{mean:.4f} +- {self['standard_error'][name]:.4f}" if known else "applies to none of the prompts"
+            rows.append(f"{name:<24}{text}")
+        return "\n".join([*rows, f"{'diversity':<24}{self['diversity']:.4f}"])
+
+    __repr__ = __str__
+
+
 def evaluate(
     *,
     rewards: Mapping[str, Mapping[str, Any] | Entry],
     out: Path | None = None,
     policy: Policy | None = None,
     **drawing: Any,
-) -> dict[str, Any]:
+) -> Scores:
     """Score a `Drawing`; returns, and writes if asked, means, standard errors, diversity and every image's scores.
 
     Args:
@@ -209,7 +230,8 @@ def evaluate(
     known = (~by_prompt.isnan()).sum(0)
     spread = (by_prompt - by_prompt.nanmean(0)).square().nansum(0) / (known - 1).clamp_min(1)
     error = (spread / known.clamp_min(1)).sqrt().tolist()
-    result = {
+    result = Scores()
+    result |= {
         "diffrl_version": __version__,
         **asdict(job),
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
@@ -221,6 +243,7 @@ def evaluate(
         "mean": summarise(scorer.names, scores),
         "standard_error": dict(zip(scorer.names, error, strict=True)),
         **found.breadth(),
+        "parts": {name: float(column.nanmean()) for name, column in found.parts.items()},
         "scores": {
             name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()]
             for k, name in enumerate(scorer.names)

@@ -84,7 +84,7 @@ def hub_file(repository: str, file: str, missing: str) -> Path:
     """A file of a hub repository, in this machine's cache.
 
     Raises:
-        UserError: it is not to be had; `missing` says what is not here either.
+        UserError: it is not available; `missing` says what is not here either.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

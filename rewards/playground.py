@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.playground.grammar import facts as facts_of
-from diffrl.playground.grammar import parse, understood
+from diffrl.playground.grammar import kind_of, parse, understood
 from diffrl.playground.variety import FIGURES
 from diffrl.playground.verifier import Verdict, verify
 from diffrl.rewards.protocol import Card
@@ -20,6 +20,27 @@ KINDS = (
     *("shape", "color", "count", "relation", "background", "style", "tone"),
     *("skin", "hair", "mood", "glasses", "hat"),
 )
+
+
+class ByKind:
+    """The share of facts that are right by their kind, as `diffrl.rewards.protocol.Breakdown`."""
+
+    names = (*KINDS, "word")
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B, 13) in [0, 1] of images (B, 3, 64, 64) in [0, 1]; NaN for kinds of which a prompt states no fact."""
+        table = torch.full((len(prompts), len(self.names)), float("nan"))
+        known = [i for i, prompt in enumerate(prompts) if understood(prompt) is not None]
+        for i, verdict in zip(known, verify(images[known], [prompts[i] for i in known]), strict=True):
+            facts: dict[str, list[bool]] = {}
+            for name, right in verdict.strict.items():
+                facts.setdefault(kind_of(name), []).append(right)
+            for kind, rights in facts.items():
+                table[i, self.names.index(kind)] = sum(rights) / len(rights)
+        return table
+
+
+BY_KIND = ByKind()
 
 
 class Playground:
@@ -33,6 +54,7 @@ class Playground:
 
     name = "playground"
     figures = FIGURES
+    breakdown = BY_KIND
     card = Card(
         measures="facts of the prompt (shape, colour, count, relation, background, style, tone, head), from the pixels",
         range=(0.0, 1.0),

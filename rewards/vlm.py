@@ -1,4 +1,4 @@
-"""A vision-language model as the judge: yes or no, a rubric's number, or comparisons inside a group.
+"""A vision-language model as the judge: yes or no, a rubric's number, questions, or comparisons inside a group.
 
 The model answers on an OpenAI-compatible server or in process (`vlm_backends`). An answer that cannot be understood is
 never a number: it is asked for again, and then an error that stops the run.
@@ -20,6 +20,17 @@ from torch import Tensor
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, bytes_in_process, make_backend, plain
+from diffrl_zoo.vlm_questions import (
+    ASK,
+    ASK_TOGETHER,
+    MEANS,
+    Pairs,
+    known,
+    mean_of,
+    points,
+    questions_of,
+    soft_answers,
+)
 
 ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
 ASK_SCORE = (
@@ -38,6 +49,7 @@ _END = " Think briefly. The last line of your answer must be exactly "
 _SCORE = re.compile(r"(?:final )?score ?[:=] ?(-?\d+(?:\.\d+)?)(?: ?/ ?(\d+(?:\.\d+)?))?\.?", re.IGNORECASE)
 _NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)")
 _WINNER = re.compile(r"winner ?[:=] ?(?:image )?(a|b|tie)\.?", re.IGNORECASE)
+MODES = ("yes", "score", "questions", "points")
 _WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
 
 
@@ -128,12 +140,21 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def _as_it_is(reply: Reply) -> Reply:
+    return reply
+
+
 class Vlm:
     """A vision-language model's judgement of one image and its prompt.
 
-    `mode`: yes (probability of "yes" to `question`, in [0, 1]) or score (a number from `low` to `high` by the rubric in
-    `question`). `question`: what is asked, with {prompt} where the prompt goes (None: a general one). `least`: in mode
-    yes, the probability that yes and no must have together. In mode score an instruction how the answer must end is
+    `mode`: yes (probability of "yes" to `question`, in [0, 1]), score (a number from `low` to `high` by the rubric in
+    `question`), questions (Soft-TIFA: the mean probability of the right answers to the questions in the metadata's
+    `vqa_list`, [[question, answer], ...]) or points (the share of the metadata's `points` that hold, by its `request`).
+    `question`: what is asked, with {prompt} where the prompt goes (None: a general one); in mode questions {question}.
+    `least`: in mode yes, the probability that yes and no must have together; in mode questions, that all answers must
+    have on average. `combine`: geometric (all are right: Soft-TIFA GM) or arithmetic (the share that is right: AM).
+    `together`: ask all questions of a picture in one request, an answer a line: fewer requests, other numbers than the
+    published ones, which ask each alone. In mode score an instruction how the answer must end is
     appended, unless `after` is given: then the question is sent word for word, and the score is the number that follows
     this text in the answer (UnifiedReward: `after: "Final Score:"`; Flow-GRPO divides its 1 to 5 by 5, and gives
     0 where there is no number, which is an error here), or the mean of those that follow several texts (UnifiedReward
@@ -149,13 +170,15 @@ class Vlm:
 
     name = "vlm"
     card = Card(
-        measures="a vision-language model's answer about image and prompt: probability of yes (mode: yes), or a number "
-        "by a rubric (mode: score)",
+        measures="a vision-language model's answer about image and prompt: probability of yes (mode: yes), a number "
+        "by a rubric (mode: score), or of right answers to the metadata's questions (mode: questions; points)",
         range=(0.0, 1.0),
-        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826); VQAScore (Lin et al. 2024, arXiv:2404.01291)",
+        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826); VQAScore (Lin et al. 2024, arXiv:2404.01291); "
+        "mode: questions: GenEval 2 (Kamath et al. 2025, arXiv:2512.16853)",
         weights=_WEIGHTS,
         licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
-        cost="one request an image; in process the whole model (7 B: 16 GB in bf16), a forward an image in mode: yes",
+        cost="one request an image (mode: questions: one a question, or together: true); in process the whole model "
+        "(7 B: 16 GB in bf16), a forward an image in mode: yes, a question in mode: questions",
         exploits="text in the image that addresses the judge; small models overlook counts and broken parts",
     )
 
@@ -178,9 +201,15 @@ class Vlm:
         device: str | None = None,
         batch_size: int = 16,
         precision: str = "bf16",
+        combine: str = "geometric",
+        together: bool = False,
     ) -> None:
-        if mode not in ("yes", "score"):
-            raise UserError(f'vlm: unknown mode "{mode}"{nearest(mode, ("yes", "score"))}; vlm_pairs compares')
+        if mode not in MODES:
+            raise UserError(f'vlm: unknown mode "{mode}"{nearest(mode, MODES)}; vlm_pairs compares')
+        if combine not in MEANS:
+            raise UserError(f'vlm: unknown combine "{combine}"{nearest(combine, MEANS)}')
+        if mode == "questions" and "{question}" not in (question or ASK):
+            raise UserError("vlm: `question` needs the text {question} in mode: questions")
         if not low < high:
             raise UserError(f"vlm: low is {low:g} and high is {high:g}")
         marks = () if after is None else (after,) if isinstance(after, str) else tuple(after)
@@ -188,7 +217,8 @@ class Vlm:
             raise UserError("vlm: `after` is a text before the number, for mode: score with a `question` of your own")
         self.mode, self.batch_size, self.after = mode, batch_size, marks
         self.low, self.high, self.least = low, high, least
-        self.question = question or (ASK_YES if mode == "yes" else ASK_SCORE)
+        self.combine, self.together = combine, together
+        self.question = question or {"score": ASK_SCORE, "questions": ASK}.get(mode, ASK_YES)
         if mode == "score" and not marks:
             self.question += f'{_END}"Score: X", where X is a number from {low:g} to {high:g}.'
         if mode == "score":
@@ -200,8 +230,60 @@ class Vlm:
 
     footprint = staticmethod(bytes_in_process)
 
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """In modes questions and points only prompts whose metadata have some."""
+        needed = {"questions": "vqa_list", "points": "points"}.get(self.mode)
+        return needed is None or bool(metadata.get(needed))
+
+    def answers(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[float]]:
+        """In modes questions and points, of each image (B, 3, H, W) in [0, 1]: how right each of its answers is, in
+        [0, 1]."""
+        if self.mode == "points":
+            return self._points(images, prompts, metadata)
+        lists = [questions_of(prompt, data) for prompt, data in zip(prompts, metadata, strict=True)]
+        asked: list[Question] = []
+        for image, prompt, pairs in zip(images, prompts, lists, strict=True):
+            asked += self._asked(image, prompt, pairs)
+        replies = iter(self.backend.ask(asked, _as_it_is, first=True))
+        answers = []
+        for prompt, pairs in zip(prompts, lists, strict=True):
+            mine = [next(replies) for _ in range(1 if self.together else len(pairs))]
+            try:
+                answers.append(soft_answers(mine, pairs, self.least))
+            except Unreadable as error:
+                raise RewardError(f'vlm: no usable answer on the prompt "{prompt}": {error}') from error
+        return answers
+
+    def _asked(self, image: Tensor, prompt: str, pairs: Pairs) -> list[Question]:
+        if self.together:
+            listed = "\n".join(question for question, _ in pairs)
+            words = tuple(dict.fromkeys(form for _, right in pairs for form in known(right)))
+            return [Question([image], ASK_TOGETHER.format(questions=listed), prompt, words, len(pairs))]
+        return [Question([image], self.question.replace("{question}", q), prompt, known(right)) for q, right in pairs]
+
+    def _points(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[float]]:
+        answers: list[list[float]] = [[]] * len(images)
+        rows: dict[int, list[int]] = {}  # images by how many points they have, which the answer must have, too
+        for i, (prompt, data) in enumerate(zip(prompts, metadata, strict=True)):
+            if not isinstance(data.get("request"), str) or not isinstance(data.get("points"), list | tuple):
+                raise RewardError(f'vlm: the prompt "{prompt}": expected `points` and `request` in its metadata')
+            rows.setdefault(len(data["points"]), []).append(i)
+        for count, chosen in rows.items():
+            asked = [Question([images[i]], metadata[i]["request"], prompts[i]) for i in chosen]
+            replies = self.backend.ask(asked, partial(points, count=count), first=False)
+            for i, values in zip(chosen, replies, strict=True):
+                answers[i] = values
+        return answers
+
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        if self.mode in ("questions", "points"):
+            kind = self.combine if self.mode == "questions" else "arithmetic"
+            return torch.tensor([mean_of(row, kind) for row in self.answers(images, prompts, metadata)])
         pairs = zip(images, prompts, strict=True)
         questions = [Question([image], self.question.replace("{prompt}", prompt), prompt) for image, prompt in pairs]
         if self.mode == "yes":

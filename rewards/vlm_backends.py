@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from math import exp
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # statuses after which a request may succeed when sent again
 ANSWERS = ("yes", "no")
+A_LINE = 8  # tokens of an answer of one word, a number before it included
 _TRIM = " \t\n\r\"'`.,:;!*▁Ġ"
 
 
@@ -36,19 +38,27 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """Images (each (3, H, W) in [0, 1]) and what is asked about them; `prompt` is named when it fails."""
+    """Images (each (3, H, W) in [0, 1]) and what is asked about them; `prompt` is named when it fails.
+
+    `words`: the spellings of answers whose first tokens are looked at (none: of yes and no). `lines`: how many answers
+    are asked for, a line each; more than one fill `Reply.lines`.
+    """
 
     images: Sequence[Tensor]
     text: str
     prompt: str
+    words: Sequence[str] = ()
+    lines: int = 1
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer's text, and, if asked for, candidates for its first token with their probabilities."""
+    """The answer's text, and, if asked for, candidates for its first token with their probabilities; `lines`: of the
+    first token of every line that is not empty."""
 
     text: str
     first: Sequence[tuple[str, float]] = ()
+    lines: Sequence[Sequence[tuple[str, float]]] = ()
 
 
 def plain(token: str) -> str:
@@ -110,7 +120,7 @@ class Server:
         urls = {key: data_url(image) for key, image in images.items()}  # once, in however many pairs an image is
         halt = threading.Event()  # after a failure the other requests are not sent again
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="diffrl-vlm") as pool:
-            bodies = [self._body(q.text, [urls[id(image)] for image in q.images], first) for q in questions]
+            bodies = [self._body(q, [urls[id(image)] for image in q.images], first) for q in questions]
             rows = zip(questions, bodies, strict=True)
             waiting = [pool.submit(self._one, question, body, parse, first, halt) for question, body in rows]
             try:
@@ -142,7 +152,7 @@ class Server:
                 if response.status_code not in PASSING and response.is_error:
                     message = " ".join(response.text.split())[:300]
                     raise RewardError(f"vlm: the server {self.url} answered {response.status_code}: {message}")
-                return parse(_reply(response.raise_for_status().json(), first))
+                return parse(_reply(response.raise_for_status().json(), first, question.lines))
             except Unreadable as error:
                 last, body = error, body | {"temperature": 0.5, "seed": trial + 1}
             except (httpx.HTTPError, ValueError) as error:
@@ -153,28 +163,44 @@ class Server:
             f"tries; the last: {type(last).__name__}: {message}"
         ) from last
 
-    def _body(self, text: str, urls: Sequence[str], first: bool) -> dict[str, Any]:
+    def _body(self, question: Question, urls: Sequence[str], first: bool) -> dict[str, Any]:
         images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        content = [*images, {"type": "text", "text": text}]
+        content = [*images, {"type": "text", "text": question.text}]
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0.0}
         if first:
-            return body | {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP}
+            most = 1 if question.lines == 1 else A_LINE * question.lines
+            return body | {"max_tokens": most, "logprobs": True, "top_logprobs": TOP}
         return body | {"max_tokens": self.max_tokens}
 
 
-def _reply(answer: Any, first: bool) -> Reply:
+def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:
     """What a chat completion says; `Unreadable` if it is none, or lacks the probabilities."""
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"] or ""
         if not first:
             return Reply(text)
-        top = choice["logprobs"]["content"][0]["top_logprobs"]
-        logprobs = torch.tensor([float(entry["logprob"]) for entry in top], dtype=torch.float64)
-        return Reply(text, [(entry["token"], p) for entry, p in zip(top, logprobs.exp().tolist(), strict=True)])
+        content = choice["logprobs"]["content"]
+        starts = line_starts([str(entry["token"]) for entry in content]) if lines > 1 else [0]
+        firsts = [[(e["token"], exp(float(e["logprob"]))) for e in content[i]["top_logprobs"]] for i in starts]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         what = "no probabilities of the first token (logprobs)" if first else "no chat completion"
         raise Unreadable(f"{what} in {str(answer)[:200]}") from error
+    if len(firsts) < lines:
+        raise Unreadable(f"{len(firsts)} lines of answers to {lines} questions: {text[:200]!r}")
+    return Reply(text, firsts[0], firsts if lines > 1 else ())
+
+
+def line_starts(tokens: Sequence[str]) -> list[int]:
+    """The places of the tokens with which the lines of an answer begin, but for empty lines."""
+    starts: list[int] = []
+    fresh = True
+    for i, token in enumerate(tokens):
+        if fresh and token.strip(_TRIM):
+            starts.append(i)
+            fresh = False
+        fresh = fresh or "\n" in token
+    return starts
 
 
 def data_url(image: Tensor) -> str:
@@ -214,18 +240,19 @@ class LocalModel:
         self.candidates = {
             i: word for i in sorted(tokens) if (word := tokenizer.decode([i])) and plain(word) in ANSWERS
         }
-        self.name = model
+        self.name, self._tokens = model, dict[str, int]()
 
     @torch.no_grad()
     def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
         """The parsed answers, in order; see `Server.ask`."""
-        if first and {plain(word) for word in self.candidates.values()} != set(ANSWERS):
+        spelled = {plain(word) for word in self.candidates.values()} == set(ANSWERS)
+        if first and not spelled and not all(question.words for question in questions):
             raise RewardError(f'vlm: yes and no are not single tokens of "{self.name}"; use another mode')
         answers = []
         for start in range(0, len(questions), self.batch_size):
             part = questions[start : start + self.batch_size]
             inputs = self._inputs(part)
-            replies = self._first(inputs) if first else self._text(inputs)
+            replies = self._first(inputs, part) if first else self._text(inputs)
             for question, reply in zip(part, replies, strict=True):
                 try:
                     answers.append(parse(reply))
@@ -254,10 +281,33 @@ class LocalModel:
         )
         return inputs.to(self.device, self.network.dtype)
 
-    def _first(self, inputs: Any) -> list[Reply]:
-        probabilities = self.network(**inputs, use_cache=False).logits[:, -1].float().softmax(dim=-1)
-        rows = probabilities[:, list(self.candidates)].tolist()
-        return [Reply("", list(zip(self.candidates.values(), row, strict=True))) for row in rows]
+    def _first(self, inputs: Any, questions: Sequence[Question]) -> list[Reply]:
+        if all(question.lines == 1 for question in questions):
+            probabilities = self.network(**inputs, use_cache=False).logits[:, -1].float().softmax(dim=-1)
+            return [Reply("", self._candidates(row, q)) for row, q in zip(probabilities, questions, strict=True)]
+        most = A_LINE * max(question.lines for question in questions)
+        done = self.network.generate(
+            **inputs, max_new_tokens=most, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        tokens = done.sequences[:, inputs["input_ids"].shape[1] :]
+        replies = []
+        for i, question in enumerate(questions):
+            words = [self.processor.tokenizer.decode([token], skip_special_tokens=True) for token in tokens[i].tolist()]
+            rows = [done.logits[step][i].float().softmax(dim=-1) for step in line_starts(words)]
+            replies.append(Reply("".join(words), lines=[self._candidates(row, question) for row in rows]))
+        return replies
+
+    def _candidates(self, probabilities: Tensor, question: Question) -> list[tuple[str, float]]:
+        """The spellings that count as answers with the probability (V,) of their first token."""
+        tokens = {word: self._first_token(word) for word in question.words} or {
+            word: i for i, word in self.candidates.items()
+        }
+        return list(zip(tokens, probabilities[list(tokens.values())].tolist(), strict=True))
+
+    def _first_token(self, word: str) -> int:
+        if word not in self._tokens:
+            self._tokens[word] = self.processor.tokenizer.encode(word, add_special_tokens=False)[0]
+        return self._tokens[word]
 
     def _text(self, inputs: Any) -> list[Reply]:
         tokens = self.network.generate(**inputs, max_new_tokens=self.max_tokens, do_sample=False)

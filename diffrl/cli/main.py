@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.around import add_around
+from diffrl.cli.bench import add_bench
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -155,6 +156,7 @@ def _parser() -> _Parser:
     add_d2align(add)
     add_recipes(add)
     add_divgen(add, _add_drawing)
+    add_bench(add, _add_drawing)
     add_image_sets(add, _add_drawing, _common)
     add_search(add, _add_drawing, _common)
     add_sharing(add)
@@ -182,7 +184,8 @@ def _add_train(add: Callable[..., _Parser]) -> None:
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = (
         "continue the run in this folder from its newest checkpoint; CONFIG may be left out. auto: with CONFIG, the "
-        "run in its run_dir if there is one, else a new one. SIGTERM and Ctrl-C save and exit with code 75"
+        "run in its run_dir if there is one, else a new one. hub:OWNER/NAME: what checkpoint.push sent, fetched into "
+        "run_dir. SIGTERM and Ctrl-C save and exit with code 75"
     )
     train.add_argument(
         "--override",
@@ -191,7 +194,7 @@ def _add_train(add: Callable[..., _Parser]) -> None:
         metavar="KEY",
         help="with --resume: this key or section may differ from what the checkpoint was trained with; may be repeated",
     )
-    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto", help=text)
+    train.add_argument("--resume", type=Path, metavar="RUN_DIR|auto|hub:OWNER/NAME", help=text)
     text = "check everything, load the model and the rewards, say what would happen, and write nothing"
     train.add_argument("--dry-run", action="store_true", help=text)
     train.add_argument(
@@ -226,9 +229,13 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
 
 
 def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
-    """MODEL, and the options that say how its images are drawn; `members`: None where something else says how many."""
+    """MODEL, and the options that say how its images are drawn.
+
+    members: images of each prompt by default; 0: of a benchmark, which says how many; None: something else does.
+    """
+    benchmark = members == 0
     text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-    command.add_argument("model", metavar="MODEL", help=text)
+    command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
     text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
@@ -236,12 +243,12 @@ def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> N
     command.add_argument(
         "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
     )
-    command.add_argument(
-        "--seed", type=whole_number(0, 2**63 - 1), default=0, metavar="S", help="of the noise (default 0)"
-    )
+    first, default = ("the benchmark's", None) if benchmark else (0, 0)
+    text = f"of the noise (default {first})"
+    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
     if members is not None:
-        text = f"images per prompt (default {members})"
-        command.add_argument("--per-prompt", type=whole_number(1), default=members, metavar="M", help=text)
+        text = f"images per prompt (default {members or first})"
+        command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
     text = "sampling steps (default: as in training, 10)"
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
@@ -312,12 +319,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.evaluation import evaluate
 
     result = evaluate(rewards=wanted, **common)
-    for name, mean in result["mean"].items():
-        score = (
-            "applies to none of the prompts" if mean is None else f"{mean:.4f} +- {result['standard_error'][name]:.4f}"
-        )
-        print(f"{name:<24}{score}")
-    print(f"{'diversity':<24}{result['diversity']:.4f}")
+    print(result)
     print(f"scores: {arguments.out}")
     return 0
 

@@ -147,7 +147,8 @@ def run_drawing(lora: Path, model: str) -> dict[str, Any]:
         if values["model"] != model or rollout["sampler"] == "renoise":
             return {}
         own = {"sampler": "ddim" if rollout["sampler"] == "ddim" else "dpm2"}
-        own |= {"steps": measuring.get("steps") or rollout["steps"], "resolution": rollout.get("resolution")}
+        own |= {"steps": measuring.get("steps") or rollout["steps"]}
+        own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
         own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return {}
@@ -176,7 +177,7 @@ def check_prompts(config: Config) -> None:
             raise Problem("rollout.groups", f"{text}, and optimise.batch_size to divide groups x group_size")
     if not prompts.overlap and (shared := overlap(prompts.train, prompts.test)):
         example = f'{len(shared)} of its prompts are in prompts.train, too, such as "{shared[0][:60]}"'
-        text = "what is trained on cannot be held out; to allow it on purpose set prompts.overlap: true"
+        text = "training prompts cannot be held out; to allow it, set prompts.overlap: true"
         raise Problem("prompts.test", f"{example}: {text}")
 
 
@@ -200,7 +201,7 @@ def check_rewards(config: Config) -> None:
         raise Problem("rewards", f"empty; name at least one (there are: {', '.join(sorted(available()))})")
     for name in config.rewards:
         if name in config.watch:
-            raise Problem(f"watch.{name}", f"{name} is also in rewards; what is optimised cannot be held out")
+            raise Problem(f"watch.{name}", f"{name} is also in rewards; an optimised reward cannot be held out")
         if config.rewards[name].weight == 0:
             raise Problem(f"rewards.{name}.weight", f"0 optimises nothing; move {name} to watch")
     for table in ("rewards", "watch"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Base, PathText, Problem, Section, Share, key
+from diffrl.config.base import Base, PathText, Problem, Resolution, Section, Share, key
 
 STEPS, GUIDANCE = 8, 1.0  # of a distilled model
 TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturation/std
@@ -42,7 +42,8 @@ class Student(Section):
     def drawn(self, config: Any) -> Any:
         """The trained model's config with this one's model, base and guidance."""
         guidance = config.rollout.guidance_scale if self.same else self.guidance_scale
-        rollout = config.rollout.model_copy(update={"guidance_scale": guidance})
+        size = config.evaluate.resolution or config.rollout.resolution
+        rollout = config.rollout.model_copy(update={"guidance_scale": guidance, "resolution": size})
         engine = config.engine.model_copy(update={"base": self.base})
         update = {"model": self.source(config.model), "rollout": rollout, "engine": engine}
         return config.model_copy(update=update)
@@ -53,6 +54,9 @@ class Evaluate(Section):
     prompts: int = key(64, "how many of the test prompts are used, at most", "prompts", ge=1)
     per_prompt: int = key(4, "images per prompt; diversity needs two", "images", ge=2)
     steps: int | None = key(None, "sampling steps; null: rollout.steps", "steps", ge=1)
+    resolution: Resolution | None = key(
+        None, "side of the judged images, or [width, height]; null: rollout.resolution", "pixels"
+    )
     features: str = key(
         "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
     )

@@ -8,6 +8,7 @@ config, it says in its own `check`.
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -163,6 +164,16 @@ class Optimise(Section):
 class Checkpoint(Section):
     every: int = key(1, "save after every so many epochs, and after the last", "epochs", ge=1)
     keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
+    push: str | None = key(
+        None,
+        "OWNER/NAME of a model on the hub, made private if it is not there, to which the run is sent, too; its newest "
+        "checkpoint goes on anywhere with --resume hub:OWNER/NAME; a push that fails is told, and the run goes on",
+    )
+    push_every: int = key(10, "send after every so many epochs, and after the last", "epochs", ge=1)
+
+    def check(self, config: Any) -> None:
+        if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.push):
+            raise Problem("checkpoint.push", f'"{self.push}": write OWNER/NAME')
 
 
 class Tracking(Section):

@@ -119,7 +119,7 @@ class GARDO(Section):
         if self.auxiliary.count(name) > 1:
             raise Problem(where, f'"{name}" is named twice')
         if name in config.rewards:
-            text = f'"{name}" is in rewards; what is optimised cannot judge itself: name a reward that is under watch'
+            text = f'"{name}" is in rewards; an optimised reward cannot judge itself: name one under watch'
             raise Problem(where, text)
         if name not in config.watch:
             raise Problem(where, f'"{name}" is not under watch{nearest(name, config.watch)}')

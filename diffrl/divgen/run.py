@@ -118,7 +118,7 @@ def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
     accelerator = join_processes()
     policy = job.policy()
     spec, each = job.drawing.spec(policy), job.drawing.per_prompt
-    items = [Item(prompt, m, _file(out, i, prompt, m)) for i, prompt in enumerate(prompts) for m in range(each)]
+    items = [Item(prompt, m, image_file(out, i, prompt, m)) for i, prompt in enumerate(prompts) for m in range(each)]
     if accelerator.is_main_process:
         _prepare(out, job.record(prompts, spec), items)
     accelerator.wait_for_everyone()  # the folder is looked at before anyone writes images to it
@@ -137,7 +137,8 @@ def generate_images(job: Job, prompts: Sequence[Prompt], out: Path) -> int:
     return len(todo) * each
 
 
-def _file(out: Path, index: int, prompt: Prompt, member: int) -> Path:
+def image_file(out: Path, index: int, prompt: Prompt, member: int) -> Path:
+    """Where `generate_images` writes an image of the prompt at this place."""
     folder = str(prompt.metadata.get("dimension") or "all")
     return out / "images" / folder / f"{index:05d}-{member:02d}.png"
 

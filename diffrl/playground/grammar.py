@@ -232,6 +232,19 @@ def understood(text: str) -> Caption | None:
         return None
 
 
+def foreign(texts: Sequence[str]) -> str:
+    """One line on those that are not of the world, empty where all are."""
+    strange = [text for text in texts if understood(text) is None]
+    if not strange:
+        return ""
+    example = " ".join(strange[0].split())
+    shown = example if len(example) <= 60 else f"{example[:60]} ..."
+    return (
+        f"{len(strange)} of {len(texts)} prompts are not in the playground's language, which is all that its model "
+        f'and its verifier understand, such as "{shown}"; a valid one: "a red circle on white"'
+    )
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def parse(text: str) -> Caption:
     """What a prompt says. Raises ValueError if the prompt is not of the world."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import diffusers
 import numpy as np
@@ -71,8 +71,8 @@ class Family:
         self.max_length = self.text_length if max_sequence_length is None else max_sequence_length
         self.plain_call: Mapping[str, Any] = {"max_sequence_length": self.max_length}
         self.scale = self.pixels_per_latent()
-        size = latent_size(resolution, self.own_side(), self.scale, self.patch)
-        self.latent_shape: tuple[int, int, int] = (self.channels(), *size)
+        self.latent_shape: tuple[int, int, int]
+        self.set_size(resolution)
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
@@ -81,6 +81,17 @@ class Family:
         return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))
 
     # ---- sizes, from configs
+
+    def set_size(self, resolution: Resolution) -> None:
+        """Draw pictures of this size from now on. What else depends on the size is set by whoever overrides this."""
+        size = latent_size(resolution, self.own_side(), self.scale, self.patch)
+        self.latent_shape = (self.channels(), *size)
+
+    def resized(self, resolution: Resolution) -> Self:
+        """The same modules for pictures of another size."""
+        other = copy.copy(self)
+        other.set_size(resolution)
+        return other
 
     def pixels_per_latent(self) -> int:
         """Pixels per side of one latent."""

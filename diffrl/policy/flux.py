@@ -36,6 +36,9 @@ class Flux(Family):
         super().__init__(pipe, resolution, max_sequence_length)
         self.distilled = bool(self.network.config.guidance_embeds)
         self.classifier_free = not self.distilled
+
+    def set_size(self, resolution: Resolution) -> None:
+        super().set_size(resolution)
         _, height, width = self.latent_shape
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, height // 2, width // 2, "cpu", torch.float32)
 

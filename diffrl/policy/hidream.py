@@ -43,11 +43,14 @@ class HiDream(Family):
 
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
         super().__init__(pipe, resolution, max_sequence_length)
+        self.read = sorted(set(self.network.config.llama_layers))  # of the Llama's layers
+        self._experts = [part for part in self.network.modules() if isinstance(part, MOEFeedForwardSwiGLU)]
+
+    def set_size(self, resolution: Resolution) -> None:
+        super().set_size(resolution)
         _, height, width = self.latent_shape
         if height != width:
             raise UserError("rollout.resolution: HiDream draws square pictures only here")
-        self.read = sorted(set(self.network.config.llama_layers))  # of the Llama's layers
-        self._experts = [part for part in self.network.modules() if isinstance(part, MOEFeedForwardSwiGLU)]
 
     @property
     def text_shape(self) -> tuple[int, int, int]:

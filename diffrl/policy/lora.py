@@ -58,7 +58,7 @@ class Adapters:
         device: of the weights that are converted.
 
     Raises:
-        UserError: if a target names no linear layer, or the base is not to be had.
+        UserError: if a target names no linear layer, or the base is not available.
     """
 
     def __init__(

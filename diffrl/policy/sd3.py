@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.errors import UserError
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
 from diffrl.policy.pipelines import Resolution
@@ -33,6 +34,12 @@ class SD3(Family):
 
     def own_side(self) -> int:
         return self.network.config.sample_size
+
+    def set_size(self, resolution: Resolution) -> None:
+        super().set_size(resolution)
+        most = self.network.config.pos_embed_max_size * self.patch
+        if max(self.latent_shape[1:]) > most:
+            raise UserError(f"rollout.resolution: this model draws sides of at most {most * self.scale} pixels")
 
     @property
     def text_shape(self) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """Prompt sets that are shipped: made by seeded grammars from our own word lists, the same on every machine.
 
 A set NAME/SPLIT is a list of (text, metadata). The metadata is what the rewards read (`geneval`: tag, include, exclude;
-`ocr`: text). Train and test are apart by what the prompts ask for, not only by their words: see each grammar.
+`ocr`: text; `vlm`: vqa_list). Train and test are apart by what the prompts ask for, not only by their words: see each
+grammar.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SETS = {
     "ocr": "scenes with a quoted text of 1 to 6 words; metadata for the reward ocr",
     "general": "people, animals, things and views, with places, light and styles; no metadata",
     "compositional": "three bound colours, relations of coloured things, two counts, negations; metadata for geneval",
+    "atoms": "3 to 10 counts, attributes, things, places and actions, with questions for the reward vlm",
     "animals": "a photo of one animal: the 45 of DDPO to train, 30 others to test; no metadata",
 }
 
@@ -39,13 +41,14 @@ def set_name(source: str) -> tuple[str, str] | None:
 @functools.cache
 def rows(name: str, split: str) -> tuple[Row, ...]:
     """The prompts of a set, in their order, with metadata; all texts of both splits are different."""
-    from diffrl.prompt_sets import compositional, general, geneval, ocr
+    from diffrl.prompt_sets import atoms, compositional, general, geneval, ocr
 
     grammars: dict[str, Callable[[], Splits]] = {
         "geneval": geneval.splits,
         "ocr": ocr.splits,
         "general": general.splits,
         "compositional": compositional.splits,
+        "atoms": atoms.splits,
         "animals": general.animals,
     }
     return tuple(grammars[name]()[split])

@@ -14,7 +14,7 @@ from diffrl.resources import shipped
 from diffrl.seeds import Part, seed_of
 
 T = TypeVar("T")
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 
 @functools.cache

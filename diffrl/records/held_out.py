@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 
 from diffrl.records.disk import writing
 
@@ -20,10 +20,22 @@ Values = Sequence[float | None]  # of each prompt, in their order; None where a 
 
 
 class HeldOut:
-    """The values of each prompt by epoch and name (`clip`, `turbo/clip`). Unknown errors are None: of old runs, too."""
+    """The values of each prompt by epoch and name: `clip`, `turbo/clip` on a student, `playground[color]` of a part.
+
+    Unknown errors are None: of old runs, too.
+    """
 
     def __init__(self) -> None:
         self.epochs: dict[int, Mapping[str, Values]] = {}
+
+    def mean(self, name: str, epoch: int) -> float | None:
+        """Over the prompts to which it applies; None where there is none."""
+        known = [value for value in self._values(name, epoch) if value is not None]
+        return fmean(known) if known else None
+
+    def count(self, name: str, epoch: int) -> int:
+        """Of the prompts to which it applies."""
+        return sum(value is not None for value in self._values(name, epoch))
 
     def error(self, name: str, epoch: int) -> float | None:
         """The standard error over prompts of an epoch's mean."""

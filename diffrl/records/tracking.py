@@ -116,7 +116,7 @@ class Tracker:
             import numpy as np
 
             rows = {
-                f"samples/{i:02d}-{_slug(caption)}": np.asarray(image.convert("RGB"))[None]
+                f"samples/{i:02d}-{slug(caption)}": np.asarray(image.convert("RGB"))[None]
                 for i, (image, caption) in enumerate(zip(images, captions, strict=True))
             }
             self._outside["tensorboard"].log_images(rows, step=epoch, dataformats="NHWC")
@@ -172,7 +172,7 @@ def save_samples(
     folder = inside(run_dir, "samples", f"epoch-{epoch:04d}")
     paths = []
     for i, (image, prompt, seed) in enumerate(zip(images, prompts, seeds, strict=True)):
-        path = folder / f"{i:02d}-{_slug(prompt)}.png"
+        path = folder / f"{i:02d}-{slug(prompt)}.png"
         text = {"prompt": prompt, "seed": str(seed)}
         if scores:
             text["scores"] = json.dumps({key: round(v, 4) for key, v in scores[i].items() if math.isfinite(v)})
@@ -262,7 +262,7 @@ def _plain(key: str, value: Any) -> int | float | str | bool | None:
     raise TypeError(f"metric {key!r} is a {type(value).__name__}, not a number or a string")
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].rstrip("-") or "empty"
 
 

@@ -18,13 +18,14 @@ from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.gardo import gardo
 from diffrl.report.marble import balance
 from diffrl.report.page import page
+from diffrl.report.parts import by_part
 from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
 __all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_comparison", "write_report"]
 
 Section = Callable[[RunData], str]
 
-sections: list[Section] = [headline, curves, samples, gardo, balance, direction, optimisation]
+sections: list[Section] = [headline, by_part, curves, samples, gardo, balance, direction, optimisation]
 _LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
 
 

@@ -11,6 +11,7 @@ from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, Sample, read_run, warnings_of
 from diffrl.report.page import escape, figure, grid, page, section, strip, table
+from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line, chart
 from diffrl.report.sections import change
 
@@ -34,7 +35,7 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     runs = [read_run(folder) for folder in run_dirs]
     _name_apart(runs)
     with foreign(", ".join(map(str, run_dirs))):
-        body = _head(runs) + _values(runs)
+        body = _head(runs) + _values(runs) + compared(runs)
         body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
         body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
         body += _images(runs)

@@ -120,6 +120,10 @@ class RunData:
     def color(self, name: str) -> str:
         """The style sheet's colour of a metric: the same in every chart."""
         names = [*self.trained, *self.watched]
+        student, _, metric = name.rpartition("/")
+        if student in self.students:  # drawn beside the trained model's: in another colour
+            away = 2 * (1 + self.students.index(student))
+            return f"c{(names.index(metric) + away if metric in names else away) % (PALETTE - 1)}"
         if name == "diversity" or name not in names:
             return f"c{PALETTE - 1}"
         return f"c{names.index(name) % (PALETTE - 1)}"

@@ -23,6 +23,7 @@ from diffrl.records.progress import PARTS
 # Names of the style sheet's colours, each with the placeholder that it replaces.
 COLORS = ("ink", "muted", "grid", "warn", *PARTS, "other", *(f"c{i}" for i in range(8)))
 _PLACEHOLDER = {name: f"#0f{i:02x}f0" for i, name in enumerate(COLORS)}
+LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
 _SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
 _STYLE: Any = {
@@ -199,6 +200,9 @@ def _finish(axes: Axes, axis: Axis) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     low, high = axes.get_ylim()
+    if not axis.log and high - low < (least := LEAST * max(abs(low), abs(high))):  # what hardly moves looks so
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+        axes.set_ylim(low, high)
     tiny = axis.log or max(abs(low), abs(high)) < 0.01
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, tiny)))
     if axis.floor is not None:

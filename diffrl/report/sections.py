@@ -8,6 +8,7 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
+from diffrl.records.guard import FELL
 from diffrl.records.held_out import SURE
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
@@ -21,6 +22,10 @@ KNOWN = {
     "kl": ("KL to the reference model", "KL divergence"),
     "grad_norm": ("gradient norm before clipping", "norm"),
 }
+TITLES = {
+    "eval/saturation/std": "saturation: spread over the held-out images",
+    "lr": "learning rate",
+}  # others: their keys
 
 
 def headline(run: RunData) -> str:
@@ -98,7 +103,8 @@ def others(run: RunData) -> str:
     aside = {"epoch", "step", "samples", *run.logged("seconds")}
     left = [key for key in run.logged() if key not in run.used | aside]
     return section(
-        "Other metrics", grid([card for card in (_metric_chart(run, key, key, "value") for key in left) if card])
+        "Other metrics",
+        grid([card for card in (_metric_chart(run, key, TITLES.get(key, key), "value") for key in left) if card]),
     )
 
 
@@ -123,7 +129,9 @@ def time_split(run: RunData) -> str:
     overhead, seconds = sum(run.series("seconds/overhead")[1]), sum(run.series("seconds")[1])
     note = "Evaluation on held-out prompts counts in the bar, not in the chart."
     if overhead:
-        note += f" Of the training, {overhead / seconds:.1%} was neither model, VAE nor reward."
+        note += (
+            f" The loop itself, beside model, autoencoder and rewards, took {overhead / seconds:.1%} of the training."
+        )
     if len(rows) > 1:
         parts = {part: [row.get(f"seconds/{part}") or 0.0 for row in rows] for part in PARTS if shares.get(part)}
         sums = [sum(values) for values in zip(*parts.values(), strict=True)]
@@ -201,16 +209,27 @@ def pick(values: Sequence[int], most: int) -> list[int]:
 
 def change(run: RunData, name: str, before: float, after: float) -> str:
     """The signed change with its error, coloured when it is for the better or the worse by more than noise."""
-    gain, error = run.gain(name, before, after), run.change_error(name)
-    sure = error is None or abs(gain) > SURE * error
-    kind = "" if not sure else "good" if gain > 0 else "bad" if gain < 0 else ""
-    difference = f"{after - before:+.3f}".replace("-", "−")
+    error = run.change_error(name)
+    # Without an error, as of variety, a change counts by the share that the guard rails ask for.
+    least = FELL * abs(before) if error is None else SURE * error
+    return signed(after - before, error, run.gain(name, before, after) if abs(after - before) > least else 0.0)
+
+
+def signed(change: float, error: float | None, gain: float) -> str:
+    """A change with its error; `gain`: above 0 for the better, below 0 for the worse, 0 for noise."""
+    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
+    difference = f"{change:+.{places(error)}f}".replace("-", "−")
     return f'<b class="{kind}">{difference}</b>{within(error)}'
 
 
 def within(error: float | None) -> str:
     """A standard error behind its value; nothing where it is not known."""
-    return "" if error is None else f' <span class="error">± {error:.3f}</span>'
+    return "" if error is None else f' <span class="error">± {error:.{places(error)}f}</span>'
+
+
+def places(error: float | None) -> int:
+    """Decimal places: three, and up to five where an error is as small as that."""
+    return next((digits for digits in (3, 4) if error is None or not 0 < error < 2 * 10**-digits), 5)
 
 
 def _verdict(run: RunData) -> str:

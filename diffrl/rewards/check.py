@@ -20,28 +20,16 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.prompts import Prompt
+from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, playground_examples
+from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import applies
 
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
-COUNT = 12
 RAISED = "raised"
-GENERAL = (
-    'a shop sign that says "OPEN"',
-    "a photo of a dog beside a red bench",
-    "two cats left of a blue door",
-    "a photo of a dog",  # this one and the next are GenEval's templates
-    "a photo of two dogs",
-)
-SHAPES = ((64, 96), (96, 64), (57, 83), (200, 256))  # height and width
-UNUSUAL = {
-    "empty": "",
-    "non-Latin": 'собака рядом с красной скамейкой, 一只红色的狗 "你好", कुत्ता 🐕',
-    "long": "a photo of a dog beside a red bench, in the style of an old master, " * 40 + 'with the words "THE END"',
-    "in quotes and braces": """it's {a} "dog" % $ \\ <|endoftext|> [ENC]""",
-}
 
 
 @dataclass(frozen=True)
@@ -145,25 +133,6 @@ def _once(results: Sequence[Result]) -> list[Result]:
     return [replace(first, detail=f"{first.detail} (also in: {titles})") if titles else first for first, titles in also]
 
 
-def playground_examples() -> tuple[Tensor, list[str]]:
-    """Images (B, 3, 64, 64) in [0, 1] and prompts: renderings of every kind, a third of them wrong, and noise."""
-    import numpy as np
-
-    from diffrl.playground.grammar import KINDS
-    from diffrl.playground.renderer import draw
-    from diffrl.playground.scenes import sample_caption
-
-    rng = np.random.default_rng(0)
-    texts = [sample_caption(rng, "test", kind).text() for kind in KINDS for _ in range(COUNT)]
-    drawn = np.stack([draw(text, rng) for text in texts])
-    images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
-    images[::3] = images[::3].flip(0)  # every third picture is another prompt's: scores must differ between images
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(len(GENERAL), 3, 8, 8, generator=generator)
-    blurred = interpolate(noise, images.shape[-2:], mode="bilinear", align_corners=False)
-    return torch.cat([images, blurred]), [*texts, *GENERAL]
-
-
 def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
     try:
         return Result(title, True, work(bench))
@@ -195,6 +164,8 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
         yield "embeddings", _embeddings
     if ability(reward, "figures") is not None:
         yield "figures of groups", _figures
+    if ability(reward, "breakdown") is not None:
+        yield "score by parts", _breakdown
     yield "throughput", _throughput
     yield "memory", _memory
 
@@ -357,6 +328,12 @@ def _figures(bench: Bench) -> str:
     if len(sums) != source.size or not all(map(math.isfinite, sums)):
         raise Failed(f"expected {source.size} finite sums, got {sums}")
     return ", ".join(source.figures(sums))
+
+
+def _breakdown(bench: Bench) -> str:
+    broken_down = Breakdowns({bench.reward.name: bench.reward})
+    broken_down(bench.images, [Prompt(*row) for row in zip(bench.prompts, bench.metadata, strict=True)])
+    return ", ".join(broken_down.names)
 
 
 def _throughput(bench: Bench) -> str:

@@ -1,6 +1,6 @@
-"""Figures of prompts' groups in an evaluation: who has them, and how they come together over batches and processes.
+"""What an evaluation reports beside scores: figures of prompts' groups, and scores by parts.
 
-P prompts of an evaluation, S sums of a source (`diffrl.rewards.protocol.GroupFigures`).
+P prompts of an evaluation, S sums of a source (`diffrl.rewards.protocol.GroupFigures`), M parts of all breakdowns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
+from diffrl.rewards.protocol import Breakdown, GroupFigures, Reward, RewardError, ability
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
@@ -66,3 +66,33 @@ def find_figures(judges: Mapping[str, Reward], prompts: Sequence[Prompt]) -> lis
         if source is not None and id(source) not in sources:
             sources[id(source)] = Collected(owner, source)
     return [one for one in sources.values() if all(one.source.applies(p.text, p.metadata) for p in prompts)]
+
+
+class Breakdowns:
+    """The scores by parts of all judges that have some, each source once, under the name of its first judge.
+
+    names: `JUDGE[PART]` of the M columns.
+    """
+
+    def __init__(self, judges: Mapping[str, Reward]) -> None:
+        sources: dict[int, tuple[str, Breakdown]] = {}
+        for name, judge in judges.items():
+            if (source := ability(judge, "breakdown")) is not None:
+                sources.setdefault(id(source), (name, source))
+        self._sources = list(sources.values())
+        self.names = [f"{name}[{part}]" for name, source in self._sources for part in source.names]
+
+    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """(B, M) on the CPU, NaN where a prompt says nothing of a part. RewardError if one fails."""
+        texts, metadata = [prompt.text for prompt in prompts], [dict(prompt.metadata) for prompt in prompts]
+        columns = [torch.empty(len(images), 0)]
+        for name, source in self._sources:
+            try:
+                part = source(images, texts, metadata).detach().float().cpu()
+            except Exception as error:
+                raise RewardError(f'reward "{name}": its breakdown failed with {in_one_line(error)}') from error
+            if part.shape != (len(images), len(source.names)):
+                expected = (len(images), len(source.names))
+                raise RewardError(f'reward "{name}": its breakdown has shape {tuple(part.shape)}, not {expected}')
+            columns.append(part)
+        return torch.cat(columns, dim=1)

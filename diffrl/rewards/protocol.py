@@ -73,6 +73,7 @@ class Reward(Protocol):
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
     - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
+    - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
     - `footprint(**arguments) -> int | None`, a static method: the bytes of the weights that a reward built with these
       arguments (defaults included) has on its device; None: it cannot say. It loads nothing: `diffrl doctor` asks it.
     - `batch_size`: most images in one call. `device`: where `images` should lie. `card`: a `Card`.
@@ -131,6 +132,19 @@ class GroupFigures(Protocol):
 
     def figures(self, sums: Sequence[float]) -> Mapping[str, float | None]:
         """The figures by their names, from the sums over all prompts (float64); None: nothing can be said."""
+        ...
+
+
+class Breakdown(Protocol):
+    """A score by parts, such as the kinds of facts that a prompt states: which of them training raised or lowered.
+
+    names: of the M parts, in the order of the columns.
+    """
+
+    names: Sequence[str]
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """(B, M) of images (B, 3, H, W) in [0, 1], higher is better; NaN where the prompt says nothing of a part."""
         ...
 
 
@@ -204,6 +218,12 @@ def _figures(value: Any) -> str:
     return f"lacks {f'the method {lacking[0]}' if lacking else '`size`, how many sums there are'}"
 
 
+def _breakdown(value: Any) -> str:
+    names = getattr(value, "names", ())
+    known = bool(names) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
+    return "" if value is None or (known and callable(value)) else "is not a callable with `names`, those of its parts"
+
+
 # All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
 ABILITIES: dict[str, Ability] = {
     "groupwise": Ability(False, _flag, told=bool, heard=_bool),
@@ -219,6 +239,7 @@ ABILITIES: dict[str, Ability] = {
         heard=_bool,
     ),
     "figures": Ability(None, _figures),
+    "breakdown": Ability(None, _breakdown),
     "footprint": Ability(None, lambda value: "" if value is None or callable(value) else "is not a static method"),
     "batch_size": Ability(None, _size, told=lambda value: value, heard=_count),
     "device": Ability(None, lambda value: ""),

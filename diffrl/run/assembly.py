@@ -21,6 +21,7 @@ from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import MixedStream, Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
+from diffrl.records.hub import Pusher
 from diffrl.report.data import FACES
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
@@ -279,9 +280,17 @@ class Run:
         # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
         self.folder.save_lora(self.policy, self.judged)
 
+    def _pusher(self, journal: Journal) -> Pusher | None:
+        """What sends the run to the hub, from the first process."""
+        repository = self.config.checkpoint.push
+        if repository is None or not self.main:
+            return None
+        return Pusher(self.folder.path, repository, journal.note)
+
     def train(self, journal: Journal) -> None:
         """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
         config = self.config
+        pusher = self._pusher(journal)
         self.loop.status = journal.status
         self.loop.showing = build_showing(config, self.folder.path, self.scorer)  # here: who replays asks nobody
         journal.status("encoding prompts")
@@ -320,12 +329,18 @@ class Run:
                 self.save()
             if "eval/diversity" in metrics:
                 journal.report()
+            if pusher is not None and (self.epoch % config.checkpoint.push_every == 0 or last or stop):
+                pusher.wait() if last or stop else None
+                pusher.push(self.epoch)
             for text in alarms:
                 journal.note(f"ALARM: {text}")
             if stop:
                 healthy = self.folder.path / "healthy"
                 journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
                 break
+        if pusher is not None:
+            journal.status("sending the run to the hub")
+            pusher.wait()
         self.ahead.end()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from diffrl.divgen.prompts import world_of
 from diffrl.divgen.run import SmallBenchmark
 from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.policy import Policy
+from diffrl.policy.resizing import drawing_at, resized
 from diffrl.prompts import load_prompts
 from diffrl.records.guard import Guard
 from diffrl.records.held_out import HeldOut
@@ -46,6 +47,7 @@ class Evaluation:
         self.features, self.students, self.guard = features, students, guard
         self.folder, self.accelerator = folder, accelerator
         self.prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
+        self.backbone = resized(policy.backbone, config.evaluate.resolution, "evaluate.resolution")
         self.divgen: SmallBenchmark | None = None
         if config.evaluate.divgen:
             self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, accelerator.device)
@@ -77,7 +79,9 @@ class Evaluation:
 
     def scores(self) -> dict[str, Any]:
         """Held-out scores on the model, and on its students as `eval/STUDENT/...`; those of each prompt are kept."""
-        found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot, self.config.tracking.samples)
+        keep = self.config.tracking.samples
+        with drawing_at(self.policy, self.backbone):
+            found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot, keep)
         self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
         each = partial(Evaluated.by_prompt, names=self.judges.names, per_prompt=self.config.evaluate.per_prompt)
         self._prompts = each(found)
@@ -127,14 +131,15 @@ class Evaluation:
     def small_benchmark(self) -> dict[str, Any]:
         """DivGenBench's small version."""
         assert self.divgen is not None
-        return self.divgen.measure(
-            self.policy,
-            evaluation_spec(self.config),
-            seed=self.config.seed,
-            batch_size=self.config.rollout.batch_size,
-            accelerator=self.accelerator,
-            snapshot=self.snapshot,
-        )
+        with drawing_at(self.policy, self.backbone):
+            return self.divgen.measure(
+                self.policy,
+                evaluation_spec(self.config),
+                seed=self.config.seed,
+                batch_size=self.config.rollout.batch_size,
+                accelerator=self.accelerator,
+                snapshot=self.snapshot,
+            )
 
     def _show_samples(self, epoch: int, journal: Journal) -> None:
         """The newest evaluation's first image of each of the first prompts, as PNG and to the trackers."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from diffrl.errors import UserError
-from diffrl.prompts import load_prompts
+from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.scoring import Scorer, applies
 
 if TYPE_CHECKING:
@@ -36,16 +36,19 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     if not files:
         return
     prompts = load_prompts(config.prompts.train)
-    given = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
-    width, height = (given, given) if isinstance(given, int) else given
-    images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+    trained = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
+    judged = config.evaluate.resolution or trained
     for key, name, entry, plugin in files:
+        given = trained if key.startswith("rewards.") else judged
+        width, height = (given, given) if isinstance(given, int) else given
+        images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
         reward = build_rewards({name: Entry(plugin, entry.arguments)}, device)[name]
         scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
         try:
             prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
             if prompt is not None:  # one that applies to nothing is refused later
                 scorer.score(images, [prompt, prompt], torch.zeros(2, dtype=torch.int64))
+                _refuse_writing(key, reward, images, prompt)
         except RewardError as error:
             raise UserError(f"{key}: on two random images of {width} x {height} pixels, {error}") from error
         finally:
@@ -53,3 +56,13 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def _refuse_writing(key: str, reward: Reward, images: torch.Tensor, prompt: Prompt) -> None:
+    """UserError where the reward changes the images that it is given. A run hands out copies, but others need not."""
+    given = images.to(ability(reward, "device") or images.device).clone()
+    before = given.clone()
+    with torch.no_grad():
+        reward(given, [prompt.text] * 2, [dict(prompt.metadata)] * 2)
+    if not torch.equal(given, before):
+        raise UserError(f"{key}: it writes into the images that it is given; let it work on images.clone()")

@@ -20,6 +20,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
+from diffrl.policy.resizing import resized
 from diffrl.run.buffers import held
 from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
 from diffrl.run.judges import judges_of
@@ -36,6 +37,7 @@ EPOCH = "the epoch's latents, steps and texts"
 ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"
 REWARDS = "rewards that stay"
 PICTURE = "encoding a picture of the set"
+JUDGING = "evaluating at its own size"  # `evaluate.resolution`
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Estimator:
         if judges.resident:
             parts[REWARDS] = sum(judges.resident.values())
         if judges.visiting:
-            most = max(size for name, size in peaks.items() if name.split()[0] in ("sampling", "decoding"))
+            most = max(size for name, size in peaks.items() if name.startswith(("sampling", "decoding", JUDGING)))
             peaks[SCORING] = most + sum(judges.visiting.values())
         if judges.apart:
             # While a student's images are judged, it is the student that makes room.
@@ -163,13 +165,18 @@ class Estimator:
     def _phases(self) -> dict[str, Phase]:
         """By name; the first word is that of `Held`. Where nothing is drawn to train on, evaluations still draw."""
         rollout, objective, rows = self.config.rollout, self.objective, max(self.sizes)
-        free = self.backbone.classifier_free
+        backbone = self.backbone
+        free = backbone.classifier_free
         batch, trained = (
             count * (2 if free and guidance != 1 else 1)
             for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
         )
         train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
         phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
+        if (judged := resized(backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
+            larger = Phases(judged, self.config)
+            phases[f"{JUDGING} {batch} rows"] = partial(larger.sample, rollout.batch_size, rollout.guidance_scale)
+            phases[f"{JUDGING}, decoding"] = larger.decode
         return phases | {
             f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),
             "decoding": self.phases.decode,
@@ -184,7 +191,9 @@ class Estimator:
     def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
         """Of an epoch, from what one batch, one chunk and one micro-batch take."""
         config, objective, rollout = self.config, self.objective, self.config.rollout
-        sampling, decoding, training = (operations[name] for name in operations if name != PICTURE)
+        sampling, decoding, training = (
+            operations[name] for name in operations if name != PICTURE and not name.startswith(JUDGING)
+        )
         drawn = config.drawn_groups / rollout.groups
         epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
         steps = config.objective_section.trained_steps(rollout)

@@ -18,6 +18,7 @@ from diffrl.config.door import imported, load
 from diffrl.config.reward import Watched, read_by_steps
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
+from diffrl.playground.grammar import foreign
 from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
@@ -258,9 +259,9 @@ def check_device(config: Config, device: torch.device) -> None:
     if device.type != "mps":
         return
     if config.engine.base in ("fp8", "nf4"):
-        raise UserError(f'engine.base: "{config.engine.base}" on an Apple device (MPS): not to be had there; use int8')
+        raise UserError(f'engine.base: "{config.engine.base}" is not available on an Apple device (MPS); use int8')
     if config.engine.optimiser == "adamw8bit":
-        raise UserError('engine.optimiser: "adamw8bit" on an Apple device (MPS): not to be had there; use adamw')
+        raise UserError('engine.optimiser: "adamw8bit" is not available on an Apple device (MPS); use adamw')
 
 
 def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
@@ -313,9 +314,11 @@ def meanings(run: Any) -> str:
         lines.append(f"{about}{' (lower is better)' if name in run.lower else ''}")
     lines.append("diversity: mean distance between the images of one prompt, in a space of features")
     if config.model == "playground":
-        lines.append(
-            "variety: what prompts leave free, in as many ways as in the world: 1; unreadable: the share not read"
-        )
+        lines.append("variety: how much images differ in what prompts leave free (1: as in the world)")
+        lines.append("unreadable: the share of free facts that could not be read")
+        texts = [prompt.text for prompt in [*run.loop.stream.prompts, *run.evaluation.prompts]]
+        if line := foreign(list(dict.fromkeys(texts))):
+            log.warning("%s", line)
     lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
     return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)
 

@@ -63,7 +63,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
                     lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
                     precision=config.optimise.precision,
                     device=trained.device,
-                    resolution=config.rollout.resolution,
+                    resolution=config.evaluate.resolution or config.rollout.resolution,
                     seed=config.seed,
                     family=config.family,
                     merge=section.merge,

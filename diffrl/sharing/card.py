@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
 
+TOOL = "https://pypi.org/project/diffrl"  # where a release is published
 LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
 
 
@@ -47,9 +49,9 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"---\n{_header(facts).to_yaml()}\n---\n",
         f"# {facts.name}",
         f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
-        f"diffrl {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
-        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {facts.resolution[0]} x {facts.resolution[1]} "
-        f"pixels, {config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
+        f"[diffrl]({TOOL}) {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
+        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
+        f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
         *_over(config),
         "## How to load it",
@@ -79,8 +81,36 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         _rewards(facts),
         "## Config",
         f"Every value is in [config.yaml](config.yaml).{_again(config)}",
+        "## Citation",
+        f"```bibtex\n{_bibtex(config)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _bibtex(config: Config) -> str:
+    """The tool, and each paper of what was on, under the name that it has here; arXiv has the rest."""
+    papers = {name: number for one in config.methods for name, number in one.cites(getattr(config, one.name)).items()}
+    tool = "{diffrl}: reinforcement learning for diffusion and flow text-to-image models, without reward hacking"
+    entries = [
+        f"@software{{diffrl,\n  title = {{{tool}}},\n  author = {{{{The diffrl developers}}}},\n  version = "
+        f"{{{__version__}}},\n  url = {{{TOOL}}}\n}}"
+    ]
+    for name, number in papers.items():
+        fields = {"title": f"{{{name}}}", "eprint": number, "archivePrefix": "arXiv"}
+        fields["url"] = f"https://arxiv.org/abs/{number}"
+        lines = ",\n".join(f"  {key} = {{{value}}}" for key, value in fields.items())
+        entries.append(f"@misc{{{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')},\n{lines}\n}}")
+    return "\n".join(entries)
+
+
+def _sizes(facts: Facts) -> str:
+    shown = f"{facts.resolution[0]} x {facts.resolution[1]} pixels"
+    if facts.config.evaluate.resolution is None:
+        return shown
+    given = facts.config.rollout.resolution
+    width, height = (given, given) if isinstance(given, int) else given or (0, 0)
+    trained = f"{width} x {height}" if given else "the model's own size"
+    return f"trained at {trained}, shown and measured here at {shown}"
 
 
 def _over(config: Config) -> list[str]:

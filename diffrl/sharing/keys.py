@@ -2,7 +2,8 @@
 
 ComfyUI does not read alpha from diffusers' metadata: without an `.alpha` beside each pair it would apply B A unscaled,
 while diffusers applies alpha / r * B A. Of its names (`model_lora_keys_unet` in its `comfy/lora.py`) these are used:
-`transformer.LAYER` for SD3 and FLUX, `lora_unet_LAYER` with underscores for the UNets of SD 1, SD 2 and SDXL.
+`transformer.LAYER` for SD3, FLUX, Qwen-Image and HiDream, `lora_unet_LAYER` with underscores for the UNets of SD 1, 2
+and SDXL.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from diffrl.policy import LoraSpec
 NAMES: dict[str, Callable[[str], str]] = {  # by pipeline class
     "StableDiffusion3Pipeline": lambda layer: f"transformer.{layer}",
     "FluxPipeline": lambda layer: f"transformer.{layer}",
+    "QwenImagePipeline": lambda layer: f"transformer.{layer}",
+    "HiDreamImagePipeline": lambda layer: f"transformer.{layer}",
     "StableDiffusionPipeline": lambda layer: "lora_unet_" + layer.replace(".", "_"),
     "StableDiffusionXLPipeline": lambda layer: "lora_unet_" + layer.replace(".", "_"),
 }

@@ -70,7 +70,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     if out.is_file():
         raise UserError(f'--out: "{out}" is a file; name a folder')
     family = str(find_model(config.model)[1].get("_class_name"))
-    kind: dict[str, Any] = {"resolution": config.rollout.resolution, "family": config.family}
+    size = config.evaluate.resolution or config.rollout.resolution
+    kind: dict[str, Any] = {"resolution": size, "family": config.family}
     policy = Drawing(config.model, lora=str(source), **kind).policy()
     held_out = load_prompts(config.prompts.test)
     wanted = config.evaluate.prompts if prompts is None else prompts

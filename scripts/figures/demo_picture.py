@@ -51,7 +51,7 @@ def sheet(
 ) -> None:
     """Write a picture: in every block of `columns` prompts a row for each title of `drawn`, prompts above."""
     rows, blocks = len(drawn), -(-len(texts) // columns)
-    size = (1.15 * columns, (1.15 * rows + 0.8) * blocks)
+    size = (1.15 * columns, (1.15 * rows + 1.0) * blocks)
     figure, axes = plt.subplots(rows * blocks, columns, figsize=size, squeeze=False)
     for axis in axes.ravel():
         axis.set_axis_off()
@@ -61,7 +61,7 @@ def sheet(
             axis = axes[rows * block + row][column]
             show(axis, drawn[title][i], right[title][i])
             if row == 0:
-                axis.set_title(textwrap.fill(text, 18), fontsize=6)
+                axis.set_title(textwrap.fill(text, 16), fontsize=8)
             if column == 0:
                 axis.set_ylabel(textwrap.fill(title, 14), fontsize=8)
     figure.tight_layout(pad=0.3)
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=1, metavar="N", help="images of each prompt, in N rows")
     parser.add_argument("--prompts", default="playground/compositional/test")
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--columns", type=int, default=12)
+    parser.add_argument("--columns", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--result", type=Path, help="write what the last LoRA's run measured: seconds, held-out values")
     args = parser.parse_args()

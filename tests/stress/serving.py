@@ -93,7 +93,7 @@ class Server:
 
 def same_scores(server: Server, count: int) -> dict[str, Any]:
     """The shipped CLIP over HTTP against the one in this process."""
-    from diffrl.rewards.check import playground_examples
+    from diffrl.rewards.examples import playground_examples
 
     images, prompts = playground_examples()
     images, prompts = images[:count], prompts[:count]

@@ -14,6 +14,7 @@ from diffrl import __version__
 from diffrl.cli.main import main
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
+from diffrl.evaluation import Scores
 from diffrl.rewards import registry
 
 CONFIG = """\
@@ -66,7 +67,8 @@ def calls(monkeypatch):
 
     stub("diffrl.run.train", "train")
     stub("diffrl.evaluation", "sample")
-    scores = {"mean": {"clip": 0.25, "ocr": None}, "standard_error": {"clip": 0.01, "ocr": 0.0}, "diversity": 0.5}
+    errors = {"clip": 0.01, "ocr": 0.0}
+    scores = Scores({"mean": {"clip": 0.25, "ocr": None}, "standard_error": errors, "diversity": 0.5})
     stub("diffrl.evaluation", "evaluate", scores)
     stub("diffrl.report", "write_comparison")
     stub("diffrl.rewards.check", "check", False)

@@ -93,7 +93,7 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
         ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),
         ("nft.old.caps=0.1", 'nft.old.caps: unknown key (nearest: "nft.old.cap")'),
-        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key (keys of checkpoint: every, keep)"),
+        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key (keys of checkpoint: every, keep, push, push_every)"),
         ("rollout.groups=many", 'rollout.groups: expected a whole number, got "many"'),
         ("rollout.groups=2.0", "rollout.groups: expected a whole number, got 2.0"),
         ("rollout.groups=true", "rollout.groups: expected a whole number, got true"),

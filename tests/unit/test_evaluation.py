@@ -137,11 +137,22 @@ class Thirds:
         return {"thirds": sums[0] / sums[1], "unknown": None}
 
 
+class Parts:
+    """The brightness of prompts but "a", under one of two names that some prompt states."""
+
+    names: tuple[str, ...] = ("light", "unstated")
+
+    def __call__(self, images: Tensor, prompts: list[str], metadata: Any) -> Tensor:
+        light = images.mean((1, 2, 3))
+        stated = torch.tensor([prompt != "a" for prompt in prompts])
+        return torch.stack([torch.where(stated, light, torch.nan), torch.full_like(light, torch.nan)], 1)
+
+
 class Judge:
     name = "judge"
 
-    def __init__(self, figures: Any = None) -> None:
-        self.figures = figures
+    def __init__(self, figures: Any = None, breakdown: Any = None) -> None:
+        self.figures, self.breakdown = figures, breakdown
 
     def __call__(self, images: Tensor, prompts: list[str], metadata: Any) -> Tensor:
         return images.mean((1, 2, 3))
@@ -211,6 +222,19 @@ def test_figures_that_cannot_read_an_image_say_whose_they_are(monkeypatch: pytes
     source.read = lambda *given: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(RewardError, match='reward "judge": its figures failed to read images with ZeroDivisionError'):
         measured(Judge(source), PROMPTS)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_scores_by_parts_are_kept_by_prompt(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    monkeypatch.setattr(evaluation, "generate", drawn)
+    judge = Judge(breakdown=Parts())
+    found = measured(judge, PROMPTS) if world == 1 else on_processes(world, judge, PROMPTS)[1]
+    assert list(found.parts) == ["judge[light]"]
+    by_prompt = found.by_prompt(["judge"], 4)
+    assert by_prompt["judge[light]"] == [None, *by_prompt["judge"][1:]]
+    judge.breakdown.names = ("light",)
+    with pytest.raises(RewardError, match=r'reward "judge": its breakdown has shape \(3, 2\), not \(3, 1\)'):
+        measured(judge, PROMPTS)
 
 
 @pytest.mark.parametrize("judge", [Judge(), Judge(FIGURES)], ids=["no judge of the world", "the world's own"])

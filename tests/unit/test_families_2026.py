@@ -208,7 +208,10 @@ def test_sample_and_evaluate_take_a_family_of_ones_own(
     common = [subject("z-image").model, "--prompts", str(prompts), "--resolution", "16", "--steps", "1"]
     for name, more in (("plain", []), ("own", ["--family", f"{path}:Flipped"])):
         assert main(["sample", *common, "--out", str(tmp_path / name), *more]) == 0
-    plain, own = (torch.from_numpy(np.array(Image.open(tmp_path / name / "00000-00.png"))) for name in ("plain", "own"))
+    plain, own = (
+        torch.from_numpy(np.array(Image.open(next((tmp_path / name).glob("00000-00-*.png")))))
+        for name in ("plain", "own")
+    )
     assert torch.equal(own, plain.flip(0)) and not torch.equal(own, plain)
     scores = ["evaluate", *common, "--rewards", "jpeg", "--per-prompt", "1", "--out", str(tmp_path / "scores.json")]
     assert main([*scores, "--family", f"{path}:Flipped"]) == 0

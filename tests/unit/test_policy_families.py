@@ -21,6 +21,7 @@ from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import Policy, load_policy
 from diffrl.policy.family import pack, unpack
+from diffrl.policy.resizing import drawing_at, resized
 from diffrl.samplers import ode_step, schedule
 from diffrl.sampling import SamplerSpec
 
@@ -101,6 +102,19 @@ def test_a_merged_lora_gives_the_picture_of_the_plain_pipeline_that_wears_it(
         assert (draw(policy, latents, 4, 1.0) - theirs).abs().max() < 1e-3
     assert (theirs - without).abs().max() > 0.02
     assert policy.state().keys() == plain.state().keys(), "what is trained is what it was"
+
+
+def test_at_another_size_it_draws_as_a_policy_made_for_that_size(family: tuple[str, str]) -> None:
+    _, model = family
+    policy, other = (load_policy(model, lora=SPEC, resolution=size) for size in (16, (24, 32)))
+    larger = resized(policy.backbone, (24, 32), "evaluate.resolution")
+    latents = torch.randn(2, *other.latent_shape, generator=torch.Generator().manual_seed(3))
+    with drawing_at(policy, larger):
+        assert policy.latent_shape == other.latent_shape
+        assert torch.equal(draw(policy, latents, 2, 3.5), draw(other, latents, 2, 3.5))
+    assert policy.latent_shape[-1] * policy.backbone.scale == 16 and resized(policy.backbone, None, "") is None
+    with pytest.raises(UserError, match=r"^evaluate.resolution: 17 pixels is not a multiple of \d+ \(nearest: 16\)$"):
+        resized(policy.backbone, 17, "evaluate.resolution")
 
 
 def test_a_lora_that_fits_in_part_is_not_merged(family: tuple[str, str], tmp_path: Path) -> None:

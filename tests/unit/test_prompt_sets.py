@@ -23,6 +23,7 @@ SIZES = {
     "ocr": (9000, 600),
     "general": (10000, 600),
     "compositional": (6000, 400),
+    "atoms": (6000, 400),
     "animals": (45, 30),
 }
 
@@ -38,7 +39,7 @@ def test_train_and_test_share_no_prompt(name: str) -> None:
 def test_the_sets_are_the_same_everywhere() -> None:
     """A digest of every set's first prompts: another Python, numpy or word list would show."""
     text = json.dumps([rows(name, split)[:200] for name in SETS for split in SPLITS])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "4d358bbc3d4b4442"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f9fd84caa8dfd390"
 
 
 def test_geneval_metadata_is_what_its_prompts_say() -> None:
@@ -117,6 +118,29 @@ def test_compositional_metadata_can_be_judged() -> None:
     assert not classes["train"] & classes["test"]
     kinds = Counter(data["kind"] for _, data in rows("compositional", "train"))
     assert len(kinds) == 4 and min(kinds.values()) > 1300
+
+
+def test_atoms_have_a_question_each() -> None:
+    """Every part of a prompt is asked about, by the words in which the prompt says it."""
+    for split in SPLITS:
+        for text, data in rows("atoms", split)[::7]:
+            skills, asked = Counter(data["skills"]), data["vqa_list"]
+            assert len(asked) == len(data["skills"]) and 3 <= data["atom_count"] <= 10
+            singles = sum(answer == "one" for _, answer in asked)
+            assert sum(skills.values()) - singles == data["atom_count"] and skills["count"] == skills["object"]
+            for (question, answer), skill in zip(asked, data["skills"], strict=True):
+                if skill == "count" and answer != "one":
+                    many = question.removeprefix("How many ").removesuffix(" does the picture show?")
+                    assert f"{answer} " in text and many in text
+                assert skill == "count" or answer == "Yes"
+                if skill in ("position", "verb"):
+                    link = re.sub(r"^(Is|Are) the ", "", question.rstrip("?")).split(" the ")[0]
+                    assert link.split()[-1] in text
+    known = {json.dumps(sorted(q for q, _ in d["vqa_list"] if q.startswith("Does"))) for _, d in rows("atoms", "train")}
+    several = [d for _, d in rows("atoms", "test") if d["skills"].count("object") > 1]
+    assert several and not any(
+        json.dumps(sorted(q for q, _ in d["vqa_list"] if q.startswith("Does"))) in known for d in several
+    )
 
 
 def test_things_have_their_article_and_pairs_are_pairs() -> None:

@@ -419,3 +419,21 @@ def test_changes_are_coloured_by_good_or_bad_and_only_beyond_noise(tmp_path: Pat
     assert warnings_of(run) == [], "one prompt of four is no sign of hacking"
     run.held.epochs.clear()
     assert any("Possible reward hacking: clip" in text for text in warnings_of(run))
+
+
+def test_scores_by_parts_before_and_after(tmp_path: Path) -> None:
+    """Of the run and beside another run that has none; parts that no prompt states, and plain values, are left out."""
+    from diffrl.records.held_out import HeldOut
+    from diffrl.report import parts
+
+    held = HeldOut()
+    held.add(0, {"p[color]": [0.5, None, 0.5, 0.5], "p[hat]": [None] * 4, "p": [0.0] * 4, "p[count]": [1, 1, 1, 0]})
+    held.add(8, {"p[color]": [0.9, None, 0.8, 1.0], "p[hat]": [None] * 4, "p": [1.0] * 4, "p[count]": [1, 0, 1, 0]})
+    run, bare = RunData(tmp_path, "run", [], held=held), RunData(tmp_path, "bare", [])
+    text = parts.by_part(run)
+    assert re.findall(r"<th>([\w ]+)</th>", text) == ["p", "prompts", "before", "after", "change", "color", "count"]
+    assert '<td>3</td><td>0.500</td><td>0.900</td><td><b class="good">+0.400</b> <span class="error">± 0.058' in text
+    assert '<b class="">−0.250</b> <span class="error">± 0.250' in text
+    assert parts.by_part(bare) == "" and parts.compared([bare]) == ""
+    text = parts.compared([run, bare])
+    assert "p: color" in text and "0.500 → 0.900" in text and "<td>–</td>" in text

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diffrl.cli.main import main
 from diffrl.rewards import Card, RewardError, cards
-from diffrl.rewards.check import check, examine, playground_examples
+from diffrl.rewards.check import check, examine
+from diffrl.rewards.examples import playground_examples
 
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

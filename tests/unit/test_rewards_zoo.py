@@ -20,7 +20,8 @@ from diffrl.playground.renderer import draw
 from diffrl.playground.scenes import prompt_set
 from diffrl.playground.tokenizer import write_tokenizer
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import GENERAL, examine, playground_examples
+from diffrl.rewards.check import examine
+from diffrl.rewards.examples import GENERAL, playground_examples
 from diffrl.rewards.scoring import Scorer
 
 PROMPTS = ["a red circle on white", "two blue stars on black", "a red circle on white"]

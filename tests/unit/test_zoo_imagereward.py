@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine, playground_examples
+from diffrl.rewards.check import examine
+from diffrl.rewards.examples import playground_examples
 
 VISION, TEXT, LAYERS, PATCH, SIDE = 128, 48, 2, 16, 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -17,7 +17,8 @@ from torch import nn
 
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine, playground_examples
+from diffrl.rewards.check import examine
+from diffrl.rewards.examples import playground_examples
 from diffrl.rewards.scoring import Scorer
 
 IMAGES = torch.rand(4, 3, 48, 48, generator=torch.Generator().manual_seed(0))

@@ -21,9 +21,11 @@ from PIL import Image
 
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine, playground_examples
+from diffrl.rewards.check import examine
+from diffrl.rewards.examples import playground_examples
 from diffrl_zoo.vlm import rubric_score, tournament, win_rates, winner, yes_probability
-from diffrl_zoo.vlm_backends import Reply, Unreadable
+from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
+from diffrl_zoo.vlm_questions import probability, spellings
 
 PROMPT = 'a {red} "circle" on white'
 
@@ -48,6 +50,8 @@ class Judge(ThreadingHTTPServer):
             head, _, data = part["image_url"]["url"].partition(",")
             assert head == "data:image/png;base64"
             lights.append(float(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).mean()) / 255)
+        if body.get("logprobs") and body["max_tokens"] > 1:  # several questions: a line each
+            return lines_of_answers(lights[0], text)
         if body.get("logprobs"):
             p = lights[0] if len(lights) == 1 else 0.5 + (lights[0] - lights[1]) / 2
             top = [("Yes", 0.6 * p), (" yes", 0.3 * p), ("No", 0.9 * (1 - p)), ("Well", 0.1)]
@@ -59,6 +63,17 @@ class Judge(ThreadingHTTPServer):
             return {"message": {"content": f"A is nice. B, too.\n\n**Winner: {said}**"}}
         assert "Score: X" in text
         return {"message": {"content": f"It shows a shape.\nScore: {1 + 4 * lights[0]:.3f}"}}
+
+
+def lines_of_answers(light: float, text: str) -> dict[str, Any]:
+    """ "Yes" or "2" with the picture's brightness as the first token of every line, and newlines between."""
+    entries = []
+    for question in text.splitlines()[1:]:
+        right = "2" if question.startswith("How many") else "Yes"
+        top = [(right, 0.6 * light), (f" {right}", 0.3 * light), ("no", 0.9 * (1 - light)), ("Well", 0.1)]
+        top_logprobs = [{"token": token, "logprob": log(max(value, 1e-9))} for token, value in top]
+        entries += [{"token": right, "top_logprobs": top_logprobs}, {"token": "\n\n", "top_logprobs": []}]
+    return {"message": {"content": "Yes"}, "logprobs": {"content": entries}}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -340,6 +355,78 @@ def test_ocr_reads_with_a_vision_language_model(judge: Judge) -> None:
             load_reward("ocr", **params)
 
 
+# questions (Soft-TIFA) and points
+
+TWO = {"vqa_list": [["Is it grey?", "Yes"], ["How many greys are there?", "two"]]}
+THREE = {"vqa_list": [["Is it grey?", "Yes"], ["Is it plain?", "Yes"], ["How many greys are there?", "two"]]}
+
+
+def test_questions_are_asked_alone_and_word_for_word(judge: Judge) -> None:
+    """0.9 of the brightness is yes; the judge never says a number, so "two" has the probability 0."""
+    reward, images = build(judge, mode="questions", combine="arithmetic", least=0.0), lit(0.2, 0.8)
+    assert reward.applies(PROMPT, TWO) and not reward.applies(PROMPT, {})
+    answers = reward.answers(images, [PROMPT] * 2, [TWO, THREE])
+    lights = [0.9 * float(image.mean()) for image in images]
+    assert answers == [pytest.approx([lights[0], 0.0]), pytest.approx([lights[1], lights[1], 0.0])]
+    assert reward(images, [PROMPT] * 2, [TWO, THREE]).tolist() == pytest.approx([lights[0] / 2, 2 * lights[1] / 3])
+    asked = {body["messages"][0]["content"][1]["text"] for body in judge.requests}
+    assert "How many greys are there? Answer in one word." in asked and len(judge.requests) == 10
+    whole = build(judge, mode="questions", least=0.0)
+    yes = {"vqa_list": TWO["vqa_list"][:1]}
+    assert whole(images, [PROMPT] * 2, [yes, TWO]).tolist() == pytest.approx([lights[0], 0.0])
+
+
+def test_all_questions_in_one_request(judge: Judge) -> None:
+    reward, images = build(judge, mode="questions", together=True), lit(0.4, 0.9)
+    assert reward.answers(images, [PROMPT] * 2, [TWO, THREE]) == [
+        pytest.approx([0.9 * float(images[0].mean())] * 2),
+        pytest.approx([0.9 * float(images[1].mean())] * 3),
+    ]
+    assert len(judge.requests) == 2 and judge.requests[0]["max_tokens"] > 2
+    judge.script = ["Yes"] * 9
+    data = [TWO]
+    with pytest.raises(RewardError, match="no probabilities of the first token"):
+        reward(images[:1], [PROMPT], data)
+
+
+def test_a_judge_that_answers_nonsense_is_no_number(judge: Judge) -> None:
+    reward = build(judge, mode="questions", least=0.95, concurrency=1)
+    with pytest.raises(RewardError, match=r"on average 0\.45 of the first token is an answer at all, less than 0\.95"):
+        reward(lit(0.5), [PROMPT], [TWO])
+    for data in ({}, {"vqa_list": ["What?"]}, {"vqa_list": [["Is it?", 3]]}):
+        with pytest.raises(RewardError, match="expected `vqa_list`"):
+            reward(lit(0.5), [PROMPT], [data])
+    for params, text in (
+        ({"combine": "harmonic"}, "unknown combine"),
+        ({"question": "What?"}, "needs the text {quest"),
+    ):
+        with pytest.raises(UserError, match=text):
+            build(judge, mode="questions", **params)
+
+
+def test_points_are_read_from_the_score_list(judge: Judge) -> None:
+    reward, data = (
+        build(judge, mode="points", concurrency=1, request_retries=1),
+        {"points": ["a", "b"], "request": "Say"},
+    )
+    judge.script = ["<analysis>['x', 'y']</analysis>\n<score>[1, 0]</score>"]
+    assert reward.answers(lit(0.5), [PROMPT], [data]) == [[1.0, 0.0]]
+    assert judge.requests[0]["messages"][0]["content"][1]["text"] == "Say"
+    judge.script = ["<score>[1, 1, 1]</score>", "<score>[1, 1]</score>"]  # asked again
+    assert reward(lit(0.5), [PROMPT], [data]).tolist() == [1.0]
+    for answer in ("[1, 0]", "<score>[1]</score>", "<score>[1, 0.5]</score>", "<score>__import__('os')</score>"):
+        judge.script = [answer] * 2
+        with pytest.raises(RewardError, match="no <score> with a list of 2 times 0 or 1"):
+            reward(lit(0.5), [PROMPT], [data])
+
+
+def test_spellings_are_the_published_ones() -> None:
+    assert set(spellings("three")) == {"three", "Three", " three", " Three", "3", " 3"}
+    assert set(spellings("Yes")) == {"yes", "Yes", " yes", " Yes"}
+    first = [("3", 0.2), (" Three", 0.1), ("Ġthree", 0.1), ("THREE", 0.3), ("thirty", 0.3)]
+    assert probability(first, spellings("three")) == pytest.approx(0.4)
+
+
 # in process
 
 
@@ -403,6 +490,41 @@ def test_a_local_model_conforms(qwen: str) -> None:
     bad = [r for r in examine(pairs, images[:4], prompts[:4]) if not r.passed]
     assert not bad, bad
     assert pairs(images[:4], prompts[:1] * 4, [{}] * 4).mean().item() == pytest.approx(0.5)  # every win is a loss
+
+
+def test_soft_tifa_in_process_is_the_published_script(qwen: str) -> None:
+    """Of each question alone, the sum of the softmax over the first tokens of the answer's spellings."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    images, prompts = playground_examples()
+    common = {"model": qwen, "device": "cpu", "precision": "fp32", "least": 0.0, "mode": "questions"}
+    reward: Any = load_reward("vlm", **common, batch_size=3)
+    answers = reward.answers(images[:2], prompts[:2], [TWO, THREE])
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(qwen).eval()
+    processor = AutoProcessor.from_pretrained(qwen)
+    for image, data, values in zip(images[:2], (TWO, THREE), answers, strict=True):
+        picture = Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+        for (question, right), value in zip(data["vqa_list"], values, strict=True):
+            asked = f"<|vision_start|><|image_pad|><|vision_end|>{question} Answer in one word."
+            chat = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+            with torch.no_grad():
+                p = model(**processor(text=[chat], images=[picture], return_tensors="pt")).logits[0, -1].softmax(-1)
+            forms = ["Yes", "yes", " yes", " Yes"] if right == "Yes" else ["two", "Two", " two", " Two", "2", " 2"]
+            expected = sum(float(p[processor.tokenizer.encode(form)[0]]) for form in forms)
+            assert value == pytest.approx(min(expected, 1.0), abs=1e-5)
+
+
+def test_the_first_token_of_every_line_in_process(qwen: str) -> None:
+    """The first line's is the answer's first token, as if it were asked for alone."""
+    images, _ = playground_examples()
+    backend: Any = load_reward("vlm", model=qwen, device="cpu", precision="fp32", least=0.0).backend
+    texts = [f"What is it, {n}?" for n in range(6)]
+    asked = {n: [Question([images[0]], text, text, spellings("two"), n) for text in texts] for n in (1, 2)}
+    alone, several = (backend.ask(asked[n], lambda reply: reply, first=True) for n in (1, 2))
+    pairs = [(one.first, more.lines[0]) for one, more in zip(alone, several, strict=True) if more.text.strip()]
+    same = [dict(first) == pytest.approx(dict(line), abs=1e-6) for first, line in pairs]
+    assert any(same) and len(pairs) == 6
+    assert line_starts(["\n", "Yes", ".", "\n", " ", "tw", "o\n\n", "No"]) == [1, 5, 7]
 
 
 def test_the_probability_is_the_next_tokens(qwen: str) -> None:

@@ -1,0 +1,164 @@
+"""The facts of the benchmarks: a table. No torch is imported, so that the command line can show it at once."""
+
+from __future__ import annotations
+
+from diffrl.bench import compbench, dpg, general, geneval, geneval2, unigenbench
+from diffrl.bench.items import Bench, Judge
+
+_DETECTORS = "none that transformers knows; weights by the official repository"
+_QWEN = "Qwen/Qwen3-VL-8B-Instruct"
+
+BENCHES = {
+    "geneval": Bench(
+        title="GenEval",
+        source="github.com/djghosh13/geneval",
+        licence="MIT",
+        citation="Ghosh et al. 2023, arXiv:2310.11513",
+        prompts=553,
+        images=4,
+        seed=42,
+        forwards=2212,
+        judges={
+            "geneval": Judge(
+                "mmdet's Mask2Former (Swin-S) and OpenAI's CLIP ViT-L/14",
+                "geneval",
+                "the reward geneval: Mask2Former 0.3 GB and CLIP ViT-L/14 1.7 GB, in fp32",
+            )
+        },
+        read=geneval.read,
+        marks=geneval.marks,
+        overall={"Overall": "Task"},
+        decimals=4,
+        remarks=(
+            "The detector has its authors' weights, not mmdet's: images near a threshold may be judged otherwise.",
+        ),
+    ),
+    "geneval2": Bench(
+        title="GenEval 2",
+        source="github.com/facebookresearch/GenEval2",
+        licence="CC BY-NC 4.0",
+        citation="Kamath et al. 2025, arXiv:2512.16853",
+        prompts=800,
+        images=1,
+        seed=0,
+        forwards=6012,
+        judges={
+            "vlm": Judge(
+                _QWEN,
+                "vlm",
+                f"{_QWEN} (8 B parameters of 2 bytes), or a server with it (vlm.server=URL)",
+                {"mode": "questions", "model": _QWEN},
+            )
+        },
+        read=geneval2.read,
+        marks=geneval2.marks,
+    ),
+    "dpg": Bench(
+        title="DPG-Bench",
+        source="github.com/TencentQQGYLab/ELLA",
+        licence="Apache-2.0",
+        citation="Hu et al. 2024, arXiv:2403.05135",
+        prompts=1065,
+        images=4,
+        seed=0,
+        forwards=0,
+        judges={
+            "vlm": Judge(
+                "mPLUG-large for VQA (ModelScope)",
+                "vlm",
+                f"{_QWEN} (8 B parameters of 2 bytes), or any other (vlm.model, vlm.server); mPLUG by --judge",
+                {"mode": "questions", "model": _QWEN},
+            )
+        },
+        read=dpg.read,
+        marks=dpg.marks,
+        remarks=(
+            "The official judge is mPLUG; with another one the score cannot be compared with the paper's.",
+            "As the official script does: the file's first question is skipped, a prompt with a question whose parent "
+            "is missing is left out, and the categories are those of each prompt's last image, before the rule.",
+        ),
+    ),
+    "compbench": Bench(
+        title="T2I-CompBench++",
+        source="github.com/Karine-Huang/T2I-CompBench",
+        licence="MIT",
+        citation="Huang et al. 2025, TPAMI, arXiv:2307.06350",
+        prompts=2400,
+        images=10,
+        seed=42,
+        forwards=30_000,
+        judges={
+            "blip_vqa": Judge(
+                "BLIP for VQA (ViT-B, CapFilt-L), on spaCy's noun phrases",
+                "blip_vqa",
+                "the reward blip_vqa; spaCy with its model en_core_web_sm, else it is left out",
+                imports=("spacy", "en_core_web_sm"),
+            ),
+            "unidet_2d": Judge("UniDet RS200, and rules of position", None, _DETECTORS),
+            "unidet_3d": Judge("UniDet RS200, DPT's depth, and rules of position", None, _DETECTORS),
+            "unidet_count": Judge("UniDet R50, and rules of counts", None, _DETECTORS),
+            "clip": Judge(
+                "OpenAI's CLIP ViT-B/32: the cosine",
+                "clip",
+                "CLIP ViT-B/32: 0.6 GB in fp32",
+                {"model": "ViT-B-32-quickgelu", "pretrained": "openai"},
+            ),
+            "clip_plain": Judge("CLIP ViT-B/32 on the prompt without its adjectives", None, "by --judge"),
+        },
+        read=compbench.read,
+        marks=compbench.marks,
+        decimals=4,
+    ),
+    "unigenbench": Bench(
+        title="UniGenBench",
+        source="github.com/CodeGoat24/UniGenBench",
+        licence="CC BY 4.0",
+        citation="Wang et al. 2025, arXiv:2508.20751",
+        prompts=600,
+        images=4,
+        seed=3407,
+        forwards=2400,
+        judges={
+            "vlm": Judge(
+                "Gemini 2.5 Pro, or CodeGoat24/UniGenBench-EvalModel-qwen3vl-32b-v1",
+                "vlm",
+                "a server (vlm.server=URL) with the published judge (32 B parameters of 2 bytes)",
+                {"mode": "points", "max_tokens": 4096, "request_retries": 10, "request_timeout": 300.0},
+            )
+        },
+        read=unigenbench.read,
+        marks=unigenbench.marks,
+        overall={"mean of the dimensions": "Dimension"},
+        remarks=("The official script prints the dimensions and their parts; their mean is ours.",),
+    ),
+    "drawbench": Bench(
+        title="DrawBench",
+        source="the sheet of imagen.research.google, saved as drawbench.csv",
+        licence="none is given",
+        citation="Saharia et al. 2022, arXiv:2205.11487",
+        prompts=200,
+        images=1,
+        seed=0,
+        forwards=200,
+        judges={},
+        read=general.read_drawbench,
+        marks=general.marks,
+        decimals=4,
+        remarks=("The paper asks human raters; preference models on its prompts are the field's habit.",),
+    ),
+    "parti": Bench(
+        title="PartiPrompts",
+        source="github.com/google-research/parti",
+        licence="Apache-2.0",
+        citation="Yu et al. 2022, arXiv:2206.10789",
+        prompts=1632,
+        images=1,
+        seed=0,
+        forwards=1632,
+        judges={},
+        read=general.read_parti,
+        marks=general.marks,
+        decimals=4,
+        remarks=("The paper asks human raters; preference models on its prompts are the field's habit.",),
+    ),
+}

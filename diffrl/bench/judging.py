@@ -1,0 +1,135 @@
+"""From pictures to answers on the disk: resumable, each process its share, a file for each judge and process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diffrl.bench.items import Answers, Item
+from diffrl.errors import UserError, in_one_line
+from diffrl.pictures import to_rgb
+from diffrl.prompts import Prompt
+from diffrl.records.disk import writing
+from diffrl.records.progress_bar import progress
+from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.scoring import Scorer, applies
+
+FOLDER = "answers"
+AT_ONCE = 16  # pictures that a judge sees in one call, at most
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One image of a prompt."""
+
+    item: Item
+    member: int
+    path: Path
+
+    def owed(self, judge: str) -> int:
+        """How many answers the judge owes."""
+        return self.item.owed.get(judge, 0) if self.item.owed else 1
+
+
+def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, rank: int, world: int) -> None:
+    """Ask the judge about every `world`-th of the shots, and append to `folder`/answers; a line is one image.
+
+    Raises `RewardError` for answers that cannot be used; those before stay.
+    """
+    if ability(reward, "groupwise"):
+        raise UserError(f"--judge: {judge} compares the images of a group; a benchmark needs scores of single images")
+    left = shots[rank::world]
+    path = folder / FOLDER / f"{judge}-{rank}.jsonl"
+    with writing(path), progress(f"judging by {judge}", len(left)) as advance:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _mend(path)
+        for start in range(0, len(left), AT_ONCE):
+            part = left[start : start + AT_ONCE]
+            rows = zip(part, _ask(judge, reward, part), strict=True)
+            lines = [json.dumps({"file": shot.path.name, "answers": answers}) + "\n" for shot, answers in rows]
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+            advance(len(part))
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that a kill has torn: what is appended to it would be lost, too."""
+    if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
+        path.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def read_answers(folder: Path, judge: str) -> dict[str, list[float]]:
+    """{file's name: answers} of all processes, also of earlier calls; a torn line counts as none."""
+    known: dict[str, list[float]] = {}
+    for path in sorted((folder / FOLDER).glob(f"{judge}-[0-9]*.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+                known[str(entry["file"])] = [float(value) for value in entry["answers"]]
+            except (ValueError, KeyError, TypeError):
+                continue
+    return known
+
+
+def _ask(judge: str, reward: Reward, shots: Sequence[Shot]) -> list[list[float]]:
+    """The answers about each picture, checked; pictures of one size go together."""
+    pixels = [_pixels(shot.path) for shot in shots]
+    answers: list[list[float]] = [[]] * len(shots)
+    for shape in dict.fromkeys(array.shape for array in pixels):
+        rows = [i for i, array in enumerate(pixels) if array.shape == shape]
+        images = torch.from_numpy(np.stack([pixels[i] for i in rows])).permute(0, 3, 1, 2).float() / 255
+        part = _answers(judge, reward, images, [shots[i] for i in rows])
+        for i, values in zip(rows, part, strict=True):
+            answers[i] = values
+    return answers
+
+
+def _pixels(path: Path) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            return to_rgb(image)
+    except (OSError, ValueError, SyntaxError) as error:
+        text = f"{path}: not a readable picture ({in_one_line(error, most=120)})"
+        raise UserError(f"{text}; delete it, and it is drawn again") from error
+
+
+def _answers(judge: str, reward: Reward, images: Tensor, shots: Sequence[Shot]) -> list[list[float]]:
+    prompts = [Prompt(shot.item.text, shot.item.metadata) for shot in shots]
+    if all(shot.owed(judge) == 1 for shot in shots):
+        return [[value] for value in _scores(judge, reward, images, prompts)]
+    several: Any = getattr(reward, "answers", None)
+    if several is None:
+        text = "a judge of several questions needs a method answers(images, prompts, metadata) -> lists of numbers"
+        raise UserError(f"--judge: {judge}: {text}")
+    try:
+        found = several(images, [p.text for p in prompts], [dict(p.metadata) for p in prompts])
+        lists = [[float(value) for value in values] for values in found]
+    except (RewardError, UserError):
+        raise
+    except Exception as error:
+        raise RewardError(f'"{judge}" failed on the prompt "{prompts[0].text}" with {in_one_line(error)}') from error
+    for shot, values in zip(shots, lists, strict=True):
+        if len(values) != shot.owed(judge) or not all(np.isfinite(values)):
+            text = f"{shot.owed(judge)} finite numbers, got {str(values)[:80]}"
+            raise RewardError(f'"{judge}" answered the prompt "{shot.item.text}" with other than {text}')
+    return lists
+
+
+def _scores(judge: str, reward: Reward, images: Tensor, prompts: Sequence[Prompt]) -> list[float]:
+    for prompt in prompts:
+        if not applies(reward, prompt.text, prompt.metadata):
+            raise RewardError(f'"{judge}" does not judge the prompt "{prompt.text}"')
+    return Scorer({judge: reward}).score(images, prompts)[:, 0].double().tolist()
+
+
+def answers_of(shots: Sequence[Shot], known: Mapping[str, Mapping[str, list[float]]]) -> Answers:
+    """The answers about one prompt's images, by judge."""
+    return {judge: [files[shot.path.name] for shot in shots] for judge, files in known.items() if shots[0].owed(judge)}

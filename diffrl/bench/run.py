@@ -1,0 +1,188 @@
+"""`diffrl bench`: one benchmark on a model, and on the model with a LoRA from the same noise.
+
+A folder has a folder for each of them (`base`, `lora`), with the images and the judges' answers, and what they add up
+to: `bench.json`. What is there already is kept: a call that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from diffrl.bench.facts import BENCHES
+from diffrl.bench.items import Bench, Item
+from diffrl.bench.judging import FOLDER, Shot, answers_of, judge_all, read_answers
+from diffrl.bench.table import Change, Key, Line, change, lines_of
+from diffrl.divgen.run import Job, generate_images, image_file
+from diffrl.drawing import Drawing
+from diffrl.errors import UserError, foreign
+from diffrl.policy.engine import join_processes
+from diffrl.prompts import Prompt
+from diffrl.records.disk import write_text
+from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.protocol import RewardError, lower_is_better
+from diffrl.rewards.registry import load_class
+from diffrl.version import __version__
+
+FILE, JUDGES = "bench.json", "judges.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A benchmark's table: lines of each model by its name ("base", "lora"), what was left out and why, the texts of
+    the prompts."""
+
+    name: str
+    bench: Bench
+    lines: Mapping[str, Mapping[Key, Line]]
+    left_out: Sequence[str]
+    about: Mapping[str, Any]
+    texts: Sequence[str]
+
+    def changes(self) -> dict[Key, Change]:
+        """Of the LoRA against the base, where there are both."""
+        if len(self.lines) < 2:
+            return {}
+        first, second = self.lines.values()
+        return {key: change(first[key], line) for key, line in second.items() if key in first}
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for model, lines in self.lines.items():
+            for (section, line), one in lines.items():
+                row = found.setdefault(section, {}).setdefault(line, {})
+                row[model] = {
+                    "value": one.value,
+                    "standard_error": one.error,
+                    "values": one.count,
+                    "prompts": one.prompts,
+                }
+        for (section, line), gap in self.changes().items():
+            found[section][line]["change"] = {"value": gap.value, "standard_error": gap.error}
+        return {**self.about, "left_out": list(self.left_out), "results": found}
+
+
+def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entry], out: Path) -> Result:
+    """Draw, judge and add up; writes `out`/bench.json on the main process.
+
+    Args:
+        data: the folder of the official files.
+        drawing: the model, and a LoRA if there is one; its prompts are the benchmark's.
+        judges: the reward that stands for each judge; prompts that owe answers to others are left out.
+
+    Raises:
+        UserError: for the files, the judges, and a folder of another job.
+    """
+    started, bench, accelerator = time.perf_counter(), BENCHES[name], join_processes()
+    read = bench.read(data)
+    items, left_out = _judged(read, judges, drawing.limit)
+    prompts = [Prompt(item.text) for item in items]
+    drawings = {"base": replace(drawing, lora=None, limit=None)}
+    if drawing.lora is not None:
+        drawings["lora"] = replace(drawing, limit=None)
+    if accelerator.is_main_process:
+        _same_judges(out, judges)
+    accelerator.wait_for_everyone()
+    drawn = {}
+    for model, one in reversed(drawings.items()):  # the LoRA first: that it fits is better known before hours of work
+        drawn[model] = generate_images(Job(one), prompts, out / model)
+    shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
+    seconds = time.perf_counter() - started
+    _judge(judges, shots, out)
+    lines = {model: _lines(bench, rows, out / model, judges) for model, rows in shots.items()}
+    about = {
+        "diffrl_version": __version__,
+        "benchmark": name,
+        "title": bench.title,
+        "citation": bench.citation,
+        **asdict(drawing),
+        "prompts": len(items),
+        "official": {"prompts": bench.prompts, "per_prompt": bench.images, "seed": bench.seed},
+        "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
+        "lower_is_better": sorted(lower_is_better({j: load_class(entry.plugin) for j, entry in judges.items()})),
+        "images_drawn": drawn,
+        "seconds": {"drawing": round(seconds, 1), "judging": round(time.perf_counter() - started - seconds, 1)},
+    }
+    if len(items) < len(read) and not left_out:
+        left_out = [f"{len(read) - len(items)} of {len(read)} prompts (--limit)"]
+    result = Result(name, bench, lines, left_out, about, [item.text for item in items])
+    if accelerator.is_main_process:
+        write_text(out / FILE, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
+    accelerator.wait_for_everyone()
+    return result
+
+
+def _judged(items: Sequence[Item], judges: Mapping[str, Entry], limit: int | None) -> tuple[list[Item], list[str]]:
+    """The prompts whose judges are all there, and in words which are not."""
+    kept = [item for item in items if all(judge in judges for judge in item.owed)]
+    lacking: dict[tuple[str, ...], int] = {}
+    for item in items:
+        if missing := tuple(judge for judge in item.owed if judge not in judges):
+            lacking[missing] = lacking.get(missing, 0) + 1
+    left_out = [f"{count} prompts, without a judge {' and '.join(names)}" for names, count in lacking.items()]
+    if not kept:
+        raise UserError(f"--judge: no prompt can be judged: {'; '.join(left_out) or 'the files have none'}")
+    if limit is not None and limit < len(kept):
+        left_out.append(f"{len(kept) - limit} of {len(kept)} prompts (--limit {limit})")
+    texts = [item.text for item in kept[:limit]]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise UserError(f'--data: the prompt "{twice}" comes twice; are these the official files?')
+    return kept[:limit], left_out
+
+
+def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
+    """Answers of one judge are not continued by another."""
+    path = out / JUDGES
+    here = json.loads(
+        json.dumps({name: {"reward": e.plugin, **e.arguments} for name, e in judges.items()}, default=str)
+    )
+    if path.is_file():
+        with foreign(path):
+            before: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        for name in here:
+            if before.get(name, here[name]) != here[name] and any(out.glob(f"*/{FOLDER}/{name}-*.jsonl")):
+                text = f'answers of "{name}" as {before[name]}, not {here[name]}'
+                raise UserError(f"--out: {out} has {text}; choose another folder, or delete its {FOLDER}/{name}-*")
+        here = before | here
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(here, indent=1) + "\n")
+
+
+def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:
+    """The images of each prompt, as `generate_images` writes them."""
+    return [
+        [Shot(item, m, image_file(folder, i, Prompt(item.text), m)) for m in range(each)]
+        for i, item in enumerate(items)
+    ]
+
+
+def _judge(judges: Mapping[str, Entry], shots: Mapping[str, Sequence[Sequence[Shot]]], out: Path) -> None:
+    """One judge after another, so that only one's weights are there at a time."""
+    accelerator = join_processes()
+    rank, world = accelerator.process_index, accelerator.num_processes
+    for judge, entry in judges.items():
+        left: dict[str, list[Shot]] = {}
+        for model, rows in shots.items():
+            done = read_answers(out / model, judge)
+            left[model] = [s for prompt in rows for s in prompt if s.owed(judge) and s.path.name not in done]
+        accelerator.wait_for_everyone()  # all have read what is left before anyone adds to it
+        if any(left.values()):
+            reward = build_rewards({judge: entry}, accelerator.device)[judge]
+            try:
+                for model, some in left.items():
+                    judge_all(judge, reward, some, out / model, rank, world)
+            except RewardError as error:
+                if world > 1:  # one process's alone
+                    raise
+                raise UserError(f"--judge: {error}") from error
+        accelerator.wait_for_everyone()
+
+
+def _lines(bench: Bench, rows: Sequence[Sequence[Shot]], folder: Path, judges: Mapping[str, Entry]) -> dict[Key, Line]:
+    known = {judge: read_answers(folder, judge) for judge in judges}
+    return lines_of([list(bench.marks(shots[0].item, answers_of(shots, known))) for shots in rows], bench.overall)

@@ -1,0 +1,149 @@
+"""A run on the hub: sent while it trains (`checkpoint.push`), fetched to go on elsewhere (`--resume hub:OWNER/NAME`).
+
+Sent are the newest checkpoint, the LoRA and what the run recorded, never a plugin's code. A push works in a thread on
+copies, or links to files that are never rewritten, so that the training neither waits for it nor changes what it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+from huggingface_hub import HfApi, get_token, snapshot_download
+
+from diffrl.errors import UserError, in_one_line
+from diffrl.records import checkpoint
+from diffrl.resources import hub_failure
+
+PREFIX = "hub:"
+NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+FIXED = ("lora", "healthy", "samples")  # folders whose files are replaced, never written into
+FILES = ("config.yaml", "metrics.jsonl", "held_out.jsonl", "history.jsonl", "environment.json", "report.html")
+STAGE = ".push"
+PATIENCE = 3600.0  # seconds that a process waits for the one that fetches
+
+
+class Pusher:
+    """Sends a run's folder to the hub's model OWNER/NAME, made private if it is not there. It asks nothing.
+
+    A push that fails, or that meets one that is still under way, is a line for `note` and no more.
+    """
+
+    def __init__(self, folder: Path, repository: str, note: Callable[[str], None]) -> None:
+        self.folder, self.repository, self.note = folder, repository, note
+        self._thread: Thread | None = None
+        self._failure = ""
+        if get_token() is None:
+            note("checkpoint.push: no token of the hub is here; set HF_TOKEN or run `hf auth login`, or pushes fail")
+
+    def push(self, epoch: int) -> None:
+        """Begin to send what the folder has now."""
+        if self._thread is not None and self._thread.is_alive():
+            self.note(f"checkpoint.push: the push before is still under way; that of epoch {epoch} is left out")
+            return
+        self.wait()
+        try:
+            stage(self.folder)
+        except OSError as error:
+            self.note(f"checkpoint.push: epoch {epoch} was not sent: {in_one_line(error, most=200)}")
+            return
+        self._thread = Thread(target=self._send, args=(epoch,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way; says how a push failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            shutil.rmtree(self.folder / STAGE, ignore_errors=True)
+        if self._failure:
+            self.note(self._failure)
+            self._failure = ""
+
+    def _send(self, epoch: int) -> None:
+        try:
+            api = HfApi()
+            api.create_repo(self.repository, private=True, exist_ok=True)
+            api.upload_folder(
+                repo_id=self.repository,
+                folder_path=self.folder / STAGE,
+                commit_message=f"Epoch {epoch}, by diffrl",
+                delete_patterns=["checkpoints/*"],  # older ones
+            )
+        except Exception as error:  # whatever it is, the training goes on
+            why = in_one_line(error, most=200)
+            self._failure = f"checkpoint.push: epoch {epoch} was not sent to {self.repository} ({why})"
+
+
+def stage(folder: Path) -> Path:
+    """`folder/.push` with what is sent of a run. OSError if it cannot be made."""
+    target = folder / STAGE
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for name in FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)
+    newest, _ = checkpoint.survey(folder)
+    for source in [*(folder / name for name in FIXED), *([] if newest is None else [newest])]:
+        if source.is_dir():
+            shutil.copytree(source, target / source.relative_to(folder), copy_function=_link)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+
+
+def fetch(resume: str, run_dir: str | None = None) -> Path:
+    """The run `hub:OWNER/NAME` that `checkpoint.push` sent, in the new folder `run_dir` (None: runs/NAME), which is
+    whole or not there.
+
+    Of several processes the first fetches and the others wait: the folder is on a shared disk.
+
+    Raises:
+        UserError: the name has another form, the hub does not give it, it is no run, or the folder is not empty.
+    """
+    repository = resume.removeprefix(PREFIX)
+    if not NAME.fullmatch(repository):
+        raise UserError(f'--resume: "{resume}": write {PREFIX}OWNER/NAME')
+    folder = Path(run_dir or f"runs/{repository.rpartition('/')[2]}")
+    if os.environ.get("RANK", "0") != "0":
+        return _fetched(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        where = f"go on there with --resume {folder}, or " if (folder / "config.yaml").is_file() else ""
+        raise UserError(f"--resume: {folder} is not empty; {where}name another folder with run_dir=")
+    failure, temporary = hub_failure(), folder.with_name(f".{folder.name}.{os.getpid()}")
+    wanted = [*FILES, *(f"{name}/*" for name in (*FIXED, "checkpoints"))]
+    try:
+        temporary.mkdir(parents=True)
+        snapshot_download(repository, local_dir=temporary, allow_patterns=wanted)
+        shutil.rmtree(temporary / ".cache", ignore_errors=True)  # the hub's own notes
+        if not (temporary / "config.yaml").is_file():
+            raise UserError(f"--resume: {PREFIX}{repository} is not a run of diffrl: it has no config.yaml")
+        os.replace(temporary, folder)
+    except UserError:
+        raise
+    except Exception as error:  # what the hub's client raises depends on where it fails
+        reason = failure or in_one_line(error, most=200)
+        raise UserError(f"--resume: {PREFIX}{repository} cannot be fetched ({reason})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _fetched(folder: Path) -> Path:
+    """The folder, once another process has fetched it."""
+    end = time.monotonic() + PATIENCE
+    while not (folder / "config.yaml").is_file():
+        if time.monotonic() > end:
+            raise UserError(f"--resume: {folder} is not there; several machines need it on a shared disk")
+        time.sleep(0.2)
+    return folder

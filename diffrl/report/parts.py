@@ -1,0 +1,70 @@
+"""Scores by parts, such as the playground's kinds of facts: which of them training raised, and which it lowered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from diffrl.records.held_out import SURE
+from diffrl.records.progress import number
+from diffrl.report.data import RunData
+from diffrl.report.page import escape, section, table
+from diffrl.report.sections import signed
+
+NAME = re.compile(r"(.+)\[(.+)\]")  # REWARD[PART], where a reward has a breakdown (`diffrl.rewards.protocol`)
+TITLE = "Scores by kind"
+
+
+def by_part(run: RunData) -> str:
+    """One table for each reward that has a breakdown: every part before and after, with its error."""
+    tables = []
+    for owner, parts in _parts(run).items():
+        rows = [[escape(part), *_cells(run, f"{owner}[{part}]")] for part in parts]
+        tables.append(table(rows, [owner, "prompts", "before", "after", "change"], "numbers"))
+    note = "Each kind by itself, over the held-out prompts that state it, at the first and the last evaluation; for "
+    note += "the playground the share of facts that are right. A change within two of its standard errors, paired over "
+    note += "prompts, is noise and has no colour."
+    return section(TITLE, "<br>".join(tables), note)
+
+
+def compared(runs: Sequence[RunData]) -> str:
+    """The parts that any of the runs has, one column for each run."""
+    names = dict.fromkeys((owner, part) for run in runs for owner, parts in _parts(run).items() for part in parts)
+    rows = []
+    for owner, part in names:
+        row = [escape(f"{owner}: {part}")]
+        for run in runs:
+            _, before, after, change = _cells(run, f"{owner}[{part}]")
+            row.append(f"<span>{before} → {after}</span> {change}" if after else "–")
+        rows.append(row)
+    note = "First → last evaluation, over the held-out prompts that state the part; changes as above."
+    return section(TITLE, table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)
+
+
+def _parts(run: RunData) -> dict[str, list[str]]:
+    """The parts of each reward that some prompt states, in their order."""
+    found: dict[str, list[str]] = {}
+    if run.held.epochs:
+        first, last = _ends(run)
+        for name in run.held.epochs[last]:
+            match = NAME.fullmatch(name)
+            if match and run.held.mean(name, first) is not None and run.held.mean(name, last) is not None:
+                found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def _ends(run: RunData) -> tuple[int, int]:
+    return min(run.held.epochs), max(run.held.epochs)
+
+
+def _cells(run: RunData, name: str) -> tuple[str, str, str, str]:
+    """How many prompts state it, before, after, and the signed change, coloured where it is more than noise."""
+    if not run.held.epochs:
+        return "", "", "", ""
+    first, last = _ends(run)
+    before, after = run.held.mean(name, first), run.held.mean(name, last)
+    if before is None or after is None:
+        return "", "", "", ""
+    change, error = after - before, run.held.change_error(name, first, last)
+    gain = change if error is not None and abs(change) > SURE * error else 0.0
+    return str(run.held.count(name, last)), number(before), number(after), signed(change, error, gain)

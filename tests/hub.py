@@ -1,0 +1,98 @@
+"""A small hub on this machine: enough of its HTTP interface for `HfApi.upload_folder` and `snapshot_download`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c" * 40
+
+
+class Hub:
+    """`files` of its repositories by OWNER/NAME, `private` of those that were made; `broken`: it answers nothing."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.broken = False
+        self.url = ""
+
+
+@contextmanager
+def serving() -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *words: Any) -> None: ...
+
+        def answer(self, body: Any, code: int = 200, **headers: str) -> None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(code)
+            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            path = urlsplit(self.path).path
+            if hub.broken:
+                self.answer({"error": "out of order"}, 403)
+            elif path == "/api/repos/create":
+                asked = json.loads(body)
+                name = f"{asked['organization']}/{asked['name']}"
+                hub.files.setdefault(name, {})
+                hub.private[name] = asked.get("private") or asked.get("visibility") == "private"
+                self.answer({"url": f"{hub.url}/{name}"})
+            elif "/preupload/" in path:
+                asked = json.loads(body)["files"]
+                modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
+                self.answer({"files": modes})
+            else:
+                owner, name = path.split("/")[3:5]
+                for line in body.splitlines():
+                    entry = json.loads(line)
+                    if entry["key"] == "file":
+                        value = entry["value"]
+                        hub.files[f"{owner}/{name}"][value["path"]] = base64.b64decode(value["content"])
+                    elif entry["key"] == "deletedFile":
+                        del hub.files[f"{owner}/{name}"][entry["value"]["path"]]
+                self.answer({"commitUrl": f"{hub.url}/{owner}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            parts = path.split("/")
+            name = "/".join(parts[3:5] if path.startswith("/api/") else parts[1:3])
+            files = hub.files.get(name)
+            if files is None:
+                self.answer({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
+            elif path.startswith("/api/") and "/tree/" in path:
+                tree = [{"type": "file", "path": f, "size": len(b), "oid": "0"} for f, b in files.items()]
+                self.answer(tree)
+            elif path.startswith("/api/"):
+                self.answer({"id": name, "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]})
+            else:
+                data = files["/".join(parts[5:])]
+                etag = f'"{hashlib.sha1(data).hexdigest()}"'
+                self.answer(data, ETag=etag, X_Repo_Commit=COMMIT, Accept_Ranges="bytes")
+
+        do_HEAD = do_GET
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
