@@ -34,6 +34,7 @@ from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
 from diffrl.cli.search import add_search
 from diffrl.cli.sharing import add_sharing
+from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, nearest, say, unheard
 from diffrl.records.disk import check_writable, out_file
 from diffrl.resources import file_of_run
@@ -147,6 +148,7 @@ def _parser() -> _Parser:
     )
     compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
     compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    add_watch(add)
     add_rewards(add)
     add_objectives(add)
     add_models(add, _resolution)

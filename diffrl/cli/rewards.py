@@ -11,14 +11,15 @@ from typing import Any
 
 from diffrl.cli.arguments import named_rewards, subcommand, whole_number
 from diffrl.cli.audit import add_audit
+from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError
 
 
 def add_rewards(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
-    text = "list the rewards, show one's card, begin one of your own, check or audit one, serve some to other machines"
+    text = "list the rewards, show one's card, begin, check, audit or fit one, serve some to other machines"
     command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
-    action = partial(subcommand, command.add_subparsers(metavar="list|show|new|check|audit|serve", required=True))
+    action = partial(subcommand, command.add_subparsers(metavar="list|show|new|check|audit|fit|serve", required=True))
 
     every = action("list", _list, "list the rewards", "diffrl rewards list")
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
@@ -36,6 +37,7 @@ def add_rewards(add: Callable[..., Any]) -> None:
     text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
     check.add_argument("--prompts", metavar="SET", help=text)
     add_audit(action)
+    add_fit(action)
     _add_serve(action)
 
 

@@ -93,6 +93,27 @@ class Reward(Watched):
     shape: Shape = section(Shape, "from the score to what is optimised: steps in this order, each present = on")
 
 
+def check_asking(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], config: Any) -> None:
+    """Raise Problem where people would not be asked, or about images that are no final ones."""
+    from diffrl.rewards.registry import declares
+
+    for name, entry in watch.items():
+        if declares(entry.plugin or name, "asks"):
+            raise Problem(f"watch.{name}", "people are asked about training images alone; put it under rewards")
+    asking = [name for name, entry in rewards.items() if declares(entry.plugin or name, "asks")]
+    if not asking:
+        return
+    where = f"rewards.{asking[0]}"
+    if (credit := next((method for method in config.methods if method.kind == "credit"), None)) is not None:
+        raise Problem(where, f"people judge final images, and {credit.name} scores others, too; leave one out")
+    if config.rollout.scout is not None:
+        raise Problem(where, "people are not asked about scouts; leave out rollout.scout")
+    if config.drawn_groups == 0:
+        raise Problem(where, "an image set's pictures are not voted on; leave out image_set")
+    if (size := config.rollout.group_size) < 2:
+        raise Problem(where, f"people compare the images of a group, and rollout.group_size is {size}")
+
+
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:
     """Raise Problem where steps name what is not there, read in a ring, have no effect, or can do nothing."""
     entries: dict[str, Watched] = {**watch, **rewards}

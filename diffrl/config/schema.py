@@ -183,6 +183,9 @@ class Tracking(Section):
         "swanlab, mlflow, aim, comet_ml, clearml, dvclive",
     )
     samples: int = key(8, "test prompts that are drawn with fixed seeds at every evaluation; 0: none", "images", ge=0)
+    groups: int = key(
+        0, "of the newest epoch's groups, how many RUN_DIR/groups keeps with their scores, for `diffrl watch`", ge=0
+    )
 
 
 class _OneLine(type(BaseModel)):  # type: ignore[misc]

@@ -119,16 +119,19 @@ class Pictures:
 
     def __call__(self, picture: Picture, where: str, size: tuple[int, int]) -> Tensor:
         """(3, H, W) in [0, 1], `fitted` to size = (W, H); UserError, beginning with `where`, for what is none."""
+        return fitted(self.pixels(picture, where), size)
+
+    def pixels(self, picture: Picture, where: str) -> np.ndarray:
+        """uint8 (h, w, 3), as it is; UserError, beginning with `where`, for what is no picture."""
         try:
             source: Any = picture.file if picture.row < 0 else io.BytesIO(self._cells(picture))
             with Image.open(source) as opened:
-                pixels = to_rgb(opened)
+                return to_rgb(opened)
         except UserError:
             raise
         except Exception as error:  # PIL's own kinds, for files of anybody's
             text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
             raise UserError(f"{where}: {text}") from error
-        return fitted(pixels, size)
 
 
 class _Cells:

@@ -106,6 +106,8 @@ def examine(
 
     A group-wise reward is tried on one group: all images with the first prompt to which it applies.
     """
+    if ability(reward, "asks"):
+        return [Result("asks", True, "people answer it in a training run; there is nothing to call here")]
     if images is None or prompts is None:
         images, prompts = playground_examples()
     known = [{} for _ in prompts] if metadata is None else metadata

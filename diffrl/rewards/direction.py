@@ -113,10 +113,7 @@ def same_model(a: Tensor, b: Tensor) -> bool:
 def embedder(reward: Reward, name: str) -> Embedder:
     """`reward` itself if it embeds; else UserError."""
     if ability(reward, "embeds") is not True:
-        raise UserError(
-            f'reward "{name}" does not embed its prompts (`embeds`), so D2-Align cannot correct it; '
-            "clip, pickscore and hpsv2 do"
-        )
+        raise UserError(f'reward "{name}" does not embed its prompts (`embeds`); clip, pickscore and hpsv2 do')
     return reward  # type: ignore[return-value]
 
 

@@ -12,7 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
+
+    from diffrl.records.groups import ImageGroup
 
 Metadata = Mapping[str, Any]
 
@@ -65,6 +69,7 @@ class Reward(Protocol):
     - `embeds = True`: has `embed_image(images) -> (B, D)`, through which gradients flow, `embed_text(prompts) -> (B,
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
+    - `asks = True`: people answer, in a training run alone: an `Asker`. Evaluations and servers leave it out.
     - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
     - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
@@ -144,6 +149,30 @@ class Breakdown(Protocol):
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What people said of an epoch's groups: scores and standard errors of each group's m images, None where there is
+    none; figures of the epoch by their names; `note`: a sentence for whoever watches the run, or nothing."""
+
+    scores: Sequence[Sequence[float | None]]
+    errors: Sequence[Sequence[float | None]]
+    figures: Mapping[str, float | None]
+    note: str = ""
+
+
+class Asker(Reward, Protocol):
+    """A reward whose scores people give, while the run waits. The run asks it on one process, for all.
+
+    groups: how many of an epoch's groups are shown, at most.
+    """
+
+    groups: int
+
+    def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
+        """Shows the groups and waits; `look` gets what is going on, often, and may raise."""
+        ...
+
+
+@dataclass(frozen=True)
 class Ability:
     """What is to be known of an ability; see `Reward` for what each of them means.
 
@@ -200,6 +229,7 @@ ABILITIES: dict[str, Ability] = {
     "groupwise": Ability(False, _flag, told=bool, heard=_bool),
     "differentiable": Ability(False, _flag, kept=False),
     "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
+    "asks": Ability(False, _flag, methods=("ask",), kept=False),
     "remote": Ability(False, _flag),
     "learns": Ability(False, _flag, methods=("observe", "learn", "state_dict", "load_state_dict"), kept=False),
     "applies": Ability(

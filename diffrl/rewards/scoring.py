@@ -98,7 +98,13 @@ class Scorer:
     @property
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
-        return [name for name, reward in self.rewards.items() if ability(reward, "groupwise")]
+        asking = self.asking
+        return [n for n, reward in self.rewards.items() if ability(reward, "groupwise") and n not in asking]
+
+    @property
+    def asking(self) -> list[str]:
+        """Names of the rewards that people answer: the run asks them, and here their scores are NaN."""
+        return [name for name, reward in self.rewards.items() if ability(reward, "asks")]
 
     @property
     def later(self) -> list[str]:
@@ -229,7 +235,7 @@ class Scorer:
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
         for k, (name, reward) in enumerate(self.rewards.items()):
-            if name not in names or ability(reward, "groupwise"):
+            if name not in names or ability(reward, "groupwise") or ability(reward, "asks"):
                 continue
             rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
             size = ability(reward, "batch_size") or max(len(rows), 1)

@@ -14,9 +14,6 @@ What a POST answers has the reward's identity in the header `Diffrl-Identity`: a
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,18 +27,16 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import nearest
 from diffrl.rewards import wire
 from diffrl.rewards.batcher import Batcher
 from diffrl.rewards.direction import essential
-from diffrl.rewards.impatient import ImpatientProtocol
+from diffrl.rewards.listening import bearer, bind, check_address, read_body, same_secret, server_of, size_of, url_of
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.scoring import applies
 from diffrl.rewards.wire import Limits, Refused
 from diffrl.rewards.wrappers import identity_of
 from diffrl.version import __version__
-
-LEAST_TOKEN = 16  # characters
 
 
 @dataclass(frozen=True)
@@ -110,19 +105,11 @@ class Host:
 
     def size_of(self, request: HttpRequest) -> int:
         """Bytes of the body, which are not read yet."""
-        text, most = request.headers.get("content-length"), self.options.limits.bytes
-        if text is None:
-            raise Refused(411, "send a Content-Length")
-        if int(text) > most:  # h11 has seen that it is a number
-            raise Refused(413, f"{text} bytes; a request may have {most}")
-        return int(text)
+        return size_of(request, self.options.limits.bytes)
 
     async def read(self, request: HttpRequest) -> bytes:
         """The body, within the limit of time."""
-        try:
-            return await asyncio.wait_for(_collect(request), self.options.read_limit)
-        except TimeoutError as error:
-            raise Refused(408, f"the request did not come within {self.options.read_limit:g} s") from error
+        return await read_body(request, self.options.read_limit)
 
     async def score(self, name: str, request: HttpRequest) -> list[float | None]:
         self.find(name)
@@ -192,21 +179,13 @@ class Host:
         return JSONResponse(content, 503 if stuck else 200)
 
 
-async def _collect(request: HttpRequest) -> bytes:
-    parts = [part async for part in request.stream()]
-    return b"".join(parts)
-
-
 def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
     """The ASGI application. Nothing of a request is read before its token was seen."""
     host = Host(served, options)
     app = FastAPI(title="diffrl rewards", lifespan=host.lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def check_token(request: HttpRequest) -> None:
-        if options.token is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), options.token.encode()):
+        if options.token is not None and not same_secret(bearer(request), options.token):
             raise Refused(401, "send the header Authorization: Bearer TOKEN with the server's token")
 
     guarded = [Depends(check_token)]
@@ -243,57 +222,17 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
     return app
 
 
-def check_address(host: str, token: str | None) -> None:
-    """UserError for an address that other machines reach without a token, and for a token that can be guessed."""
-    if token is not None and len(token) < LEAST_TOKEN:
-        raise UserError(f"the token has {len(token)} characters; use {LEAST_TOKEN} or more")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if token is None and not loopback:
-        raise UserError(f'--host: "{host}" is reachable from other machines; give a --token-file')
-
-
 def serve(served: Mapping[str, Served], host: str, port: int, options: Options, ready: Callable[[str], object]) -> None:
     """Serve until interrupted or terminated. `port` 0: a free one. `ready` gets the URL when the socket is bound."""
     check_address(host, options.token)
     listener = bind(host, port)
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
+    ready(url_of(host, listener))
     make_server(served, options).run(sockets=[listener])
 
 
 def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Server:
     """The HTTP server, which has no socket yet."""
-    config = uvicorn.Config(
-        make_app(served, options),
-        http=ImpatientProtocol.within(options.read_limit),
-        ws="none",
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=512,
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=10,
-    )
-    return uvicorn.Server(config)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. UserError where there can be none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By its protocol asyncio knows it for TCP, and sets TCP_NODELAY: without, each answer waits 40 ms for the client's
-    # delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)  # from here on connections wait instead of being refused
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--host {host} --port {port}: cannot listen there ({reason})") from error
-    return listener
+    return server_of(make_app(served, options), options.read_limit)
 
 
 def names_of(served: Sequence[Served]) -> list[str]:

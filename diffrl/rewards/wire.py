@@ -90,13 +90,14 @@ def decode(body: bytes, content_type: str, limits: Limits) -> Request:
     return Request(images, *read_words(words, len(images)))
 
 
-def read_json(body: bytes) -> dict[str, Any]:
+def read_json(body: bytes, what: str = "images, prompts and metadata") -> dict[str, Any]:
+    """The object in a body; Refused for anything else. `what`: it should have."""
     try:
         words = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"not valid JSON: {error}") from error
     if not isinstance(words, dict):
-        raise Refused(422, "expected an object with images, prompts and metadata")
+        raise Refused(422, f"expected an object with {what}")
     return words
 
 

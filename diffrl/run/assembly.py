@@ -57,6 +57,7 @@ from diffrl.run.parts import (
 )
 from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
+from diffrl.run.showing import build_showing
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
 from diffrl.run.teachers import load_teachers
@@ -124,7 +125,8 @@ class Run:
         self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
         self.ahead = self._ahead()
         shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
-        self.suspicions = Suspicions(list(config.rewards), shaped)
+        scored = [name for name in config.rewards if name not in self.scorer.asking]
+        self.suspicions = Suspicions(scored, shaped)
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
         self.peers.rescue = self.leave
@@ -290,6 +292,7 @@ class Run:
         config = self.config
         pusher = self._pusher(journal)
         self.loop.status = journal.status
+        self.loop.showing = build_showing(config, self.folder.path, self.scorer)  # here: who replays asks nobody
         journal.status("encoding prompts")
         self.ahead.before(self.epoch, self.loop.check)
         if self.offline is not None:
@@ -317,7 +320,9 @@ class Run:
             journal.log(metrics)
             if self.main:
                 scouts = None if self.loop.scouting is None else self.loop.scouting.warning()
-                for text in [*self.suspicions.after(metrics, self.scorer.take_growth()), *([scouts] if scouts else [])]:
+                shown = [] if self.loop.showing is None else self.loop.showing.notes
+                grown = self.suspicions.after(metrics, self.scorer.take_growth())
+                for text in [*grown, *([scouts] if scouts else []), *shown]:
                     journal.note(text)
             stop = bool(alarms) and config.guard.stop and not last
             if self.epoch % config.checkpoint.every == 0 or last or stop:

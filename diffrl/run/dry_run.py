@@ -35,7 +35,7 @@ def first_scores(run: Run) -> Iterator[str]:
         RewardError: a reward cannot judge the model's images.
     """
     config, size = run.config, run.config.rollout.group_size
-    names = [name for name in run.scorer.names if name in config.rewards]
+    names = [name for name in run.scorer.names if name in config.rewards and name not in run.scorer.asking]
     stream = run.loop.stream
     prompts = [stream.prompts[i] for i in stream.batch(0)]
     done: set[str] = set()

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, collect
 from diffrl.run.buffers import QUEUED
+from diffrl.run.showing import Seen
 from diffrl.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def draw(
     pending: list[list[Any]] = [[] for _ in range(count)]
     pictures: list[list[Tensor]] = [[] for _ in range(count)]
     features: list[Tensor] = []
+    seen = Seen(loop, key, prompts)
 
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
@@ -46,6 +48,7 @@ def draw(
 
     def on_batch(images: Tensor, part: slice) -> None:
         on_view(images, part, final)
+        seen.add(images, first + part.start)
         mark = time.perf_counter()
         features.append(loop.features(images))
         loop.clock.add("reward", mark)
@@ -72,7 +75,8 @@ def draw(
             caching=loop.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             members=members,
         )
-    columns = finished(loop, prompts, rollout, pending, pictures).chunk(count)
+    columns = list(finished(loop, prompts, rollout, pending, pictures).chunk(count))
+    columns[final] = seen.answered(columns[final])
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 
 

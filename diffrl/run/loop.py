@@ -30,6 +30,7 @@ from diffrl.run.learning import learn
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
+from diffrl.run.showing import Showing
 from diffrl.seeds import seed_of
 from diffrl.trainers.algorithm import (
     Gradients,
@@ -120,6 +121,7 @@ class Loop:
         self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
         self.source: Callable[[int], tuple[Rollout, Tensor, Tensor]] = self._rollout  # what an epoch is trained on
         self.scouting = scouting
+        self.showing: Showing | None = None  # training images for people
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
@@ -159,6 +161,7 @@ class Loop:
         metrics |= learned
         if self.scouting is not None:
             metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
+        metrics |= {} if self.showing is None else self.showing.figures
         metrics |= self._seconds(started)
         if (copying := self.scorer.take_copying()) is not None:
             metrics["seconds/offload"] = round(copying, 4)

@@ -123,7 +123,8 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
     elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
     scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
-    return scorer, Scorer({**optimised, **watched}, **limits)
+    judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
+    return scorer, Scorer(judges, **limits)
 
 
 def auxiliary_names(config: Config) -> list[str]:

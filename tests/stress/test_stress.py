@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -49,3 +50,10 @@ def test_a_reward_server_survives_kills_and_bad_requests(tmp_path: Path) -> None
     assert found["restart"]["images with exactly one score, the right one"] == 300 and not found["restart"]["failures"]
     assert found["bad requests"]["answered with another status than expected"] == {}
     assert found["bad requests"]["and then a good one"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(which, ("chromium", "chromium-browser", "google-chrome"))), reason="no Chromium")
+def test_votes_through_a_browser_are_kept_and_trained_on(tmp_path: Path) -> None:
+    found = run("voting", tmp_path / "found.json", "--epochs", "4")
+    assert found["votes"] == found["votes trained on"] == 24 and found["killed"] == {"page": 1, "run": 1}

@@ -1,0 +1,106 @@
+"""What every HTTP server of this package shares: where it may listen, who is let in, and how long a client may take."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import Request
+
+from diffrl.errors import UserError
+from diffrl.rewards.impatient import ImpatientProtocol
+from diffrl.rewards.wire import Refused
+
+LEAST_TOKEN = 16  # characters
+
+
+def is_loopback(host: str) -> bool:
+    """Is it an address that this machine alone reaches?"""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def same_secret(given: str, secret: str) -> bool:
+    """Compared in a time that says nothing of where they differ."""
+    return hmac.compare_digest(given.encode(), secret.encode())
+
+
+def bearer(request: Request) -> str:
+    """The token that a request brings; empty without one."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def size_of(request: Request, most: int) -> int:
+    """Bytes of the body, which are not read yet; Refused for more than `most`."""
+    text = request.headers.get("content-length")
+    if text is None:
+        raise Refused(411, "send a Content-Length")
+    if int(text) > most:  # h11 has seen that it is a number
+        raise Refused(413, f"{text} bytes; a request may have {most}")
+    return int(text)
+
+
+async def read_body(request: Request, seconds: float) -> bytes:
+    """The body, within the limit of time."""
+    try:
+        return await asyncio.wait_for(_collect(request), seconds)
+    except TimeoutError as error:
+        raise Refused(408, f"the request did not come within {seconds:g} s") from error
+
+
+async def _collect(request: Request) -> bytes:
+    parts = [part async for part in request.stream()]
+    return b"".join(parts)
+
+
+def check_address(host: str, token: str | None) -> None:
+    """UserError for an address that other machines reach without a token, and for a token that can be guessed."""
+    if token is not None and len(token) < LEAST_TOKEN:
+        raise UserError(f"the token has {len(token)} characters; use {LEAST_TOKEN} or more")
+    if token is None and not is_loopback(host):
+        raise UserError(f'--host: "{host}" is reachable from other machines; give a --token-file')
+
+
+def server_of(app: Any, read_limit: float) -> uvicorn.Server:
+    """The HTTP server of an ASGI application, which has no socket yet."""
+    config = uvicorn.Config(
+        app,
+        http=ImpatientProtocol.within(read_limit),
+        ws="none",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=512,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=10,
+    )
+    return uvicorn.Server(config)
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """Where a bound socket is reached."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. UserError where there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # By its protocol asyncio knows it for TCP, and sets TCP_NODELAY: without, each answer waits 40 ms for the client's
+    # delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)  # from here on connections wait instead of being refused
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {host} --port {port}: cannot listen there ({reason})") from error
+    return listener

@@ -1,0 +1,52 @@
+"""A reward of one's own preferences: a head that `diffrl rewards fit` trained, on another reward's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from diffrl.rewards.head import load_head
+from diffrl.rewards.protocol import Card, Embedder, ability
+from diffrl.rewards.registry import load_reward, takes
+
+
+class Fitted:
+    """Bradley-Terry scores, in logits, that a head predicts from the embeddings of image and prompt.
+
+    `head`: the file that `diffrl rewards fit` wrote; it names the reward whose embeddings it is on, with its arguments.
+    `device`, `batch_size`: that reward's own.
+    """
+
+    name = "fitted"
+    differentiable = True
+    card = Card(
+        measures="what the preferences that it was fitted on prefer: Bradley-Terry scores of image and prompt",
+        range=(float("-inf"), float("inf")),
+        citation="Bradley and Terry 1952; ties: SoliReward (arXiv:2512.22170)",
+        weights="yours (some kB), on those of the reward that embeds",
+        licence="that of the reward that embeds, and of the preferences",
+        cost="that of the reward that embeds",
+        exploits="what its few raters share, and what the embeddings do not see; right only near what was compared",
+    )
+
+    def __init__(self, head: str, device: str | None = None, batch_size: int = 64) -> None:
+        self.head = load_head(head)
+        arguments = dict(self.head.arguments)
+        if device is not None and takes(self.head.reward, "device"):
+            arguments["device"] = device
+        self.base = cast(Embedder, load_reward(self.head.reward, **arguments))
+        self.head.check(self.base, head)
+        self.batch_size, self.device = batch_size, ability(self.base, "device")
+        accuracy = self.head.figures.get("accuracy")
+        known = f"; {accuracy:.0%} of held-out pairs right" if isinstance(accuracy, float) else ""
+        self.card = replace(type(self).card, measures=f"{type(self).card.measures} (on {self.head.reward}{known})")
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""
+        with torch.no_grad():
+            text = self.base.embed_text(prompts)
+        return self.head(self.base.embed_image(images), text)
