@@ -85,6 +85,15 @@ class Playground:
         verdicts = verify(images, list(prompts))
         return torch.tensor([self._value(*pair) for pair in zip(verdicts, prompts, strict=True)], dtype=torch.float32)
 
+    def rewrite(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Each prompt with the facts that its image (3, 64, 64) lacks said once more."""
+        texts = []
+        for verdict, prompt in zip(verify(images, list(prompts)), prompts, strict=True):
+            caption = parse(prompt)
+            wrong = {name: value for name, value in caption.attributes.items() if not verdict.strict.get(name, True)}
+            texts.append(", ".join([prompt, *wrong.values()]))
+        return texts
+
     def _value(self, verdict: Verdict, prompt: str) -> float:
         if self.facts is None:
             return {"reward": verdict.reward, "strict": verdict.score, "all_right": float(verdict.all_right)}[self.mode]

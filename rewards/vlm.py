@@ -49,6 +49,12 @@ _END = " Think briefly. The last line of your answer must be exactly "
 _SCORE = re.compile(r"(?:final )?score ?[:=] ?(-?\d+(?:\.\d+)?)(?: ?/ ?(\d+(?:\.\d+)?))?\.?", re.IGNORECASE)
 _NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)")
 _WINNER = re.compile(r"winner ?[:=] ?(?:image )?(a|b|tie)\.?", re.IGNORECASE)
+ASK_REWRITE = (
+    'This image was made for the prompt "{prompt}". Name briefly what of the prompt it does not show, and what of it '
+    "is made badly. Then write the prompt anew, with the same meaning and about as long, so that a text-to-image model "
+    'gets this right. The last line of your answer must be exactly "Prompt: ...", with the new prompt.'
+)
+_REWRITTEN = re.compile(r"prompt: ?\"?(.*[^\"\s])\"?", re.IGNORECASE)
 MODES = ("yes", "score", "questions", "points")
 _WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
 
@@ -93,6 +99,15 @@ def number_after(reply: Reply, after: str, low: float, high: float) -> float:
 def mean_after(reply: Reply, after: Sequence[str], low: float, high: float) -> float:
     """The mean of the numbers that follow each of the texts `after`."""
     return sum(number_after(reply, text, low, high) for text in after) / len(after)
+
+
+def rewritten(reply: Reply) -> str:
+    """The text after "Prompt:" in the answer's last line; `Unreadable` where there is none."""
+    lines = _lines(reply.text)
+    match = _REWRITTEN.fullmatch(lines[-1]) if lines else None
+    if match is None:
+        raise Unreadable(f'the last line is not "Prompt: ...": {reply.text[-200:]!r}')
+    return match[1]
 
 
 def winner(reply: Reply) -> float:
@@ -234,6 +249,12 @@ class Vlm:
         """In modes questions and points only prompts whose metadata have some."""
         needed = {"questions": "vqa_list", "points": "points"}.get(self.mode)
         return needed is None or bool(metadata.get(needed))
+
+    def rewrite(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The prompts (B,) written anew after a critique of their images (B, 3, H, W), as in RationalRewards."""
+        pairs = zip(images, prompts, strict=True)
+        asked = [Question([image], ASK_REWRITE.replace("{prompt}", prompt), prompt) for image, prompt in pairs]
+        return self.backend.ask(asked, rewritten, first=False)
 
     def answers(
         self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]

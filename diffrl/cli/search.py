@@ -12,7 +12,7 @@ from diffrl.cli.arguments import as_the_run, named_rewards, positive_number, who
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
-METHODS = ("best-of-n", "particles", "evo", "gradient")
+METHODS = ("best-of-n", "particles", "evo", "gradient", "refine")
 
 
 def add_search(
@@ -24,6 +24,15 @@ def add_search(
         return run(arguments, rest, common)
 
     command = add(
+        "refine",
+        handle,
+        "draw, let a judge rewrite the prompt, and draw again",
+        "diffrl refine playground --rewards vlm vlm.server=http://localhost:8000/v1 --prompts test.txt --budget 20 "
+        "--out refined",
+        words_anywhere=True,
+    )
+    _add_options(command, add_drawing, "refine,best-of-n")
+    command = add(
         "search",
         handle,
         "search for each prompt's best image, without training",
@@ -33,6 +42,10 @@ def add_search(
         "--out searched",
         words_anywhere=True,
     )
+    _add_options(command, add_drawing, "evo")
+
+
+def _add_options(command: argparse.ArgumentParser, add_drawing: Callable[..., None], method: str) -> None:
     add_drawing(command, None)
     text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
     command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
@@ -43,8 +56,10 @@ def add_search(
     command.add_argument("--watch", default="", metavar="A,B,C", help=text)
     text = "forwards of the network for each prompt; guidance counts twice where it takes a second row"
     command.add_argument("--budget", required=True, type=whole_number(1, 10**7), metavar="FORWARDS", help=text)
-    text = f"one or several of {', '.join(METHODS)} (default evo); several are compared"
-    command.add_argument("--method", default="evo", metavar="A,B", help=text)
+    text = f"one or several of {', '.join(METHODS)} (default {method}); several are compared"
+    command.add_argument("--method", default=method, metavar="A,B", help=text)
+    text = "refine: a prompt is left alone from this value on (default: every round is taken)"
+    command.add_argument("--good", type=float, metavar="VALUE", help=text)
     text = "also search MODEL without --lora, from the same noise, and compare"
     command.add_argument("--base", action="store_true", help=text)
     text = "particles that are resampled together (default 8)"
@@ -92,6 +107,7 @@ def run(arguments: argparse.Namespace, rest: list[str], common: Callable[[argpar
         temperature=arguments.temperature,
         strength=arguments.strength,
         base=arguments.base,
+        good=arguments.good,
     )
     result = search(settings, **as_the_run(given, arguments))
     if os.environ.get("RANK", "0") == "0":

@@ -74,6 +74,8 @@ class Reward(Protocol):
     - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.
+    - `rewrite(images, prompts, metadata) -> list[str]`: for each image a prompt that asks again for what it lacks; for
+      `diffrl refine`.
     - `footprint(**arguments) -> int | None`, a static method: the bytes of the weights that a reward built with these
       arguments (defaults included) has on its device; None: it cannot say. It loads nothing: `diffrl doctor` asks it.
     - `batch_size`: most images in one call. `device`: where `images` should lie. `card`: a `Card`.
@@ -240,6 +242,7 @@ ABILITIES: dict[str, Ability] = {
     ),
     "figures": Ability(None, _figures),
     "breakdown": Ability(None, _breakdown),
+    "rewrite": Ability(None, lambda value: "" if value is None or callable(value) else "is not a method"),
     "footprint": Ability(None, lambda value: "" if value is None or callable(value) else "is not a static method"),
     "batch_size": Ability(None, _size, told=lambda value: value, heard=_count),
     "device": Ability(None, lambda value: ""),

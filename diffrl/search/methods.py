@@ -32,6 +32,8 @@ from diffrl.search.equations import (
 )
 from diffrl.seeds import generator, noise
 
+Rewrite = Callable[[Tensor, Sequence[Prompt]], Sequence[str]]  # images (n, 3, H, W) and their prompts to new texts
+
 # EvoSearch's schedule for SD2.1: where a generation begins, as a share of the steps, and its children. The first is the
 # start noises; its 42, 26, 26, 26 and 30 members without the 5 best, which a deterministic path leaves as they are.
 GENERATIONS = ((0.0, 42), (0.0, 21), (0.4, 21), (0.6, 21), (0.8, 25))
@@ -44,7 +46,7 @@ class Bench:
     """What a search draws with, and how it judges.
 
     score: images (n, 3, H, W) and their prompts to (n, R) scores; value: those to (n,), higher is better; ascend:
-    images and prompts to the value (n,), through which gradients flow.
+    images and prompts to the value (n,), through which gradients flow; rewrite: images and prompts to prompts anew.
     """
 
     policy: Policy
@@ -55,6 +57,7 @@ class Bench:
     score: Callable[[Tensor, Sequence[Prompt]], Tensor]
     value: Callable[[Tensor], Tensor]
     ascend: Callable[[Tensor, Sequence[Prompt]], Tensor] | None = None
+    rewrite: Rewrite | None = None
 
     @property
     def cost(self) -> int:
@@ -94,6 +97,37 @@ def best_of_n(bench: Bench, prompts: Sequence[Prompt], budget: int, steer: Guide
             spent = [(int(i) % count + 1) * bench.image() for i in index]
             scores = bench.score(images, [prompts[i] for i in owner])
             yield Finished(owner, spent, images, scores, ["drawn"] * len(owner))
+
+
+def refine(
+    bench: Bench, prompts: Sequence[Prompt], budget: int, rewrite: Rewrite, good: float | None = None
+) -> Iterator[Finished]:
+    """Generate, critique, refine (RationalRewards, 2604.11626): rounds of one image for each prompt.
+
+    After an image that is not `good` (None: none is), the next one is drawn from what `rewrite` makes of image and
+    prompt. Scores are for the prompt itself. The noise of round m is that of member m of the text that is drawn.
+    """
+    texts, active = [prompt.text for prompt in prompts], list(range(len(prompts)))
+    for number in range(budget // bench.image()):
+        distinct = list(dict.fromkeys(texts[i] for i in active))
+        drawn: dict[str, Tensor] = {}
+        for index, images in generate(
+            bench.policy, [Prompt(text) for text in distinct], bench.spec, seed=bench.seed, per_prompt=1,
+            batch_size=bench.batch_size, snapshot=bench.snapshot, first_member=number,
+        ):  # fmt: skip
+            drawn |= {distinct[int(i)]: image for i, image in zip(index, images, strict=True)}
+        images, owners = torch.stack([drawn[texts[i]] for i in active]), [prompts[i] for i in active]
+        scores = bench.score(images, owners)
+        origin = ["drawn" if texts[i] == prompts[i].text else f"from: {texts[i]}" for i in active]
+        yield Finished(list(active), [(number + 1) * bench.image()] * len(active), images, scores, origin)
+        values = bench.value(scores).tolist()
+        open_ = [j for j, value in enumerate(values) if good is None or value < good]
+        if not open_:
+            return
+        new = rewrite(images[open_], [owners[j] for j in open_])
+        active = [active[j] for j in open_]
+        for i, text in zip(active, new, strict=True):
+            texts[i] = text
 
 
 def gradient(bench: Bench, prompts: Sequence[Prompt], budget: int, strength: float) -> Iterator[Finished]:

@@ -42,6 +42,7 @@ class Settings:
     rewards, watch: the parameters of each plugin by its name; watched ones are measured and never searched for.
     weights: of the rewards in the value, 1 unless given; a reward whose card says that lower is better counts negative.
     budget: network forwards for each prompt. population, temperature: of particles; strength: of the gradient.
+    good: the value from which on refine leaves a prompt alone; None: it takes every round.
     base: also search the model without its LoRA, from the same noise.
     """
 
@@ -54,6 +55,7 @@ class Settings:
     temperature: float = 0.5
     strength: float = 100.0
     base: bool = False
+    good: float | None = None
 
     def arms(self) -> list[tuple[str, str, str | None]]:
         """(name, method, snapshot) of each."""
@@ -74,11 +76,21 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     chosen, policy = job.chosen(), job.policy()
     scorer, watcher = (Scorer(_built(given, policy.device)) for given in (settings.rewards, settings.watch or {}))
     _check(settings, scorer.rewards, watcher.rewards, chosen)
-    value = Value(scorer, settings.weights or {})
+    value, critic = Value(scorer, settings.weights or {}), _critic(scorer.rewards)
     benches = {
         name: (
             method,
-            Bench(policy, _spec(job, policy, method), job.seed, job.batch_size, on, scorer.score, value, value.ascend),
+            Bench(
+                policy,
+                _spec(job, policy, method),
+                job.seed,
+                job.batch_size,
+                on,
+                scorer.score,
+                value,
+                value.ascend,
+                critic,
+            ),
         )
         for name, method, on in settings.arms()
     }
@@ -168,6 +180,8 @@ def _check(
             if not ability(reward, "differentiable"):
                 able = "`diffrl rewards list` says which are"
                 raise UserError(f'--method: gradient needs differentiable rewards, and "{name}" is not one; {able}')
+    if "refine" in settings.methods and _critic(rewards) is None:
+        raise UserError("--rewards: refine needs one that rewrites prompts, such as vlm")
     for prompt in prompts:
         if not any(applies(reward, prompt.text, prompt.metadata) for reward in rewards.values()):
             raise UserError(f'--rewards: none of {", ".join(rewards)} can judge the prompt "{prompt.text}"')
@@ -196,6 +210,14 @@ def _searched(settings: Settings, method: str, bench: Bench, prompts: Sequence[P
     return logs
 
 
+def _critic(rewards: Mapping[str, Reward]) -> methods.Rewrite | None:
+    """The first of the rewards that can rewrite a prompt."""
+    for reward in rewards.values():
+        if (rewrite := ability(reward, "rewrite")) is not None:
+            return lambda images, prompts: rewrite(images, [p.text for p in prompts], [p.metadata for p in prompts])
+    return None
+
+
 def _method(settings: Settings, method: str, bench: Bench, prompts: Sequence[Prompt]) -> Iterator[Finished]:
     budget = settings.budget
     if method == "particles":
@@ -204,6 +226,9 @@ def _method(settings: Settings, method: str, bench: Bench, prompts: Sequence[Pro
         return methods.evolution(bench, prompts, methods.generations(budget, bench.spec.steps, bench.cost))
     if method == "gradient":
         return methods.gradient(bench, prompts, budget, settings.strength)
+    if method == "refine":
+        assert bench.rewrite is not None, "checked before anything is drawn"
+        return methods.refine(bench, prompts, budget, bench.rewrite, settings.good)
     return methods.best_of_n(bench, prompts, budget)
 
 

@@ -75,6 +75,34 @@ def test_best_of_n_is_sample_s_images_and_evolution_without_generations() -> Non
         torch.testing.assert_close(unguided[p], wanted[p])
 
 
+def test_refining_draws_again_from_what_the_critic_writes_and_keeps_the_prompt_as_the_yardstick() -> None:
+    """With the prompt itself as the answer it is best-of-N; what is good is left alone, at no further cost."""
+    asked: list[list[str]] = []
+
+    def rewrite(images: Tensor, prompts: Sequence[Prompt]) -> list[str]:
+        asked.append([prompt.text for prompt in prompts])
+        return [f"{prompt.text}!" for prompt in prompts]
+
+    wanted = plain(ODE, 3)
+    same = by_prompt(list(methods.refine(bench(), PROMPTS, 3 * 6, lambda images, prompts: [p.text for p in prompts])))
+    for p in range(3):
+        torch.testing.assert_close(same[p], wanted[p])
+    finished = list(methods.refine(bench(), PROMPTS, 3 * 6 + 5, rewrite))
+    texts = [prompt.text for prompt in PROMPTS]
+    assert [f.origin for f in finished] == [["drawn"] * 3] + [[f"from: {text}!" for text in texts]] * 2
+    assert asked == [texts] * 3 and [f.forwards[0] for f in finished] == [6, 12, 18]
+    first = redness(finished[0].images, [])
+    torch.testing.assert_close(torch.stack([images[0] for images in by_prompt(finished)]), wanted[:, 0])
+    good = float(first.sort().values[1])
+    later = list(methods.refine(bench(), PROMPTS, 2 * 6, rewrite, good))[1]
+    assert later.prompt == [int(first.argmin())]
+
+
+def test_one_text_for_two_prompts_is_drawn_once() -> None:
+    finished = list(methods.refine(bench(), PROMPTS, 12, lambda images, prompts: ["red z"] * len(prompts)))
+    assert torch.equal(finished[1].images[0], finished[1].images[2]) and finished[1].prompt == [0, 1, 2]
+
+
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("method", ["best-of-n", "particles", "evo", "gradient"])
 def test_every_forward_is_counted(method: str, guidance: float) -> None:

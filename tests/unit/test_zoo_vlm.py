@@ -23,7 +23,7 @@ from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine
 from diffrl.rewards.examples import playground_examples
-from diffrl_zoo.vlm import rubric_score, tournament, win_rates, winner, yes_probability
+from diffrl_zoo.vlm import rewritten, rubric_score, tournament, win_rates, winner, yes_probability
 from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
 from diffrl_zoo.vlm_questions import probability, spellings
 
@@ -61,6 +61,9 @@ class Judge(ThreadingHTTPServer):
             gap = lights[0] - lights[1]
             said = "tie" if abs(gap) < 0.01 else "A" if gap > 0 else "B"
             return {"message": {"content": f"A is nice. B, too.\n\n**Winner: {said}**"}}
+        if "Prompt: ..." in text:
+            told = text.partition('prompt "')[2].partition('"')[0]
+            return {"message": {"content": f"Too dark.\nPrompt: {told}, lit"}}
         assert "Score: X" in text
         return {"message": {"content": f"It shows a shape.\nScore: {1 + 4 * lights[0]:.3f}"}}
 
@@ -288,6 +291,22 @@ def test_numbers_are_read_strictly() -> None:
                  "Score: 3\nScore: 7", "Score: 7 8", "Score: nan", "Score: 1e1"):  # fmt: skip
         with pytest.raises(Unreadable):
             score(text)
+
+
+def test_rewritten_prompts_are_read_strictly() -> None:
+    for text in ("Prompt: a red cat", 'The cat is blue.\n**Prompt: "a red cat"**', "prompt:a red cat"):
+        assert rewritten(Reply(text)) == "a red cat", text
+    for text in ("", "a red cat", "Prompt:", "Prompt: a red cat\nThanks!", 'Prompt: ""'):
+        with pytest.raises(Unreadable):
+            rewritten(Reply(text))
+
+
+def test_the_judge_rewrites_each_prompt(judge: Judge) -> None:
+    images = torch.stack([torch.full((3, 8, 8), 0.5), torch.ones(3, 8, 8)])
+    assert load_reward("vlm", server=judge.url).rewrite(images, ["a cat", "a dog"], [{}, {}]) == [
+        "a cat, lit",
+        "a dog, lit",
+    ]
 
 
 def test_winners_are_read_strictly() -> None:
