@@ -55,6 +55,7 @@ def test_killed_and_resumed_it_ends_the_same(adversarial_config) -> None:
     assert {"learning/adversarial/loss", "eval/adversarial_first"} <= {key for line in lines[0] for key in line}
 
 
+@pytest.mark.long
 def test_one_process_equals_two(adversarial_config) -> None:
     alone, shared = (adversarial_config(name, epochs=2) for name in ("alone", "shared"))
     train(load_config(alone))

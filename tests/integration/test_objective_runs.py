@@ -109,6 +109,7 @@ def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
         _train(paths, folder, world=2)
 
 
+@pytest.mark.long
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
     kinds = {name: ALL[name] for name in ("dpo", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo")}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}

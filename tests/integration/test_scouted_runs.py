@@ -100,6 +100,7 @@ def _process(rank: int, path: Path, folder: Path) -> None:
         _train(path, folder, world=2)
 
 
+@pytest.mark.long
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
     """Three groups of four, so the second one is split, and its ten candidates are, too."""
     path = config_file(

@@ -256,6 +256,7 @@ def _process(rank: int, config_path: Path, folder: Path) -> None:
         _train(config_path, folder, world=2)
 
 
+@pytest.mark.long
 def test_one_process_equals_two_also_with_split_groups(config_file, tmp_path: Path) -> None:
     path = config_file("shared", objective="crd", crd={"tau": 0.5})
     _train(path, tmp_path, world=1)

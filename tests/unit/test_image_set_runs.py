@@ -268,6 +268,7 @@ def _train(paths: list[Path], folder: Path, world: int) -> None:
             torch.save((run.policy.state("default"), lines[-1]["loss"]), folder / f"{path.stem}{world}.pt")
 
 
+@pytest.mark.long
 def test_one_process_equals_two(config_file: Any, tmp_path: Path) -> None:
     """Groups that are split over processes, pictures that each process encodes its share of, and mixed rows."""
     source = set_of(make(config_file, "nft"), tmp_path / "set")
