@@ -213,7 +213,8 @@ def _attacks(
         yield f"best of {DRAWN}", *_chosen(job, subject, judge, cases, policy), f"of {job.model}, worse by {judge.name}"
         if job.train:
             images, worse = _chosen(job, subject, judge, cases, _trained(job, out))
-            yield f"{job.train} epochs of training", images, worse, f"best of {DRAWN}, worse by {judge.name}"
+            name = f"{job.train} epoch{'s' * (job.train > 1)} of training"
+            yield name, images, worse, f"best of {DRAWN}, worse by {judge.name}"
 
 
 def _latents(policy: Policy, wrong: Tensor, ascend: Any) -> Tensor:
@@ -245,17 +246,18 @@ def _chosen(job: Audit, subject: Subject, judge: Subject, cases: Cases, policy: 
 
 
 def _trained(job: Audit, out: Path) -> Policy:
-    """The model after a short run against the reward alone."""
+    """The model after a short run against the reward alone, which goes on where it was broken off."""
     from diffrl.config import load_config
+    from diffrl.records.tracking import read_metrics
     from diffrl.run.train import train
 
-    folder = out / "run"
-    if not (folder / "lora").is_dir():
-        name = "audited"
+    folder, name = out / "run", "audited"
+    if [line["epoch"] for line in read_metrics(folder)][-1:] != [job.train]:
         base = ["rewards=null", "watch=null", "evaluate.also=null", f"rewards.{name}.plugin={job.plugin}"]
         words = [f"rewards.{name}.{key}={json.dumps(value)}" for key, value in job.arguments.items()]
         words += [f"model={job.model}", f"epochs={job.train}", f"run_dir={folder}", f"seed={job.seed}"]
-        train(load_config("playground/nft", [*base, *words, f"evaluate.every={job.train}"]))
+        config = load_config("playground/nft", [*base, *words, f"evaluate.every={job.train}"])
+        train(config, resume=folder if folder.exists() else None)
     return Drawing(str(job.model), lora=str(folder / "lora")).policy()
 
 

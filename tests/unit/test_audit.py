@@ -67,6 +67,18 @@ def test_the_verifier_holds(tmp_path: Path) -> None:
     assert "a climb without gradient" in shares(result) and "Nothing did." in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.long
+def test_a_short_training_against_the_reward_is_one_of_the_exploits(tmp_path: Path) -> None:
+    """Its images are chosen like the others; asked again, the finished run is not trained again."""
+    given = {"judge": "playground", "model": "playground", "limit": 4, "train": 1}
+    first = audit(job("clip", **given), tmp_path)
+    assert "1 epoch of training" in shares(first)
+    lora, metrics = next((tmp_path / "run" / "lora").glob("*.safetensors")), tmp_path / "run" / "metrics.jsonl"
+    before = (lora.stat().st_mtime_ns, metrics.read_bytes())
+    again = audit(job("clip", **given), tmp_path)
+    assert (lora.stat().st_mtime_ns, metrics.read_bytes()) == before and shares(again) == shares(first)
+
+
 def test_a_judge_keeps_what_an_edit_mends_from_counting(tmp_path: Path) -> None:
     """White pays for an empty image; a judge that ranks all alike says that none of them is wrong."""
     (tmp_path / "white.py").write_text(BIASED + "\n\nclass Same(White):\n    def __call__(self, images, prompts, metadata):\n        return 0 * images.mean((1, 2, 3))\n")  # fmt: skip  # noqa: E501
