@@ -114,13 +114,7 @@ def score_policy(
         owners = [mine[int(i)] for i in group]
         scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, lambda: policy.apart())
         parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
-    width = parts[0].shape[1] if parts else 0
-    if accelerator is not None and world > 1:  # a process without a prompt does not know the features' width
-        width = int(accelerator.gather(torch.tensor([width], device=accelerator.device)).max())
-    values = torch.zeros(total, width)
-    if parts:
-        values[first * per_prompt : end * per_prompt] = torch.cat(parts)
-    values = _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
+    values = _everyones(parts, slice(first * per_prompt, end * per_prompt), total, accelerator)
     groups = torch.arange(total) // per_prompt
     distances = group_distances(values[:, features_at:], groups)
     known: dict[str, float] = {}
@@ -130,6 +124,17 @@ def score_policy(
     by_part = zip(broken_down.names, values[:, columns + 1 : features_at].unbind(1), strict=True)
     stated = {name: column for name, column in by_part if not column.isnan().all()}
     return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
+
+
+def _everyones(parts: Sequence[Tensor], here: slice, total: int, accelerator: Accelerator | None) -> Tensor:
+    """(total, columns): the rows of all processes, of which `parts` are this one's, at `here`."""
+    width = parts[0].shape[1] if parts else 0
+    if accelerator is not None and accelerator.num_processes > 1:  # without a prompt one does not know the width
+        width = int(accelerator.gather(torch.tensor([width], device=accelerator.device)).max())
+    values = torch.zeros(total, width)
+    if parts:
+        values[here] = torch.cat(list(parts))
+    return _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # of files that are taken for pictures in a folder
 MOST_PIXELS = 2**26  # of a picture, and of a batch of them: 800 MB as float32
 
 

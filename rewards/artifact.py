@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
+from diffrl.pictures import SUFFIXES
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.vision import shared_encoder
 
 SETTINGS, HEAD = "artifact.json", "head.safetensors"
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 LEAST = 10  # images of each kind: fewer cannot be split for training and judging
 

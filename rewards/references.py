@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import to_rgb
+from diffrl.pictures import SUFFIXES, to_rgb
 from diffrl.rewards.protocol import RewardError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 KEY = "reference"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,8 @@ class Rank:
 
 
 @contextmanager
-def running(served: dict[str, Served], port: int = 0, **options: Any) -> Iterator[str]:
-    """The server in a thread, at its URL."""
-    server = make_server(served, Options(**options))
+def in_thread(server: Any, port: int = 0) -> Iterator[str]:
+    """A uvicorn server in a thread, at its URL."""
     listener = bind("127.0.0.1", port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -65,6 +64,11 @@ def running(served: dict[str, Served], port: int = 0, **options: Any) -> Iterato
         server.should_exit = True
         thread.join(20)
         listener.close()
+
+
+def running(served: dict[str, Served], port: int = 0, **options: Any) -> AbstractContextManager[str]:
+    """The reward server in a thread, at its URL."""
+    return in_thread(make_server(served, Options(**options)), port)
 
 
 @contextmanager

@@ -22,12 +22,11 @@ from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import MOST_PIXELS, to_rgb
+from diffrl.pictures import MOST_PIXELS, SUFFIXES, to_rgb
 from diffrl.prompts import Prompt
 
 MANIFEST = "manifest.jsonl"
 MANIFESTS = (MANIFEST, "images.jsonl")  # the second is what `diffrl sample` writes
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 DIMENSION_OF = {"identity": "id", "style": "style", "layout": "layout", "tones": "tonal"}
 _PER_GROUP = 16  # images of one prompt that wait for their pairwise distances, at most
 

@@ -125,8 +125,7 @@ class Run:
         self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
         self.ahead = self._ahead()
         shaped = [name for name, reward in config.rewards.items() if reward.shape.steps()]
-        scored = [name for name in config.rewards if name not in self.scorer.asking]
-        self.suspicions = Suspicions(scored, shaped)
+        self.suspicions = Suspicions([name for name in config.rewards if name not in self.scorer.asking], shaped)
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
         self.peers.rescue = self.leave

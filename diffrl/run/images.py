@@ -33,6 +33,7 @@ def draw(
     first = rank * len(prompts) * group_size // world
     plan = None if loop.objective.credit is None else loop.objective.credit.plan(loop.spec)
     final, count = (0, 1) if plan is None else (plan.final(loop.spec), plan.views(loop.spec))
+    learning = bool(loop.scorer.learning)
     pending: list[list[Any]] = [[] for _ in range(count)]
     pictures: list[list[Tensor]] = [[] for _ in range(count)]
     features: list[Tensor] = []
@@ -40,9 +41,11 @@ def draw(
 
     def on_view(images: Tensor, part: slice, view: int) -> None:
         owners = [prompts[(first + i) // group_size] for i in range(part.start, part.stop)]
-        numbers = range(first + part.start, first + part.stop) if view == final else ()
-        keys = [seed_of(loop.settings.seed, key, number, "learning") for number in numbers]
-        submit(loop, images, owners, pending[view], keys or None)
+        keys = None
+        if learning and view == final:
+            numbers = range(first + part.start, first + part.stop)
+            keys = [seed_of(loop.settings.seed, key, number, "learning") for number in numbers]
+        submit(loop, images, owners, pending[view], keys)
         if loop.scorer.later:
             pictures[view].append(images.cpu())
 

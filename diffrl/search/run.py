@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
+from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
@@ -76,26 +77,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     chosen, policy = job.chosen(), job.policy()
     scorer, watcher = (Scorer(_built(given, policy.device)) for given in (settings.rewards, settings.watch or {}))
     _check(settings, scorer.rewards, watcher.rewards, chosen)
-    value, critic = Value(scorer, settings.weights or {}), _critic(scorer.rewards)
-    benches = {
-        name: (
-            method,
-            Bench(
-                policy,
-                _spec(job, policy, method),
-                job.seed,
-                job.batch_size,
-                on,
-                scorer.score,
-                value,
-                value.ascend,
-                critic,
-            ),
-        )
-        for name, method, on in settings.arms()
-    }
-    for _, bench in benches.values():
-        _check_budget(settings, bench)
+    benches = _benches(settings, job, policy, scorer)
     tasks = [(arm, place) for arm in benches for place in range(len(chosen))]
     pieces = Pieces(out, ROWS, "search")
     if accelerator.is_main_process:
@@ -126,6 +108,19 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
         write_search(out)
     accelerator.wait_for_everyone()
     return dict(json.loads((out / "search.json").read_text(encoding="utf-8")))
+
+
+def _benches(settings: Settings, job: Drawing, policy: Policy, scorer: Scorer) -> dict[str, tuple[str, Bench]]:
+    """Each arm's method, and what it draws and judges with. Raises UserError for a budget below one image."""
+    value, critic = Value(scorer, settings.weights or {}), _critic(scorer.rewards)
+    judged = (scorer.score, value, value.ascend, critic)
+    benches = {
+        name: (method, Bench(policy, _spec(job, policy, method), job.seed, job.batch_size, on, *judged))
+        for name, method, on in settings.arms()
+    }
+    for _, bench in benches.values():
+        _check_budget(settings, bench)
+    return benches
 
 
 def _built(given: Mapping[str, Mapping[str, Any]], device: torch.device) -> dict[str, Reward]:

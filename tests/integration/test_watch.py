@@ -5,42 +5,30 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from serving import in_thread
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup, write_groups
 from diffrl.records.tracking import save_samples
-from diffrl.rewards.listening import bind, server_of
+from diffrl.rewards.listening import server_of
 from diffrl.watch.server import Settings, make_app, watch
 
 TOKEN = "a token of some length"
 
 
-@contextmanager
-def serving(run: Path, **settings: Any) -> Iterator[str]:
-    server = server_of(make_app(Settings(run, **settings)), settings.get("read_limit", 30.0))
-    listener = bind("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
+def serving(run: Path, **settings: Any) -> AbstractContextManager[str]:
+    return in_thread(server_of(make_app(Settings(run, **settings)), settings.get("read_limit", 30.0)))
 
 
 def group(prompt: str = "a red circle <script>alert(1)</script>") -> ImageGroup:

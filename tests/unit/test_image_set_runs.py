@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from broken import broken_after
 from launching import joined
 from PIL import Image
 from tiny import count_forwards
@@ -20,7 +21,6 @@ from diffrl.image_sets.draw import draw_set
 from diffrl.image_sets.latents import Latents, fitted
 from diffrl.image_sets.reading import read_set
 from diffrl.policy import Policy
-from diffrl.records.pieces import Pieces
 from diffrl.records.tracking import save_image
 from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
@@ -214,9 +214,7 @@ def draw(model: str, out: Path, prompts: Path, **more: Any) -> int:
     )
 
 
-def test_a_set_is_drawn_once_and_goes_on_where_it_was_broken_off(
-    model: str, policy: Policy, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_set_is_drawn_once_and_goes_on_where_it_was_broken_off(model: str, policy: Policy, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"red {i}", "words": i}) + "\n" for i in range(3)))
     assert draw(model, tmp_path / "whole", prompts) == 6 and draw(model, tmp_path / "whole", prompts) == 0
@@ -227,18 +225,8 @@ def test_a_set_is_drawn_once_and_goes_on_where_it_was_broken_off(
     picture = policy.decode(latents(groups[1], torch.tensor([1])))
     assert float((picture[0] - to_tensor(Path(groups[1].pictures[1].file))).abs().max()) <= 0.5 / 255 + 1e-6
 
-    plain, written = Pieces.add, []
-
-    def dies(pieces: Pieces, rank: int, place: int, row: Any) -> None:
-        if len(written) == 1:
-            raise KeyboardInterrupt
-        written.append(place)
-        plain(pieces, rank, place, row)
-
-    monkeypatch.setattr(Pieces, "add", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with broken_after(1):
         draw(model, tmp_path / "broken", prompts, batch_size=2)
-    monkeypatch.setattr(Pieces, "add", plain)
     with pytest.raises(UserError, match=r"no \.jsonl"):
         read_set(str(tmp_path / "broken"))
     with (tmp_path / "broken" / "parts" / "0000.jsonl").open("a") as stream:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from broken import broken_after
 from launching import joined
 from test_rollout import Known
 from torch import Tensor
@@ -18,7 +19,6 @@ from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.forward import VariancePreserving
 from diffrl.prompts import Prompt
-from diffrl.records.pieces import Pieces
 from diffrl.rollout import generate
 from diffrl.sampling import SamplerSpec
 from diffrl.search import methods
@@ -166,7 +166,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_search_is_the_same_when_it_goes_on(model: str, prompts: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_search_is_the_same_when_it_goes_on(model: str, prompts: Path, tmp_path: Path) -> None:
     whole = run(model, tmp_path / "whole", prompts)
     assert list(whole["arms"]) == ["best-of-n", "evo"] and whole["arms"]["best-of-n"]["forwards_spent"] == 24
     first, last = (whole["arms"]["evo"]["curve"][i] for i in (0, -1))
@@ -175,18 +175,8 @@ def test_a_search_is_the_same_when_it_goes_on(model: str, prompts: Path, tmp_pat
     page = (tmp_path / "whole" / "report.html").read_text()
     assert "Redness" in page and "red b" in page and page.count("data:image/png") == 12
 
-    plain, written = Pieces.add, []
-
-    def dies(pieces: Pieces, rank: int, place: int, row: Any) -> None:
-        if len(written) == 4:
-            raise KeyboardInterrupt
-        written.append(place)
-        plain(pieces, rank, place, row)
-
-    monkeypatch.setattr(Pieces, "add", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with broken_after(4):
         run(model, tmp_path / "broken", prompts)
-    monkeypatch.setattr(Pieces, "add", plain)
     with pytest.raises(UserError, match="another seed"):
         run(model, tmp_path / "broken", prompts, seed=1)
     again = run(model, tmp_path / "broken", prompts)
