@@ -30,6 +30,13 @@ class ImageSet:
         """Without the groups of fewer pictures."""
         return dataclasses.replace(self, groups=tuple(g for g in self.groups if len(g.pictures) >= least))
 
+    def once(self) -> ImageSet:
+        """With the first group alone of each prompt."""
+        first: dict[str, Group] = {}
+        for group in self.groups:
+            first.setdefault(group.prompt, group)
+        return dataclasses.replace(self, groups=tuple(first.values()))
+
     def check_column(self, name: str) -> None:
         """UserError unless every group has these scores."""
         for group in self.groups:
