@@ -11,7 +11,8 @@ from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import read_by_steps
 from diffrl.errors import UserError, nearest
-from diffrl.image_sets.reading import FORM, folder_of, read_set
+from diffrl.image_sets.hub import PREFIX
+from diffrl.image_sets.reading import FORM, folder_of, is_here, read_set
 from diffrl.records.disk import check_writable
 
 
@@ -25,13 +26,15 @@ class ImageSet(Section):
     )
     rival: bool = key(
         False,
-        "a pair is a prompt's best picture and an image that the reference draws for it, in each epoch anew, not two "
-        "pictures (SePPO); for dpo with rollout.group_size: 2",
+        "a pair is a prompt's best picture and an image that is drawn for it in each epoch, by the reference if that is one "
+        "of dpo.ring, not two pictures (SePPO); for dpo with rollout.group_size: 2",
     )
     columns: dict[str, str] = key(
         {}, "REWARD: name of the set's scores that stand for it; not given: those of the reward's own name"
     )
-    cache: PathText | None = key(None, "folder of the encoded pictures; null: .latents in the set's folder")
+    cache: PathText | None = key(
+        None, "folder of the encoded pictures; null: .latents in the set's folder (a hub's set has none)"
+    )
 
     def column(self, reward: str) -> str:
         """The set's scores that stand for a reward."""
@@ -53,8 +56,11 @@ class ImageSet(Section):
             raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")
         if self.rival:
             self._check_rival(config)
-        if not Path(self.source).expanduser().exists():
-            return  # it is drawn before the run, which begins by reading it; counting memory needs no set
+        if self.source.startswith(PREFIX) and self.cache is None:
+            text = f"not given; name a folder for the encoded pictures of {self.source}"
+            raise Problem("image_set.cache", text)
+        if not self._at("source", is_here, self.source):
+            return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
         self.check_rows(config)
         cache = folder_of(self.source) if self.cache is None else Path(self.cache)
         self._at("cache", check_writable, cache, "the folder of encoded pictures")

@@ -101,7 +101,7 @@ class Offline:
         accelerator.wait_for_everyone()
 
     def __call__(self, epoch: int) -> Epoch:
-        if self.groups.rival:  # of which the objective's reference draws one for each prompt
+        if self.groups.rival:  # one is drawn for each prompt
             prompts = [self.groups.stream.prompts[index] for index in self.groups.stream.batch(epoch)]
             members = torch.ones(len(prompts), 1, dtype=torch.long)
             return self._against(draw(self.loop, prompts, f"{epoch}, rivals", members), self._given(epoch))
