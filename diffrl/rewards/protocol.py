@@ -173,6 +173,10 @@ class Asker(Reward, Protocol):
         """Shows the groups and waits; `look` gets what is going on, often, and may raise."""
         ...
 
+    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
+        """What the run went on with in this epoch; None if it was not asked about these very images. Only reads."""
+        ...
+
 
 @dataclass(frozen=True)
 class Ability:
