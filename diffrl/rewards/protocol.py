@@ -161,8 +161,8 @@ class Answers:
     note: str = ""
 
 
-class Asker(Reward, Protocol):
-    """A reward whose scores people give, while the run waits. The run asks it on one process, for all.
+class Asker(Protocol):
+    """What a reward has beside `Reward` if people give its scores while the run waits. One process asks, for all.
 
     groups: how many of an epoch's groups are shown, at most.
     """

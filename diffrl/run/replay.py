@@ -160,9 +160,13 @@ class _Answered:
     def __init__(self, reward: Asker) -> None:
         self.reward, self.groups = reward, reward.groups
 
+    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
+        """What the run went on with."""
+        return self.reward.answered(run_dir, epoch, groups)
+
     def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
         """Raises UserError where the answers are gone, or were given to other images."""
-        answers = self.reward.answered(run_dir, epoch, groups)
+        answers = self.answered(run_dir, epoch, groups)
         if answers is None:
             raise UserError(
                 f"replay: in {run_dir} nobody was asked about these images of epoch {epoch}: its answers are gone, or "
