@@ -26,8 +26,8 @@ class ImageSet(Section):
     )
     rival: bool = key(
         False,
-        "a pair is a prompt's best picture and an image that is drawn for it in each epoch, by the reference if that is one "
-        "of dpo.ring, not two pictures (SePPO); for dpo with rollout.group_size: 2",
+        "a pair is a prompt's best picture and an image that is drawn for it in each epoch, by dpo.ring's reference if "
+        "there is one, not two pictures (SePPO); for dpo with rollout.group_size: 2",
     )
     columns: dict[str, str] = key(
         {}, "REWARD: name of the set's scores that stand for it; not given: those of the reward's own name"

@@ -68,7 +68,7 @@ def weights(run: Run) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dpo", "seppo", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
+    "name", ["dpo", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
 )
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])
