@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.around import add_around
 from diffrl.cli.bench import add_bench
+from diffrl.cli.comparing import add_comparing
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -37,7 +38,6 @@ from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, nearest, say, unheard
 from diffrl.records.disk import check_writable, out_file
-from diffrl.resources import file_of_run
 from diffrl.version import __version__
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -143,11 +143,7 @@ def _parser() -> _Parser:
     add: Callable[..., _Parser] = partial(subcommand, commands)
     _add_train(add)
     _add_sample_and_evaluate(add)
-    compare = add(
-        "compare", _compare, "one page of curves of several runs", "diffrl compare runs/a runs/b --out ab.html"
-    )
-    compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
-    compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    add_comparing(add)
     add_watch(add)
     add_rewards(add)
     add_objectives(add)
@@ -343,19 +339,6 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         "lora": None if lora is None else str(lora)
     }
     return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
-
-
-def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if len(arguments.runs) < 2:
-        raise UserError("compare: name at least two runs")
-    for run in arguments.runs:
-        file_of_run(run, "metrics.jsonl", "compare")
-    arguments.out = out_file(arguments.out, "--out", "compare.html")
-    from diffrl.report import write_comparison
-
-    write_comparison(arguments.runs, arguments.out)
-    print(f"report: {arguments.out}")
-    return 0
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:
