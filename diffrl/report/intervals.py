@@ -20,12 +20,14 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def p_value(differences: Sequence[float]) -> float | None:
-    """Of the paired t-test, two-sided: is their mean 0? 1 where they are all equal; None for fewer than two."""
-    if len(differences) < 2:
+    """Of the paired t-test, two-sided: is their mean 0? None for fewer than two."""
+    n = len(differences)
+    if n < 2:
         return None
-    if stdev(differences) == 0:
-        return 1.0
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+    mean, error = fmean(differences), stdev(differences) / math.sqrt(n)
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / error, n - 1))
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:

@@ -38,6 +38,7 @@ def workplace(tmp_path, monkeypatch):
     for run in ("runs/one", "runs/two"):
         Path(run, "lora").mkdir(parents=True)
         Path(run, "metrics.jsonl").write_text("")
+    Path("runs/empty").mkdir()
     Path("runs/one/lora/pytorch_lora_weights.safetensors").write_text("")
     dump(load_config("ok.yaml", ["run_dir=runs/one"]), "runs/one/config.yaml")
 
@@ -161,7 +162,10 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("evaluate playground --prompts p.txt --out runs --rewards ocr", '--out: "runs" is a folder; name a file'),
         ("compare runs/one --out x.html", "compare: name at least two runs"),
         ("compare runs/one runs/tow --out x.html", 'compare: no folder "runs/tow" (nearest: "two")'),
-        ("compare runs/one runs --out x.html", 'compare: "runs" is not a run\'s folder: it has no metrics.jsonl'),
+        (
+            "compare runs/one runs/empty --out x.html",
+            'compare: "runs/empty" is not a run\'s folder: it has no metrics.jsonl',
+        ),
         ("rewards lst", 'unknown command "rewards lst" (nearest: "list")'),
         ("rewards check", "rewards check: name a reward; `diffrl rewards list` shows them"),
         ("rewards check clap", 'unknown reward "clap" (nearest: "clip")'),
