@@ -23,7 +23,7 @@ def grouped(groups: Sequence[Group]) -> str:
         for both in zip(rows, bold, strict=True)
     ]
     many = sum(len(one.runs) for one in groups)
-    body = f"<header><h1>{len(groups)} groups of {many} runs compared</h1></header>"
+    body = f"<header><h1>{len(groups)} groups of {many} runs compared</h1></header>{_warnings(groups)}"
     body += section("Values", table(marked, heads, "numbers"), " ".join(notes(groups)))
     note = "First to last evaluation, paired by seed; p: paired t-test over the prompts, from the same noise."
     body += section("Change since before training", _plain(*changes(groups)), note)
@@ -32,7 +32,7 @@ def grouped(groups: Sequence[Group]) -> str:
     note = "Thick: the mean over the seeds. Thin: each seed."
     body += section("Against images generated", _curves(groups, _images, "images generated"), note)
     body += section("Against training time", _curves(groups, _elapsed, "training time"), "Evaluation is not counted.")
-    return body + images([one.first for one in groups]) + _warnings(groups)
+    return body + images([one.first for one in groups])
 
 
 def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, foreign
 from diffrl.records.progress import finite
 from diffrl.report.data import BREADTH, RunData, read_run
 from diffrl.report.intervals import holm, interval, p_value
@@ -119,20 +119,23 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder}: there is no such run folder")
-        found = (
-            [folder]
-            if _is_run(folder)
-            else sorted(
-                path.parent
-                for depth in ("*", "*/*")
-                for path in folder.glob(f"{depth}/metrics.jsonl")
-                if _is_run(path.parent)
-            )
-        )
-        if not found:
+        below = [folder] if _is_run(folder) else [path.parent for path in folder.glob("*/metrics.jsonl")]
+        below += [] if _is_run(folder) else [path.parent for path in folder.glob("*/*/metrics.jsonl")]
+        if not (found := sorted(path for path in below if _is_run(path))):
             raise UserError(f"{folder} is not a run's folder: it has no epoch in metrics.jsonl, and no runs in it")
-        runs += found
+        order = _order(folder)
+        runs += sorted(found, key=lambda run: order.get(run.resolve(), len(order)))
     return runs
+
+
+def _order(folder: Path) -> dict[Path, int]:
+    """{a run of a sweep: its place}, so that the first config is what the others are compared with."""
+    path = folder / "sweep.json"
+    if not path.is_file():
+        return {}
+    with foreign(path):
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return {(folder / run["name"] / f"seed-{run['seed']}").resolve(): i for i, run in enumerate(runs)}
 
 
 def _is_run(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from diffrl.records.progress import count, duration
@@ -161,4 +162,5 @@ def _tabular(heads: Sequence[str], rows: Sequence[Sequence[str]], after: int = 0
 
 
 def _tex(text: str) -> str:
-    return text.translate(_LATEX).replace(" ± ", r" $\pm$ ").replace("<", "$<$")
+    signed = re.sub(r"(?<!\S)-(?=\d)", "$-$", text.translate(_LATEX))
+    return signed.replace(" ± ", r" $\pm$ ").replace("<", "$<$")

@@ -36,10 +36,10 @@ def conclude(members: Sequence[Member], failed: Collection[str], command: str, o
     head = f"{len(finished)} of {len(members)} runs are done" + (f", {left} are not" if left else "")
     if not finished:
         return head
-    what = "Held-out means over seeds ± half their 95 % interval, then the change since\nbefore training"
-    what += " (p: paired t-test over prompts, the same noise)."
+    what = "\nHeld-out means over seeds ± half their 95 % interval, then the change since\n"
+    what += "before training (p: paired t-test over prompts, the same noise):"
     more = f"compare: diffrl compare {out} --out {out / 'sweep.html'} --table {out / 'sweep.md'}"
-    return f"{head}. {what}\n{as_text(groups)}\n{more}"
+    return f"{head}{what}\n{as_text(groups)}\n{more}"
 
 
 def _told(one: Group) -> dict[str, Any]:

@@ -168,3 +168,14 @@ def test_a_run_that_was_not_evaluated_has_a_page_and_no_table(tmp_path: Path) ->
     assert report.write_comparison(runs, tmp_path / "c.html").is_file()
     with pytest.raises(UserError, match="nothing of it was evaluated"):
         report.write_table(runs, tmp_path / "c.md")
+
+
+def test_a_sweeps_runs_come_in_its_order(two: list[Group], tmp_path: Path) -> None:
+    rows = [{"name": name, "seed": seed} for name in ("low", "high") for seed in (2, 1, 0)]
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps({"runs": rows}))
+    found = find_runs([tmp_path / "s"])
+    assert [(run.parent.name, run.name) for run in found] == [(row["name"], f"seed-{row['seed']}") for row in rows]
+    assert r"& $-$0.0" in as_file(group(found)[::-1], ".tex")
+    (tmp_path / "s" / "sweep.json").write_text("[]")
+    with pytest.raises(UserError, match=r"sweep.json: not what diffrl writes there"):
+        find_runs([tmp_path / "s"])
