@@ -175,7 +175,7 @@ def test_a_sweeps_runs_come_in_its_order(two: list[Group], tmp_path: Path) -> No
     (tmp_path / "s" / "sweep.json").write_text(json.dumps({"runs": rows}))
     found = find_runs([tmp_path / "s"])
     assert [(run.parent.name, run.name) for run in found] == [(row["name"], f"seed-{row['seed']}") for row in rows]
-    assert r"& $-$0.0" in as_file(group(found)[::-1], ".tex")
+    assert r"& $-$0.1" in as_file(group(found)[::-1], ".tex")
     (tmp_path / "s" / "sweep.json").write_text("[]")
     with pytest.raises(UserError, match=r"sweep.json: not what diffrl writes there"):
         find_runs([tmp_path / "s"])
