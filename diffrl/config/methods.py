@@ -330,8 +330,9 @@ class Direct(Section):
             plugin = entry.plugin or name
             if declares(plugin, "differentiable") is False:
                 raise Problem(f"rewards.{name}", f'"{plugin}" is not differentiable, and {needs}')
-            if declares(plugin, "groupwise"):
-                raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
+            for able, what in (("groupwise", "groups"), ("batchwise", "batches")):
+                if declares(plugin, able):
+                    raise Problem(f"rewards.{name}", f'"{plugin}" judges whole {what}, and {needs}')
         if self.align is not None:
             self._check_align(self.align, config)
         if self.path is not None:

@@ -70,6 +70,11 @@ class Watched(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
+    column: str | None = key(
+        None,
+        "which of the named scores of a reward with several (`columns`); entries with the same plugin and arguments "
+        "share a request",
+    )
     retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
     timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
@@ -112,6 +117,31 @@ def check_asking(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], co
         raise Problem(where, "an image set's pictures are not voted on; leave out image_set")
     if (size := config.rollout.group_size) < 2:
         raise Problem(where, f"people compare the images of a group, and rollout.group_size is {size}")
+
+
+def check_batchwise(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], config: Any) -> None:
+    """Raise Problem where a reward of the whole batch would see other images than an epoch's final ones."""
+    from diffrl.rewards.registry import declares
+
+    read = [*read_by_steps(rewards, watch), *(config.gardo.auxiliary if config.gardo is not None else ())]
+    entries = {
+        **{f"watch.{n}": watch[n] for n in read if n in watch},
+        **{f"rewards.{n}": r for n, r in rewards.items()},
+    }
+    where = next((w for w, e in entries.items() if declares(e.plugin or w.partition(".")[2], "batchwise")), None)
+    if where is None:
+        return
+    if (credit := next((method for method in config.methods if method.kind == "credit"), None)) is not None:
+        text = f"it judges an epoch's final images together, and {credit.name} scores others, too; leave one out"
+        raise Problem(where, text)
+    if config.rollout.scout is not None:
+        raise Problem(
+            where, "it judges an epoch's images together, and scouts are judged before; leave out rollout.scout"
+        )
+    if config.image_set is not None:
+        raise Problem(
+            where, "it judges the images that a run draws; an image set brings its scores: leave out image_set"
+        )
 
 
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:

@@ -21,6 +21,9 @@ from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
+from diffrl.rewards.answers import checked
+from diffrl.rewards.batchwise import compared
+from diffrl.rewards.columns import Column
 from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, playground_examples
 from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
@@ -119,8 +122,32 @@ def examine(
     images = images[judged].to(ability(reward, "device") or "cpu")
     if ability(reward, "groupwise"):
         texts, more = [texts[0]] * len(texts), [more[0]] * len(texts)
-    bench = Bench(reward, images, texts, more, list(zip(prompts, known, strict=True)))
+    offered = list(zip(prompts, known, strict=True))
+    if names := ability(reward, "columns"):
+        return [one for name in names for one in _column(Column(reward, name), name, images, texts, more, offered)]
+    bench = Bench(reward, images, texts, more, offered)
     return _once([_run(title, work, bench) for title, work in _checks(bench.reward)])
+
+
+def _column(
+    reward: Column,
+    name: str,
+    images: Tensor,
+    texts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    offered: Sequence[tuple[str, Mapping[str, Any]]],
+) -> list[Result]:
+    """The checks of one column, on those of the images to which it applies."""
+    try:
+        table = checked(reward.reward(images.clone(), texts, metadata), reward.name, texts, width=reward.width)
+    except Exception as error:
+        return [Result(f"{name}: answers", False, f"{RAISED} {in_one_line(error)}")]
+    rows = (~table[:, reward.index].isnan()).nonzero().flatten().tolist()
+    if not rows:
+        return [Result(f"{name}: applies", False, "NaN for all of the check's images; name prompts with --prompts")]
+    bench = Bench(reward, images[rows], [texts[i] for i in rows], [metadata[i] for i in rows], offered)
+    results = _once([_run(title, work, bench) for title, work in _checks(reward)])
+    return [replace(one, title=f"{name}: {one.title}") for one in results]
 
 
 def _once(results: Sequence[Result]) -> list[Result]:
@@ -152,7 +179,7 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
     yield "deterministic", _deterministic
     yield "images left as they were", _untouched
     yield "independent of the order", _order
-    if not ability(reward, "groupwise"):
+    if not compared(reward):
         yield "independent of the batch", _batches
     yield "other sizes and shapes", _shapes
     yield "unusual prompts", _unusual
@@ -234,7 +261,7 @@ def _same(scores: Tensor, reference: Tensor, how: str) -> str:
     if not (finite := scores.isfinite()).all():
         raise Failed(
             f"scores {how} are {scores[~finite][0].item()}: a score must not be computed from the whole batch, as a "
-            "z-score is (trainers normalise; a comparison inside a group is `groupwise`)"
+            "z-score is (trainers normalise; a comparison inside a group is `groupwise`, of all `batchwise`)"
         )
     gap = (scores - reference).abs().max().item()
     allowed = TOLERANCE * max(1.0, reference.abs().max().item())
@@ -296,7 +323,7 @@ def _gradient(bench: Bench) -> str:
     bench.reward(images, bench.prompts, bench.metadata).sum().backward()
     if images.grad is None or not images.grad.isfinite().all() or not images.grad.any():
         raise Failed("declared differentiable, but the images get no gradient, a zero one or a non-finite one")
-    if not ability(bench.reward, "groupwise"):
+    if not compared(bench.reward):
         one = bench.images[:1].clone().requires_grad_()
         bench.reward(one, bench.prompts[:1], bench.metadata[:1]).sum().backward()
         if one.grad is None or (one.grad[0] - images.grad[0]).abs().max() > 1e-3 * images.grad[0].abs().max():
