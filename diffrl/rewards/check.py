@@ -21,7 +21,6 @@ from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
-from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
 from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, playground_examples
@@ -123,31 +122,23 @@ def examine(
     if ability(reward, "groupwise"):
         texts, more = [texts[0]] * len(texts), [more[0]] * len(texts)
     offered = list(zip(prompts, known, strict=True))
+    benches = {"": Bench(reward, images, texts, more, offered)}
     if names := ability(reward, "columns"):
-        return [one for name in names for one in _column(Column(reward, name), name, images, texts, more, offered)]
-    bench = Bench(reward, images, texts, more, offered)
-    return _once([_run(title, work, bench) for title, work in _checks(bench.reward)])
+        benches = {f"{n}: ": _applying(Bench(Column(reward, n), images, texts, more, offered)) for n in names}
+    found = {title: _once([_run(check, work, b) for check, work in _checks(b.reward)]) for title, b in benches.items()}
+    return [replace(one, title=title + one.title) for title, results in found.items() for one in results]
 
 
-def _column(
-    reward: Column,
-    name: str,
-    images: Tensor,
-    texts: Sequence[str],
-    metadata: Sequence[Mapping[str, Any]],
-    offered: Sequence[tuple[str, Mapping[str, Any]]],
-) -> list[Result]:
-    """The checks of one column, on those of the images to which it applies."""
+def _applying(bench: Bench) -> Bench:
+    """A column's bench with those of its images to which the column applies."""
     try:
-        table = checked(reward.reward(images.clone(), texts, metadata), reward.name, texts, width=reward.width)
-    except Exception as error:
-        return [Result(f"{name}: answers", False, f"{RAISED} {in_one_line(error)}")]
-    rows = (~table[:, reward.index].isnan()).nonzero().flatten().tolist()
+        rows = (~bench.raw().isnan()).nonzero().flatten().tolist()
+    except Exception:  # the checks tell it
+        rows = []
     if not rows:
-        return [Result(f"{name}: applies", False, "NaN for all of the check's images; name prompts with --prompts")]
-    bench = Bench(reward, images[rows], [texts[i] for i in rows], [metadata[i] for i in rows], offered)
-    results = _once([_run(title, work, bench) for title, work in _checks(reward)])
-    return [replace(one, title=f"{name}: {one.title}") for one in results]
+        return bench
+    texts, metadata = [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows]
+    return replace(bench, images=bench.images[rows], prompts=texts, metadata=metadata)
 
 
 def _once(results: Sequence[Result]) -> list[Result]:
@@ -305,7 +296,8 @@ def _sound(bench: Bench, what: str) -> None:
         raise Failed(f"{what} {RAISED} {in_one_line(error)}") from error
     if tuple(scores.shape) != (count,):
         raise Failed(f"{what} get the shape {tuple(scores.shape)}, not ({count},)")
-    if not (finite := scores.isfinite()).all():
+    none = scores.isnan() & isinstance(bench.reward, Column)  # a column need not apply
+    if not (finite := scores.isfinite() | none).all():
         raise Failed(f"{what} get {scores[~finite][0].item()}")
 
 
