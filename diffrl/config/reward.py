@@ -39,6 +39,10 @@ class Modulate(Section):
     base: FiniteFloat = key(0.4, "what this score counts where the bonus is 0; 1 where it is 1", ge=0, le=1)
 
 
+class Confidence(Section):
+    by: str = key("", "the reward, under rewards or watch, whose order inside a group is compared with this one's")
+
+
 class Unit(Section):
     """The step that brings a watched reward into [0, 1], for one that it modulates; present = on."""
 
@@ -63,6 +67,9 @@ class Shape(Unit):
     tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
     win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
+    confidence: Confidence | None = key(
+        None, "exp(-u / std u) of the distance from the group's mean: u is how far another judge disagrees (Ctrl-U)"
+    )
 
 
 class Watched(BaseModel):
@@ -157,6 +164,8 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) ->
             _check_other(f"{where}.modulate.by", name, shape.modulate.by, entries)
             check_unit(f"{where}.modulate", name, reward)
             check_unit(f"{where}.modulate.by", shape.modulate.by, entries[shape.modulate.by])
+        if shape.confidence is not None:
+            _check_other(f"{where}.confidence.by", name, shape.confidence.by, entries)
         if shape.tame is not None and shape.tame.delta is None and len(rewards) < 2:
             raise Problem(
                 f"{where}.tame.delta", "null is the mean over the optimised rewards, which needs two; give it"
