@@ -54,6 +54,7 @@ def ending(path: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return checkpoint.load(newest)[0]["lora"], lines
 
 
+@pytest.mark.long
 def test_balanced_and_gated_killed_and_resumed_it_ends_the_same(shaped: Callable[..., Path]) -> None:
     """MARBLE has a gradient for each column; GARDO compares them with a watched one."""
     more = {"marble": {"mode": "fresh"}, "gardo": {"auxiliary": ["odd"]}}
