@@ -201,3 +201,37 @@ def test_a_server_refuses_a_batch_and_columns(plugin: str, capsys: pytest.Captur
     for name, message in (("Batch", "judges whole batches"), ("Judge", "answers in columns (light, text)")):
         assert main(["rewards", "serve", f"{plugin}:{name}"]) == 2
         assert message in (said := capsys.readouterr().err) and said.count("\n") == 1, said
+
+
+def test_entries_share_their_arguments_by_an_alias(tmp_path: Path) -> None:
+    """YAML's `<<`: what the entry says itself counts more."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "rewards:\n  color: &facts {plugin: playground_facts, column: color, weight: 0.5}\n"
+        "  count: {<<: *facts, column: count}\n"
+    )
+    rewards = load_config(path).rewards
+    assert [(r.plugin, r.column, r.weight) for r in rewards.values()] == [
+        ("playground_facts", "color", 0.5),
+        ("playground_facts", "count", 0.5),
+    ]
+    path.write_text("rewards:\n  color: &facts {<<: *facts}\n")
+    with pytest.raises(UserError, match="nested too deeply, or an alias that holds itself"):
+        load_config(path)
+
+
+def test_a_cap_stops_the_gradient_above_it(tmp_path: Path) -> None:
+    """OneReward's relu(lambda - R), in float64: -1 below, 0 above; without one -R."""
+    from diffrl.trainers.direct import Direct
+
+    phi = torch.tensor([[0.2], [0.8], [0.5]], dtype=torch.float64, requires_grad=True)
+    rows: Any = None
+    loss = Direct(cap=0.6).loss(phi, rows)
+    assert float(loss.detach()) == pytest.approx(0.4 + 0.0 + 0.1, abs=1e-12)
+    assert torch.autograd.grad(loss.sum(), phi)[0].flatten().tolist() == [-1.0, 0.0, -1.0]
+    assert float(Direct().loss(phi, rows).detach()) == pytest.approx(-1.5, abs=1e-12)
+    path = tmp_path / "run.yaml"
+    given = {"objective": "direct", "rewards": {"clip": {}}, "direct": {"cap": 0.5, "align": {}, "pair": {}}}
+    path.write_text(yaml.safe_dump(given))
+    with pytest.raises(UserError, match=r"direct.cap: 0.5, but direct.pair has its own, hinge"):
+        load_config(path)
