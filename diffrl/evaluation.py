@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,15 +110,19 @@ def score_policy(
                 one.read(images, owners)
             _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
             advance(len(images))
-    if parts:
+    here = slice(first * per_prompt, end * per_prompt)
+    known: dict[str, float] = {}
+    if parts or scorer.batchwise:  # a batch is complete when all processes come to it
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
         owners = [mine[int(i)] for i in group]
-        scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, lambda: policy.apart())
-        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
-    values = _everyones(parts, slice(first * per_prompt, end * per_prompt), total, accelerator)
+        own = torch.cat(parts)[:, :columns] if parts else torch.zeros(0, columns)
+        everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
+        scores = scorer.finish(own, pictures, owners, group, lambda: policy.apart(), everyone)
+        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)] if parts else []
+        known |= {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
+    values = _everyones(parts, here, total, accelerator)
     groups = torch.arange(total) // per_prompt
     distances = group_distances(values[:, features_at:], groups)
-    known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
     kept = _together(kept, accelerator) if len(kept) else kept
@@ -135,6 +140,13 @@ def _everyones(parts: Sequence[Tensor], here: slice, total: int, accelerator: Ac
     if parts:
         values[here] = torch.cat(list(parts))
     return _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
+
+
+def _gathered(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> tuple[Tensor, int]:
+    """The rows (total, W) of all processes, of which `rows` are this one's, at `here`; and the place of its first."""
+    values = torch.zeros(total, rows.shape[1])
+    values[here] = rows
+    return _together(values, accelerator), here.start
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:

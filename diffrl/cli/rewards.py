@@ -147,6 +147,10 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(
                 f'rewards serve: "{one.plugin}" learns in the run that trains on it, so it cannot be served'
             )
+        if ability(one.reward, "batchwise"):
+            raise UserError(f'rewards serve: "{one.plugin}" judges whole batches, so it cannot be served')
+        if columns := ability(one.reward, "columns"):
+            raise UserError(f'rewards serve: "{one.plugin}" answers in columns ({", ".join(columns)}): not served')
     served = dict(zip(names_of(built), built, strict=True))
     if len(served) < len(built):
         raise UserError(f"rewards serve: two rewards are called the same: {', '.join(names_of(built))}")

@@ -13,7 +13,7 @@ import yaml
 
 from diffrl.config.base import Problem
 from diffrl.config.removed import removed
-from diffrl.config.reward import Reward, Watched, check_asking, check_shapes
+from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
@@ -209,12 +209,15 @@ def check_rewards(config: Config) -> None:
             _check_reward(f"{table}.{name}", name, reward)
     check_shapes(config.rewards, config.watch)
     check_asking(config.rewards, config.watch, config)
+    check_batchwise(config.rewards, config.watch, config)
     if config.method.decodes:
         for name, reward in config.rewards.items():
             why = f'objective "{config.method.name}" back-propagates through the reward itself'
             _check_plain(f"rewards.{name}", reward, why)
     if config.d2align is not None and (name := config.d2align.corrected(config)) in config.rewards:
-        _check_plain(f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload"))
+        _check_plain(
+            f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload", "column")
+        )
 
 
 def _check_reward(key: str, name: str, reward: Watched) -> None:
@@ -229,7 +232,9 @@ def _check_reward(key: str, name: str, reward: Watched) -> None:
             raise Problem(f"{key}.{argument}", f"removed since an earlier version; {entry.text}")
 
 
-def _check_plain(key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload")) -> None:
+def _check_plain(
+    key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload", "column")
+) -> None:
     """Raise Problem for an option that changes how a reward is called, where the plain one is needed."""
     for option in options:
         if reward.shape.steps() if option == "shape" else getattr(reward, option):
