@@ -95,6 +95,8 @@ class DepthModel:
             raise UserError(f'compbench: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.device, self.dtype = device, PRECISIONS[precision]
         self.model: Any = network.eval().requires_grad_(False).to(device)
+        if hasattr(self.model, "dpt"):  # it refuses other sizes than its config's 384, for which it has what is needed
+            self.model.dpt.embeddings.image_size = DEPTH_SIZE
 
     @torch.no_grad()
     def __call__(self, image: Tensor) -> Tensor:

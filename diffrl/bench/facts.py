@@ -131,7 +131,7 @@ BENCHES = {
         remarks=(
             "UniDet is not in transformers: OWLv2 stands for it under the official rules, so spatial, 3d_spatial, "
             "numeracy and complex cannot be compared with the paper's. OWLv2 is asked for the prompt's words, table, "
-            "bag, cow, computer, mouse, phone, sofa, painting and wallet, too, which the script never finds in spatial.",
+            "bag, cow, computer, mouse, phone, sofa, painting and wallet, too, which the script never finds there.",
             "As the official scripts do: 'on top of' in complex prompts is never right, and depth is read with x and y "
             "exchanged.",
         ),
