@@ -33,7 +33,7 @@ class Mplug:
         citation="DPG-Bench (Hu et al. 2024, arXiv:2403.05135); mPLUG (Li et al. 2022, arXiv:2205.12005)",
         weights=f"ModelScope's {MODEL}, by its package: {INSTALL}",
         licence="that of its page on ModelScope (its code: Apache-2.0)",
-        cost="mPLUG-large at 504 px, one image and one question at a time",
+        cost="mPLUG-large, one image and one question at a time",
         exploits="a small model of 2022 that says yes to what is likely; counts and places are overlooked",
     )
 
