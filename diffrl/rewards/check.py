@@ -278,10 +278,11 @@ def _shapes(bench: Bench) -> str:
 def _unusual(bench: Bench) -> str:
     bench.call()
     count, tried = min(2, len(bench.prompts)), []
+    metadata = bench.metadata[:count]  # what the reward needs beside the prompt stays
     for kind, prompt in UNUSUAL.items():
-        if applies(bench.reward, prompt, {}):
+        if all(applies(bench.reward, prompt, data) for data in metadata):
             tried.append(kind)
-            _sound(Bench(bench.reward, bench.images[:count], [prompt] * count, [{}] * count), f"prompts, {kind},")
+            _sound(Bench(bench.reward, bench.images[:count], [prompt] * count, metadata), f"prompts, {kind},")
     return f"tried: {', '.join(tried)}" if tried else "it applies to none of the check's"
 
 
