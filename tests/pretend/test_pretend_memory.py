@@ -38,10 +38,10 @@ def test_what_is_counted_is_what_is_taken(config_file: Any, method: str) -> None
 def test_what_is_counted_for_larger_evaluations_is_what_they_take(
     config_file: Any, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    """`evaluate.resolution`: as a share of the peak of an evaluation, whose images are of 64 times as many pixels."""
+    """`evaluate.resolution`: as a share of the peak of an evaluation, whose images are of four times as many pixels."""
     gc.collect()
     before = torch.cuda.memory_allocated()
-    path = config_file(model=str(make(tmp_path / "model")), rollout={"resolution": 16}, evaluate={"resolution": 128})
+    path = config_file(model=str(make(tmp_path / "model")), rollout={"resolution": 16}, evaluate={"resolution": 32})
     config = load_config(path)
     run = started(config)
     run.loop.run_epoch(0)
