@@ -50,6 +50,5 @@ def test_what_is_counted_for_larger_evaluations_is_what_they_take(
     peak = torch.cuda.max_memory_allocated() - before
     fit = estimate(config)
     counted = sum(fit.parts.values()) + max(size for name, size in fit.peaks.items() if name.startswith(JUDGING))
-    print(f"COUNTED {counted:,} MEASURED {peak:,} {counted / peak:.3f}", run.policy.backbone.scale, {k: f"{v:,}" for k, v in fit.peaks.items()})  # noqa
     assert counted / peak == pytest.approx(1.0, abs=0.1)
     run.close()
