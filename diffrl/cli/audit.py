@@ -92,7 +92,7 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
     for one in sorted(result["exploits"], key=lambda one: -one["share"]):
         print(f"{one['name']:<28}{one['share']:.2f}  ({one['low']:.2f} to {one['high']:.2f})")
     for look in result["looks"][:3]:
-        print(f"pays for {look['fact']} {look['value']}: {look['points']:+.3g}, {look['share']:.2f} of a right fact")
+        print(f"prefers {look['fact']} {look['value']}: {look['points']:+.3g}, {look['share']:.2f} of a right fact")
     plain = f"{result['score_without_gradients']:.2f}, {result['worst_without_gradients']}"
     print(f"score {result['score']:.2f}, {result['worst']}; without gradients {plain}")
     print(f"page: {arguments.out / 'report.html'}")
