@@ -221,9 +221,9 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
         words_anywhere=True,
     )
-    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
     evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
-    sample.add_argument("--rewards", metavar="A,B,C", help=f"score the images, too: {text}")
+    sample.add_argument("--rewards", metavar="A,B,C", help=f"also score the images: {text}")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
         _add_drawing(command, members)
@@ -256,7 +256,7 @@ def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> N
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
     command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); best what was trained at"
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
     command.add_argument("--resolution", type=_resolution, metavar="PIXELS", help=text)
     text = "images per forward (default 32)"
     command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)

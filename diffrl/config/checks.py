@@ -98,7 +98,7 @@ def _at(key: str, function, *arguments):  # type: ignore[no-untyped-def]
         raise Problem(key, str(error)) from error
     except (OSError, ValueError) as error:  # too long for a file's name, a NUL in it, a folder that is not ours to read
         reason = getattr(error, "strerror", None) or str(error)
-        raise Problem(key, f"cannot be looked for: {reason}") from error
+        raise Problem(key, f"cannot be read: {reason}") from error
 
 
 def world_size() -> int:
@@ -202,7 +202,7 @@ def check_rewards(config: Config) -> None:
         raise Problem("rewards", f"empty; name at least one (there are: {', '.join(sorted(available()))})")
     for name in config.rewards:
         if name in config.watch:
-            raise Problem(f"watch.{name}", f"{name} is also in rewards; an optimised reward cannot be held out")
+            raise Problem(f"watch.{name}", f"{name} is also in rewards; take it out of one (watch.{name}=null)")
         if config.rewards[name].weight == 0:
             raise Problem(f"rewards.{name}.weight", f"0 optimises nothing; move {name} to watch")
     for table in ("rewards", "watch"):
@@ -251,7 +251,7 @@ def check_plugin(plugin: str) -> None:
         if outer != "remote":  # what a server has need not be installed here
             check_plugin(inner)
         return
-    if ".py" in plugin or "/" in plugin:
+    if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
             raise UserError(f'"{plugin}": write path/to/file.py:Class')
