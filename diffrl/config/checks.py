@@ -121,13 +121,14 @@ def check_model(model: str) -> None:
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith(".") and not path.parent.is_dir()
     if hub_id:
         return
-    folders = [index.parent.name for index in path.parent.glob("*/model_index.json")]
     if len(path.parts) > 1:
+        folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         raise UserError(f'no folder "{model}"{nearest(path.name, folders)}')
     text = (
         f'"{model}" is neither "playground", a folder here, nor a hub id like stabilityai/stable-diffusion-3.5-medium'
     )
-    raise UserError(text + nearest(model, ["playground", *folders]))
+    models = [index.parent.name for index in path.parent.glob("*/model_index.json")]
+    raise UserError(text + nearest(model, ["playground", *models]))
 
 
 def check_lora(lora: Path) -> None:

@@ -385,6 +385,7 @@ def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, t
     [
         ("class Redness:\n    pass\n", 'no class "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
         ("x = 1\n\nclass Rednes\n", "mine.py, line 3: not Python: expected ':'"),
+        ("def Rednes(images):\n    pass\n", '"Rednes" in mine.py is a function: here a reward is a class'),
         ("from elsewhere import *\n", None),
         ("try:\n    Rednes = 1\nexcept ValueError: pass\n", None),
     ],
