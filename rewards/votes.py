@@ -60,11 +60,9 @@ class Votes:
 
     def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
         """Shows the groups, waits, and returns what came; `look` gets what is going on, often, and may raise."""
+        if (before := self.answered(run_dir, epoch, groups)) is not None:
+            return before  # a resumed run trains this epoch once more: on the same votes
         names, started = [group.identity for group in groups], time.monotonic()
-        before = ballots.closed(run_dir, epoch, names)
-        if before is not None:  # a resumed run trains this epoch once more: on the same votes
-            counted = [vote for vote in ballots.read_votes(run_dir) if vote["vote"] in set(before["votes"])]
-            return self._answers(groups, counted, 0.0)
         ballots.ask(run_dir, epoch, groups, time.time() + self.wait)
         while True:
             counted = [vote for vote in ballots.read_votes(run_dir) if vote["group"] in names]
@@ -78,6 +76,14 @@ class Votes:
         answers = self._answers(groups, counted, waited)
         ballots.close(run_dir, epoch, names, counted, scores=answers.scores, errors=answers.errors)
         return answers
+
+    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
+        """What the run went on with in this epoch; None if it was not asked about these very images."""
+        closed = ballots.closed(run_dir, epoch, [group.identity for group in groups])
+        if closed is None:
+            return None
+        counted = [vote for vote in ballots.read_votes(run_dir) if vote["vote"] in set(closed["votes"])]
+        return self._answers(groups, counted, 0.0)
 
     def _answers(self, groups: Sequence[ImageGroup], counted: Sequence[Mapping[str, Any]], waited: float) -> Answers:
         scores, errors, numbers = list[Any](), list[Any](), list[int]()

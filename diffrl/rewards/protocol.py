@@ -161,8 +161,8 @@ class Answers:
     note: str = ""
 
 
-class Asker(Reward, Protocol):
-    """A reward whose scores people give, while the run waits. The run asks it on one process, for all.
+class Asker(Protocol):
+    """What a reward has beside `Reward` if people give its scores while the run waits. One process asks, for all.
 
     groups: how many of an epoch's groups are shown, at most.
     """
@@ -171,6 +171,10 @@ class Asker(Reward, Protocol):
 
     def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
         """Shows the groups and waits; `look` gets what is going on, often, and may raise."""
+        ...
+
+    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
+        """What the run went on with in this epoch; None if it was not asked about these very images. Only reads."""
         ...
 
 

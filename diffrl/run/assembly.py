@@ -54,6 +54,7 @@ from diffrl.run.parts import (
     features_name,
     loop_settings,
     prepare_engine,
+    read_on_training_images,
 )
 from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
@@ -109,8 +110,10 @@ class Run:
         self._check_rewards(train_prompts or (self.groups.stream.prompts if self.groups else []))
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
         rewards = {**self.judges.rewards, **self.scorer.rewards}
-        plugins = digests(config, rewards)
-        check_agreement(self.accelerator, plugins | digests(config, rewards, "watch"), ALIKE)
+        plugins, watched = digests(config, rewards), digests(config, rewards, "watch")
+        check_agreement(self.accelerator, plugins | watched, ALIKE)
+        read = tuple(f"watch.{name} " for name in read_on_training_images(config))
+        plugins |= {key: value for key, value in watched.items() if key.startswith(read)}
         self.identity = config_identity(config) | contents(config) | plugins
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)

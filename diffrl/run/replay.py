@@ -25,14 +25,17 @@ from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.records import checkpoint, history
+from diffrl.records.groups import ImageGroup
 from diffrl.records.tracking import read_metrics
 from diffrl.resources import file_of_run
+from diffrl.rewards.protocol import Answers, Asker
 from diffrl.rollout import Rollout
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.learning import meet
+from diffrl.run.showing import Showing, build_showing
 from diffrl.run.start import Start, config_identity, with_defaults
 from diffrl.trainers.algorithm import Objective, Scored, SumOfLosses, penalties
 from diffrl.trainers.gardo import Gardo
@@ -72,6 +75,7 @@ def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] =
             raise UserError("replay: start it as one process; it makes the images of all of them")
         start = _start(run, folder, epoch)
         begun = "the untrained model" if start.path is None else start.path.name
+        run.loop.showing = _answered(run)
         report(f"epoch {epoch} from {begun}, {epoch - 1 - run.epoch} epochs trained again before it")
         differ = _forward(run, epoch, lines)
         witness = Witness(run, image)
@@ -115,6 +119,14 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
     return start
 
 
+def _answered(run: Run) -> Showing | None:
+    """People's answers of that time, for rewards that people give; None without such a reward."""
+    showing = build_showing(run.config, run.folder.path, run.scorer)
+    if showing is None or not showing.asked:
+        return None
+    return Showing(showing.run_dir, 0, {name: _Answered(reward) for name, reward in showing.asked.items()})
+
+
 def _forward(run: Run, epoch: int, lines: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     """Train what lies between the checkpoint and the epoch, and begin it; what came out otherwise than then."""
     differ: dict[str, float] = {}
@@ -140,6 +152,27 @@ def _differences(epoch: int, then: Mapping[str, Any], now: Mapping[str, Any]) ->
 def _processes(folder: Path) -> int:
     """Of the run's resumes; 1 where nothing else is noted."""
     return max([int(event.get("processes", 1)) for event in history.read_history(folder)], default=1)
+
+
+class _Answered:
+    """A reward that people gave, in the run's own time: nobody is asked again, and nothing is written."""
+
+    def __init__(self, reward: Asker) -> None:
+        self.reward, self.groups = reward, reward.groups
+
+    def answered(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup]) -> Answers | None:
+        """What the run went on with."""
+        return self.reward.answered(run_dir, epoch, groups)
+
+    def ask(self, run_dir: Path, epoch: int, groups: Sequence[ImageGroup], look: Callable[[str], None]) -> Answers:
+        """Raises UserError where the answers are gone, or were given to other images."""
+        answers = self.answered(run_dir, epoch, groups)
+        if answers is None:
+            raise UserError(
+                f"replay: in {run_dir} nobody was asked about these images of epoch {epoch}: its answers are gone, or "
+                "this machine draws the images with other last digits"
+            )
+        return answers
 
 
 class Witness:

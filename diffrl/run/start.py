@@ -13,12 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from diffrl.config import Config
 from diffrl.config.removed import removed
-from diffrl.config.reward import read_by_steps
 from diffrl.config.schema import METHODS, TABLES, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
+from diffrl.run.parts import read_on_training_images
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
@@ -38,6 +38,9 @@ class Start:
     def compare(self, identity: Identity) -> None:
         """Keep what `override` allowed to change; UserError for a change that it did not."""
         if self.then is not None:
+            # An earlier version kept no code of watched rewards that training reads.
+            newer = {key for key in identity if key.startswith("watch.") and " (" in key} - self.then.keys()
+            identity = {key: value for key, value in identity.items() if key not in newer}
             self.changes = compare(self.then, identity, str(self.path or "the run"), self.override, STATEFUL)
 
 
@@ -105,10 +108,7 @@ def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:
 
 def config_identity(config: Config) -> Identity:
     """The part of a run's identity that its config has by itself."""
-    read = set(read_by_steps(config.rewards, config.watch))
-    if config.gardo is not None:
-        read |= set(config.gardo.auxiliary)
-    return identity_of_config(config.resolved(), read)
+    return identity_of_config(config.resolved(), read_on_training_images(config))
 
 
 def with_defaults(then: Identity, now: Iterable[str]) -> Identity:

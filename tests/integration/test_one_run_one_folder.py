@@ -228,3 +228,20 @@ def test_a_start_that_fails_leaves_no_folder(config_file, capsys) -> None:
     path = config_file("never", rollout={"resolution": 13})
     assert "rollout.resolution" in refused(["train", str(path)], capsys)
     assert not Path(load_config(path).run_dir).exists()
+
+
+@pytest.mark.long
+def test_the_code_of_a_watched_reward_is_compared_where_training_reads_it(config_file, tmp_path: Path, capsys) -> None:
+    reward = tmp_path / "mine.py"
+    text = (Path(__file__).parents[1] / "data" / "redness.py").read_text()
+    reward.write_text(text)
+    watch = {"mine": {"plugin": f"{reward}:Redness"}}
+    for name, method in (("gated", {"gardo": {"auxiliary": ["mine"]}}), ("free", {})):
+        reward.write_text(text)
+        train(load_config(config_file(name, epochs=1, watch=watch, **method)))
+        reward.write_text(text.replace("** self.power", "** self.power / 2"))
+        resume = ["train", "--resume", str(tmp_path / name), "epochs=2"]
+        if method:
+            assert "watch.mine: the code and files changed" in refused(resume, capsys)
+        else:
+            assert main(resume) == 0, "what is only watched may change"

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from diffrl.cli.main import main
 from diffrl.records import ballots
+from diffrl.run.replay import replay
 
 VOTES: dict[str, Any] = {"rewards": {"votes": {"wait": 120.0, "groups": 3}}}
 
@@ -72,6 +73,11 @@ def test_votes_are_trained_on_and_a_resume_asks_nobody_twice(config_file: Callab
     assert [folder.name for folder in kept] == ["epoch-0002"] and len(list(kept[0].glob("*.png"))) == 8
     votes = len(ballots.read_votes(tmp_path / "whole"))
     assert votes == 6
+    files = sorted(file.stat().st_mtime_ns for file in (tmp_path / "whole").rglob("*"))
+    replayed = replay(tmp_path / "whole", 2, 0).facts  # from the first epoch's checkpoint, with the votes of then
+    assert replayed["compared"]["values"] > 5 and not replayed["compared"]["differ"]
+    assert replayed["scores"]["votes"] is not None
+    assert files == sorted(file.stat().st_mtime_ns for file in (tmp_path / "whole").rglob("*"))
 
     # The same run, whose second epoch was lost after its votes were given: nobody is asked again.
     for checkpoint in sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))[1:]:
