@@ -34,9 +34,9 @@ def write_drawn(folder: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _lead(facts: Mapping[str, Any]) -> str:
-    lora = f" with the LoRA {facts['lora']}" if facts["lora"] else ""
+    lora = f"LoRA {facts['lora']}, " if facts["lora"] else ""
     kind = f"{facts['sampler']}, {facts['steps']} steps, guidance {facts['guidance_scale']:g}, seed {facts['seed']}"
-    return f'<p class="sub">{escape(facts["model"] + lora)}: {escape(kind)}</p>'
+    return f'<p class="sub">{escape(lora + kind)}</p>'
 
 
 def _means(rows: Sequence[Mapping[str, Any]], per_prompt: int) -> str:
