@@ -25,7 +25,7 @@ def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None
     command = add(
         "bench",
         _bench,
-        "a benchmark of the field on a model: its table, as JSON and as a page",
+        "run a published benchmark on a model: its table, as text, JSON and a page",
         "diffrl bench --list",
         "diffrl bench parti --model playground --lora runs/nft/lora --data parti \\\n"
         "    --judge clip,artefact --limit 64 --out parti-nft",
@@ -42,11 +42,11 @@ def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None
     text = "your copy of the official repository (or the folder with its files); `--list` says which"
     command.add_argument("--data", type=Path, metavar="FOLDER", help=text)
     text = (
-        "who judges, instead of the default: NAME or path/to/file.py:CLASS, JUDGE=NAME where a benchmark has several, "
+        "the judge instead of the default: NAME or path/to/file.py:CLASS; JUDGE=NAME if a benchmark has several, "
         "separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
     )
     command.add_argument("--judge", default="", metavar="A,B,C", help=text)
-    text = "folder of the images, answers, bench.json and report.html; an interrupted call goes on in it"
+    text = "folder of the images, answers, bench.json and report.html; an interrupted call continues in it"
     command.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 

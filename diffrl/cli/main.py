@@ -204,6 +204,8 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         _sample,
         "draw images of prompts",
         "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
+        "diffrl sample playground --prompts playground/words/test --limit 16 --rewards playground,clip --out images",
+        words_anywhere=True,
     )
     sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
     evaluate = add(
@@ -215,8 +217,9 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
         words_anywhere=True,
     )
-    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
     evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
+    sample.add_argument("--rewards", metavar="A,B,C", help=f"also score the images: {text}")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
         _add_drawing(command, members)
@@ -249,7 +252,7 @@ def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> N
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
     command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); best what was trained at"
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
     command.add_argument("--resolution", type=_resolution, metavar="PIXELS", help=text)
     text = "images per forward (default 32)"
     command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
@@ -290,34 +293,42 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
+    wanted = _rewards(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
     from diffrl.evaluation import sample
+    from diffrl.report.drawn import write_drawn
 
-    sample(**as_the_run(common, arguments))
+    drawn = sample(rewards=wanted, **as_the_run(common, arguments))
     print(f"images: {arguments.out}; all of them at a glance: {arguments.out / 'grid.png'}")
+    print(f"page: {write_drawn(arguments.out, drawn)}")
     return 0
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config import check_plugin
-
     common = _common(arguments)
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
-    names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
-    if not names:
-        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
-    for name in names:
-        _at("--rewards", check_plugin, name)
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
-    wanted = named_rewards([*names, *rest], "evaluate")
+    wanted = _rewards(arguments, rest, "evaluate")
     from diffrl.evaluation import evaluate
 
     result = evaluate(rewards=wanted, **common)
     print(result)
     print(f"scores: {arguments.out}")
     return 0
+
+
+def _rewards(arguments: argparse.Namespace, rest: list[str], command: str) -> dict[str, dict[str, Any]]:
+    """Of `--rewards`, with their parameters among the words."""
+    from diffrl.config import check_plugin
+
+    names = list(dict.fromkeys(name.strip() for name in (arguments.rewards or "").split(",") if name.strip()))
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    for name in names:
+        _at("--rewards", check_plugin, name)
+    return named_rewards([*names, *rest], command)
 
 
 def _common(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
         return Result(title, False, str(finding))
     except RewardError as error:
         return Result(title, False, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Result(title, False, f"{RAISED} {in_one_line(error)}")
 
 
@@ -293,7 +293,7 @@ def _sound(bench: Bench, what: str) -> None:
         scores = bench.call()
     except (RewardError, UserError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Failed(f"{what} {RAISED} {in_one_line(error)}") from error
     if tuple(scores.shape) != (count,):
         raise Failed(f"{what} get the shape {tuple(scores.shape)}, not ({count},)")

@@ -233,7 +233,7 @@ def test_the_table_and_the_command_have_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
-        ("geneval2", lambda d: d.rmdir(), 'is no folder; name your copy of the official files'),
+        ("geneval2", lambda d: d.rmdir(), 'is not a folder; name your copy of the official files'),
         ("geneval2", lambda d: (d / "geneval2_dat.jsonl").touch(), 'no geneval2_data.jsonl (nearest: "geneval2_dat.'),
         ("geneval2", lambda d: (d / "geneval2_data.jsonl").write_text('{"prompt": "", "atom_count": 3}'), '"vqa_list"'),
         ("geneval2", lambda d: (d / "geneval2_data.jsonl").write_text("{"), "geneval2_data.jsonl:1: not valid JSON"),

@@ -94,6 +94,8 @@ def test_an_exception_is_a_finding() -> None:
         "raised ZeroDivisionError: division by zero (also in: finite where it applies, deterministic, "
     )
     assert "throughput" in said
+    ended = failed(variant(__call__=lambda s, x, p, m: exit(3)))
+    assert ended["shape and type"].startswith("raised SystemExit: 3")
 
 
 def test_other_sizes_shapes_and_prompts_are_tried() -> None:
