@@ -41,7 +41,7 @@ class Method:
     name: str  # of the section; an objective's is also what `objective:` names
     title: str  # as papers call it
     papers: Mapping[str, str] = field(default_factory=dict)  # {name: arXiv number}
-    options: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # papers of (key, value)
+    options: Mapping[tuple[str, str | bool], Mapping[str, str]] = field(default_factory=dict)  # papers of (key, value)
     about: str = ""  # one line for help; by default the title
     kind: Literal["objective", "credit", "wrapper"] = "objective"
     trainer: str = ""  # `module:Class` that is built from the section; "": the class that has the section

@@ -317,6 +317,9 @@ def check_geometry(config: Config, world: int) -> None:
     if drawn and given and (drawn % world or given % world):
         text = f"{given} prompts of an epoch from the set and {drawn} drawn"
         raise Problem("image_set.share", f"{world} processes do not divide the {text}")
+    if config.image_set is not None and config.image_set.rival and rollout.groups % world:
+        text = f"{world} processes do not divide the {rollout.groups} pairs of image_set.rival"
+        raise Problem("rollout.groups", text)
     timesteps = config.objective_section.trained_steps(rollout)
     if config.branches is not None:
         timesteps = len(config.branches.trained(rollout))

@@ -11,7 +11,8 @@ from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import read_by_steps
 from diffrl.errors import UserError, nearest
-from diffrl.image_sets.reading import FORM, folder_of, read_set
+from diffrl.image_sets.hub import PREFIX
+from diffrl.image_sets.reading import FORM, folder_of, is_here, read_set
 from diffrl.records.disk import check_writable
 
 
@@ -23,10 +24,17 @@ class ImageSet(Section):
         gt=0,
         le=1,
     )
+    rival: bool = key(
+        False,
+        "a pair is a prompt's best picture and an image that is drawn for it in each epoch, by dpo.ring's reference if "
+        "there is one, not two pictures (SePPO); for dpo with rollout.group_size: 2",
+    )
     columns: dict[str, str] = key(
         {}, "REWARD: name of the set's scores that stand for it; not given: those of the reward's own name"
     )
-    cache: PathText | None = key(None, "folder of the encoded pictures; null: .latents in the set's folder")
+    cache: PathText | None = key(
+        None, "folder of the encoded pictures; null: .latents in the set's folder (a hub's set has none)"
+    )
 
     def column(self, reward: str) -> str:
         """The set's scores that stand for a reward."""
@@ -46,11 +54,24 @@ class ImageSet(Section):
         if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
             text = f"is {config.rollout.groups * self.share:g} of the {config.rollout.groups} prompts of an epoch"
             raise Problem("image_set.share", f"{self.share:g} {text} (rollout.groups), no whole number")
-        if not Path(self.source).expanduser().exists():
-            return  # it is drawn before the run, which begins by reading it; counting memory needs no set
+        if self.rival:
+            self._check_rival(config)
+        if self.source.startswith(PREFIX) and self.cache is None:
+            text = f"not given; name a folder for the encoded pictures of {self.source}"
+            raise Problem("image_set.cache", text)
+        if not self._at("source", is_here, self.source):
+            return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
         self.check_rows(config)
         cache = folder_of(self.source) if self.cache is None else Path(self.cache)
         self._at("cache", check_writable, cache, "the folder of encoded pictures")
+
+    def _check_rival(self, config: Any) -> None:
+        if config.method.name != "dpo":
+            raise Problem("image_set.rival", f'makes pairs, which are what dpo trains on, not "{config.method.name}"')
+        if self.share != 1:
+            raise Problem("image_set.share", "with image_set.rival each prompt has a picture and an image: 1")
+        if (size := config.rollout.group_size) != 2:
+            raise Problem("rollout.group_size", f"{size}, but a pair of image_set.rival is 2")
 
     def check_rows(self, config: Any) -> None:
         """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
@@ -62,10 +83,12 @@ class ImageSet(Section):
         for name in needed:
             where = f"columns.{name}" if name in self.columns else "source"
             self._at(where, images.check_column, self.column(name))
-        size, count = config.rollout.group_size, len(images.of_size(config.rollout.group_size).groups)
+        size = 1 if self.rival else config.rollout.group_size
+        count = len((images.once() if self.rival else images.of_size(size)).groups)
         if config.groups_of_set > count:
             text = f"{config.groups_of_set} prompts an epoch from {self.source}, but {count} there have {size} pictures"
-            raise Problem("rollout.groups", f"{text} (rollout.group_size) or more")
+            text = text.replace("1 pictures", "a picture") if self.rival else f"{text} (rollout.group_size)"
+            raise Problem("rollout.groups", f"{text} or more")
         if not config.prompts.overlap and (shared := self._shared(images, config.prompts.test)):
             text = f'{len(shared)} of its prompts are in image_set, too, such as "{shared[0][:60]}"'
             raise Problem("prompts.test", f"{text}: to allow it on purpose set prompts.overlap: true")
@@ -83,3 +106,10 @@ class ImageSet(Section):
             if isinstance(error, Problem):
                 raise
             raise Problem(f"image_set.{name}", str(error)) from error
+
+
+def drawn_share(config: Any) -> float:
+    """Of an epoch's images, those that are drawn."""
+    if config.image_set is not None and config.image_set.rival:
+        return 0.5
+    return float(config.drawn_groups / config.rollout.groups)

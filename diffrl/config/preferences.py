@@ -33,6 +33,7 @@ class DPO(Ranked):
         "dpo",
         "DPO",
         {"Diffusion-DPO": "2311.12908", "Flow-DPO": "2501.13918"},
+        options={("flip", True): {"SePPO": "2410.05255"}},
         about="pairs of a group's best and worst",
         trainer="diffrl.trainers.dpo:DPO",
         advantages="own",
@@ -48,6 +49,27 @@ class DPO(Ranked):
         "optimiser steps",
         ge=1,
     )
+    ring: int | None = key(
+        None,
+        "the reference is one of so many earlier states of the trained weights, drawn for each epoch, and draws the "
+        "epoch's images (SePPO: 7); null: as follow says",
+        "LoRAs",
+        ge=1,
+    )
+    every: int = key(30, "a new state is kept after so many (SePPO: 30)", "optimiser steps", ge=1)
+    flip: bool = key(
+        False, "where the reference fits the better image better than theta does, the worse one counts as good (SePPO)"
+    )
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Whether pairs are a set's pictures with rivals, and the seed that chooses the reference."""
+        rival = config.image_set is not None and config.image_set.rival
+        return super().arguments(config) | {"rival": rival, "seed": config.seed}
+
+    def check(self, config: Whole) -> None:
+        super().check(config)
+        if self.ring is not None and self.follow is not None:
+            raise Problem("dpo.follow", "the reference is a state of dpo.ring already; leave one out")
 
 
 class RWR(Ranked):

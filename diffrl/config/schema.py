@@ -118,7 +118,7 @@ class Optimise(Section):
     noise: Literal["fresh", "path"] = key(
         "fresh",
         "in images that are noised again: fresh; path: what the sampler's own path implies, so that the states "
-        "are those that it passed (InPO)",
+        "are those that it passed; of an image set's pictures the path is found by inversion (InPO)",
     )
     max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", ge=1e-6, le=1e6)
     max_skipped: int = key(
@@ -157,8 +157,6 @@ class Optimise(Section):
             raise Problem(
                 where, f'"path" needs the states of an ODE, and "{rollout.sampler}" draws noise: use dpm2 or euler'
             )
-        if config.image_set is not None:
-            raise Problem(where, '"path" is of drawn images, and an image set\'s are not: leave image_set out')
 
 
 class Checkpoint(Section):

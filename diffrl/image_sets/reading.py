@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.image_sets.hub import NAME, PREFIX, fetched
 from diffrl.image_sets.layouts import Group, Picture, group_of
 
 KINDS = (".jsonl", ".parquet")  # those of a folder; HPD's .json is named itself
-FORM = "a folder with .jsonl or .parquet files, or a .jsonl, .parquet or .json file"
+FORM = "a folder with .jsonl or .parquet files, a .jsonl, .parquet or .json file, or hub:OWNER/NAME[:FILES]"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class ImageSet:
         """Without the groups of fewer pictures."""
         return dataclasses.replace(self, groups=tuple(g for g in self.groups if len(g.pictures) >= least))
 
+    def once(self) -> ImageSet:
+        """With the first group alone of each prompt."""
+        first: dict[str, Group] = {}
+        for group in self.groups:
+            first.setdefault(group.prompt, group)
+        return dataclasses.replace(self, groups=tuple(first.values()))
+
     def check_column(self, name: str) -> None:
         """UserError unless every group has these scores."""
         for group in self.groups:
@@ -41,8 +49,24 @@ class ImageSet:
 
 def read_set(source: str) -> ImageSet:
     """The set in a folder or a file; UserError with the file and the row for what cannot be read."""
-    files = _files(Path(source).expanduser())
+    if source.startswith(PREFIX):
+        folder, files = fetched(source)
+        files = files or _files(folder)
+    else:
+        files = _files(Path(source).expanduser())
     return _read(source, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+def is_here(source: str) -> bool:
+    """Whether the set is on this machine; UserError for a hub's name that is none."""
+    if not source.startswith(PREFIX):
+        return Path(source).expanduser().exists()
+    try:
+        return bool(fetched(source, fetch=False))
+    except UserError:
+        if NAME.fullmatch(source) is None:
+            raise
+        return False
 
 
 def folder_of(source: str) -> Path:

@@ -192,8 +192,10 @@ class Run:
         config, world = self.config, self.accelerator.num_processes
         for name, reward in self.scorer.rewards.items():
             if not any(applies(reward, p.text, p.metadata) for p in prompts):
-                source, table = config.prompts.train, "rewards" if name in config.rewards else "watch"
-                raise UserError(f'{table}.{name}: applies to none of the prompts of prompts.train ("{source}")')
+                table = "rewards" if name in config.rewards else "watch"
+                given = config.image_set is not None and not config.drawn_groups
+                where = "image_set" if given else f'prompts.train ("{config.prompts.train}")'
+                raise UserError(f"{table}.{name}: applies to none of the prompts of {where}")
         if self.scorer.groupwise and config.rollout.groups % world:
             raise UserError(
                 f"rollout.groups: {config.rollout.groups} prompts over {world} processes would split groups, but the "

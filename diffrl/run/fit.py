@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.config.image_set import drawn_share
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.policy.resizing import resized
@@ -198,15 +199,17 @@ class Estimator:
         sampling, decoding, training = (
             operations[name] for name in operations if name != PICTURE and not name.startswith(JUDGING)
         )
-        drawn = config.drawn_groups / rollout.groups
+        drawn = drawn_share(config)
         epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
         steps = config.objective_section.trained_steps(rollout)
         images, passes = drawn * rollout.images / self.world, config.optimise.inner_epochs * steps
         batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)
+        inverted = (1 - drawn) * rollout.images / self.world if config.optimise.noise == "path" else 0
         silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
         share = objective.share(rollout.group_size)
         work = {
             "sampling": drawn * rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
+            "inverting": inverted * rollout.steps * sampling / batch,
             "decoding": (images + rollout.candidates / self.world) * decoding / self.phases.chunk,
             "training": rollout.images / self.world * passes * share * (training / max(self.sizes) + silent),
         }

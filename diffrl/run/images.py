@@ -28,7 +28,7 @@ def draw(
         key: the epoch, or what takes its place in the random numbers' keys.
         members: (P, G) which images of each prompt; None: 0 to G - 1.
     """
-    group_size = loop.settings.group_size
+    group_size = loop.settings.group_size if members is None else members.shape[1]
     rank, world = loop.processes.rank, loop.processes.count
     first = rank * len(prompts) * group_size // world
     plan = None if loop.objective.credit is None else loop.objective.credit.plan(loop.spec)

@@ -11,19 +11,23 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.denoising import Trajectory
 from diffrl.errors import UserError
+from diffrl.image_sets.inversion import inverted_path
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import folder_of, read_set
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream
 from diffrl.rollout import Rollout
+from diffrl.run.images import draw
 from diffrl.run.loop import Loop
 from diffrl.samplers import schedule
 from diffrl.seeds import noise, seed_of
@@ -40,11 +44,15 @@ class Groups:
 
     def __init__(self, config: Config) -> None:
         assert config.image_set is not None, "the caller has looked"
-        self.size = config.rollout.group_size
+        self.rival = config.image_set.rival
+        self.size = 1 if self.rival else config.rollout.group_size
         images = read_set(config.image_set.source)
-        fitting = images.of_size(self.size)
+        fitting = images.once() if self.rival else images.of_size(self.size)
         if left := len(images.groups) - len(fitting.groups):
-            log.warning("%s: %d prompts have fewer than %d pictures and are left out", images.source, left, self.size)
+            why = "come again" if self.rival else f"have fewer than {self.size} pictures"
+            log.warning("%s: %d prompts %s and are left out", images.source, left, why)
+        # What is best where a group has more than one picture.
+        self.weights = {config.image_set.column(name): reward.weight for name, reward in config.rewards.items()}
         self.groups: Sequence[Group] = fitting.groups
         prompts = [Prompt(group.prompt, group.metadata) for group in self.groups]
         count, self.seed = config.groups_of_set, seed_of(config.seed, "image set")
@@ -54,11 +62,17 @@ class Groups:
         self.stream = PromptStream(prompts, count, self.seed)
 
     def members(self, epoch: int, index: int) -> Tensor:
-        """(G,) of a group's pictures, in their order; drawn anew each epoch where it has more."""
-        count = len(self.groups[index].pictures)
+        """(G,) of a group's pictures, in their order; drawn anew each epoch where it has more. With a rival (1,): the
+        best, one of them where several are."""
+        group = self.groups[index]
+        count = len(group.pictures)
         if count == self.size:
             return torch.arange(count)
-        return noise((count,), [(self.seed, epoch, index, "members")])[0].argsort()[: self.size].sort().values
+        order = noise((count,), [(self.seed, epoch, index, "members")])[0].argsort()
+        if self.rival:
+            values = [w * torch.tensor(group.scores[name]).nan_to_num(0.0) for name, w in self.weights.items()]
+            return order[torch.stack(values).sum(0)[order].argmax()][None]
+        return order[: self.size].sort().values
 
 
 class Offline:
@@ -87,6 +101,10 @@ class Offline:
         accelerator.wait_for_everyone()
 
     def __call__(self, epoch: int) -> Epoch:
+        if self.groups.rival:  # one is drawn for each prompt
+            prompts = [self.groups.stream.prompts[index] for index in self.groups.stream.batch(epoch)]
+            members = torch.ones(len(prompts), 1, dtype=torch.long)
+            return self._against(draw(self.loop, prompts, f"{epoch}, rivals", members), self._given(epoch))
         if self.share == 1:
             return self._given(epoch)
         return self._merged(self.loop._rollout(epoch), self._given(epoch))
@@ -121,12 +139,18 @@ class Offline:
             spec=spec,
             guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
         )
+        if self.loop.objective.keep_trajectory == "path":
+            self.loop.status(f"inverting {end - first} pictures")
+            batch, snapshot = self.loop.settings.rollout_batch, self.loop.objective.samples_from
+            with policy.together():
+                rollout.trajectory = inverted_path(policy, rollout, batch, snapshot)
+            rollout.forwards = (end - first) * spec.steps
         return rollout, torch.cat(scores), torch.full((end - first, 1), torch.nan)
 
     def _merged(self, drawn: Epoch, given: Epoch) -> Epoch:
         """One epoch of two, the set's groups spread evenly over it: every process has as many of them, as the config's
         check sees to, and so has every optimiser step."""
-        size, (one, other) = self.groups.size, (drawn[0], given[0])
+        size, (one, other) = self.loop.settings.group_size, (drawn[0], given[0])
         count, ours = len(one.prompts) + len(other.prompts), len(other.prompts)
         from_set = [(place + 1) * ours // count > place * ours // count for place in range(count)]
         order, local = _order(from_set, len(one.prompts)), len(one.member) + len(other.member)
@@ -135,18 +159,42 @@ class Offline:
         rows = (_order(mine, len(one.member) // size)[:, None] * size + torch.arange(size)).flatten()
         number = torch.arange(first * size, first * size + local)
         prompts = [*one.prompts, *other.prompts]
-        rollout = dataclasses.replace(
-            one,
+        return _together(
+            drawn,
+            given,
+            rows,
             prompts=[prompts[i] for i in order.tolist()],
             prompt_index=number // size,
             member=number % size,
             first=first * size,
             total=count * size,
-            latents=torch.cat([one.latents, other.latents])[rows.to(one.latents.device)],
             cond=Conditioning.cat([one.cond, other.cond]).select(order),
         )
-        unknown = given[2].expand(-1, drawn[2].shape[1])
-        return rollout, torch.cat([drawn[1], given[1]])[rows], torch.cat([drawn[2], unknown])[rows]
+
+    def _against(self, drawn: Epoch, given: Epoch) -> Epoch:
+        """Pairs of a set's picture, the first of its group, and an image that was drawn for the same prompt."""
+        count = len(given[0].member)
+        rows = torch.stack([count + torch.arange(count), torch.arange(count)], 1).flatten()
+        first = 2 * given[0].first
+        number = torch.arange(first, first + 2 * count)
+        ours = {"prompt_index": number // 2, "member": number % 2, "first": first, "total": 2 * given[0].total}
+        return _together(drawn, given, rows, **ours)
+
+
+def _together(drawn: Epoch, given: Epoch, rows: Tensor, **ours: Any) -> Epoch:
+    """One epoch of both, its images being `rows` (n,) of the drawn ones followed by the set's."""
+    one, other = drawn[0], given[0]
+    on = rows.to(one.latents.device)
+    trajectory = one.trajectory
+    if trajectory is not None and other.trajectory is not None:
+        pairs = ((getattr(t, name) for t in (trajectory, other.trajectory)) for name in ("states", "t", "t_next"))
+        states, t, t_next = (torch.cat(list(pair))[on] for pair in pairs)
+        trajectory = Trajectory(states, t, t_next, log_prob=torch.zeros_like(t))
+    latents = torch.cat([one.latents, other.latents])[on]
+    forwards = one.forwards + other.forwards
+    rollout = dataclasses.replace(one, latents=latents, trajectory=trajectory, forwards=forwards, **ours)
+    unknown = given[2].expand(-1, drawn[2].shape[1])
+    return rollout, torch.cat([drawn[1], given[1]])[rows], torch.cat([drawn[2], unknown])[rows]
 
 
 def _order(from_set: Sequence[bool], drawn: int) -> Tensor:

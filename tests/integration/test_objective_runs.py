@@ -42,6 +42,7 @@ ALL["srpo"] = {
     "direct": {"align": {}, "pair": {"hinge": 0.3}},
     "rewards": {"redness": {"plugin": str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"}},
 }
+ALL["seppo"] = {"objective": "dpo", "dpo": {"ring": 2, "every": 1, "flip": True}}
 ALL["guard"] = {**GRPO, "grpo": {"ratio": "normalised", "weighting": "even", "clip": 1e-3}}
 
 
@@ -82,7 +83,9 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
 
 
-@pytest.mark.parametrize("name", ["rwr", "gdro", "awm", "dgpo", "prdp", "fdfo", "tree", "dppo", "guard", "srpo"])
+@pytest.mark.parametrize(
+    "name", ["rwr", "gdro", "seppo", "awm", "dgpo", "prdp", "fdfo", "tree", "dppo", "guard", "srpo"]
+)
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
     for pieces in (1, 4):

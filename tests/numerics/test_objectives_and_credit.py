@@ -17,7 +17,7 @@ from diffrl.trainers.branches import Branching
 from diffrl.trainers.coupled import best_and_worst, best_of_group, chosen_pairs
 from diffrl.trainers.dense import Dense, calibrated, credit_of, gains_of
 from diffrl.trainers.dgpo import group_slopes, stopped
-from diffrl.trainers.dpo import pair_slopes
+from diffrl.trainers.dpo import first_and_last, pair_slopes
 from diffrl.trainers.fdfo import fdfo_loss, log_ratio
 from diffrl.trainers.gdro import plackett_luce_slopes
 from diffrl.trainers.nft import contrastive_losses, nft_loss
@@ -68,6 +68,40 @@ def test_dpo_slopes_are_the_gradient_of_the_papers_loss() -> None:
     assert margin[0, 0, 0] == pytest.approx(float(d[2, 0] - d[1, 0])) and not margin[1, :, 1].any()
     at_reference, _ = pair_slopes(torch.zeros(8, 3, dtype=torch.float64), a, 2, b)
     torch.testing.assert_close(at_reference, (b / 4 * a)[:, None].expand(8, 3, 2))  # sigma(0) = 1/2: the loss is log 2
+
+
+# ---- SePPO
+
+
+def test_seppo_slopes_are_the_gradient_of_the_papers_loss_with_its_sign() -> None:
+    """`-log sigma(-b/2 [(e - e_ref)^w - s (e - e_ref)^l])`, s = -1 where the reference predicts x^w better."""
+    e, e_ref, b = draw(6, 3).abs().requires_grad_(), draw(6, 3, seed=1).abs(), 5.0
+    a = torch.tensor([1.0, -1.0] * 3, dtype=torch.float64)[:, None]
+    slopes, margin = pair_slopes((e - e_ref).detach(), a, 3, b, flip=True)
+    losses, signs = [], []
+    for w in (0, 2, 4):
+        for t in range(3):
+            sign = -1.0 if e_ref[w, t] < e[w, t] else 1.0  # by hand, from the two errors themselves
+            u = -((e - e_ref)[w, t] - sign * (e - e_ref)[w + 1, t])
+            losses.append(-logsigmoid(b / 2 * u))
+            signs.append(sign)
+            assert float(margin[w // 2, t, 0]) == pytest.approx(float(u))
+    (want,) = torch.autograd.grad(torch.stack(losses).sum(), e)
+    torch.testing.assert_close(slopes[..., 0], want)
+    assert -1.0 in signs and 1.0 in signs
+    assert (slopes[::2] > 0).all()  # the winner's error always falls
+    assert torch.equal(slopes[1::2, :, 0] > 0, torch.tensor(signs).view(3, 3) < 0)
+
+
+def test_without_the_flipper_and_where_theta_is_the_reference_seppo_is_dpo() -> None:
+    a = torch.tensor([0.0, 1.0, -1.0, 0.0], dtype=torch.float64)[:, None]
+    d = -draw(4, 3).abs()  # theta fits every image better than the reference: nothing is flipped
+    for one in (d, torch.zeros_like(d)):
+        pairs = zip(pair_slopes(one, a, 1, 5.0, flip=True), pair_slopes(one, a, 1, 5.0), strict=True)
+        assert all(torch.equal(flip, plain) for flip, plain in pairs)
+    assert torch.equal(
+        first_and_last(torch.full((4, 2), NAN), torch.tensor([0, 0, 1, 1]))[:, 1], torch.tensor([1.0, -1, 1, -1])
+    )
 
 
 # ---- RWR

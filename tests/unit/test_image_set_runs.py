@@ -22,6 +22,7 @@ from diffrl.image_sets.latents import Latents, fitted
 from diffrl.image_sets.reading import read_set
 from diffrl.policy import Policy
 from diffrl.records.tracking import save_image
+from diffrl.rollout import collect
 from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
 from tests.unit.test_image_sets import paint, write
@@ -154,6 +155,54 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_broken_off(config_file: Any
     assert all(torch.equal(value, states(other)[key]) for key, value in states(one).items())
 
 
+RIVALS: dict[str, Any] = {
+    "rollout": {"group_size": 2},
+    "optimise": {"batch_size": 4, "accumulation": 1},
+    "dpo": {"ring": 3, "every": 1, "flip": True},
+}
+
+
+def test_a_rival_is_drawn_by_the_reference_for_the_set_s_best(config_file: Any, tmp_path: Path) -> None:
+    """SePPO: pairs of the best picture of a prompt and of an image that one of the earlier states draws, both ways."""
+    source = set_of(make(config_file, "dpo"), tmp_path / "set")
+    text = (tmp_path / "set" / "images.jsonl").read_text()
+    (tmp_path / "set" / "images.jsonl").write_text(text + text.splitlines()[0] + "\n")  # a prompt that comes again
+    run = make(config_file, "dpo", source, **RIVALS, image_set={"source": source, "rival": True})
+    assert run.groups is not None and len(run.groups.groups) == 4
+    run.loop.run_epoch(0)  # two steps: the states differ from the untrained one
+    rollout, scores, features = run.loop.source(1)
+    assert run.objective.samples_from in ("past0", "past1", "past2")
+    assert rollout.total == 8 and rollout.member.tolist() == [0, 1] * 4 and rollout.forwards == 4 * run.spec.steps
+    assert features[::2].isnan().all() and not features[1::2].isnan().any()
+    best = [max(run.groups.groups[i].scores["redness"]) for i in run.groups.stream.batch(1)]
+    assert scores[::2, 0].tolist() == pytest.approx(best)
+    prompts, members = rollout.prompts, torch.ones(4, 1, dtype=torch.long)
+    again = collect(
+        run.policy, prompts, run.spec, seed=run.config.seed, epoch="1, rivals", group_size=1, batch_size=8,
+        snapshot=run.objective.samples_from, keep_images=False, members=members,
+    )  # fmt: skip
+    torch.testing.assert_close(again.latents, rollout.latents[1::2])
+    line = run.loop.run_epoch(1)
+    assert line["loss"] is not None and 0 <= line["dpo/flipped"] <= 1 and line["reward/redness"] is not None
+    assert line["diversity"] is None or line["diversity"] != line["diversity"]
+
+
+def test_a_run_with_earlier_states_goes_on_exactly(config_file: Any, tmp_path: Path) -> None:
+    source = set_of(make(config_file, "dpo"), tmp_path / "set")
+    sections = {**RIVALS, "image_set": {"source": source, "rival": True}}
+    one, other = make(config_file, "dpo", source, **sections), make(config_file, "dpo", source, **sections)
+    other.folder.path.mkdir(parents=True, exist_ok=True)
+    one.loop.run_epoch(0)
+    one.epoch = 1
+    one.save()
+    losses = [one.loop.run_epoch(epoch)["loss"] for epoch in (1, 2)]
+    other.restore()
+    assert [other.loop.run_epoch(epoch)["loss"] for epoch in (1, 2)] == losses
+    for name in ("default", "past0", "past1", "past2"):
+        mine, its = one.policy.state(name), other.policy.state(name)
+        assert all(torch.equal(mine[key], its[key]) for key in mine)
+
+
 PROBLEMS: dict[str, tuple[str, str]] = {
     "image_set={share: 0.5}": ("", "image_set.source: not given"),
     "image_set.share=0.3": ("", "image_set.share: 0.3 is 1.2 of the 4 prompts"),
@@ -163,6 +212,12 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "objective=grpo": ("rollout.sampler=flow_sde", 'objective: "grpo" trains on its own samples'),
     "prompts.overlap=false": ("", "prompts.test: 2 of its prompts are in image_set"),
     "image_set.shares=1": ("", "image_set.shares"),
+    "image_set.rival=true": ("", "rollout.group_size: 4, but a pair of image_set.rival is 2"),
+    "image_set={rival: true, source: x}": (
+        "objective=nft",
+        "image_set.rival: makes pairs, which are what dpo trains on",
+    ),
+    "dpo.ring=3": ("dpo.follow=2", "dpo.follow: the reference is a state of dpo.ring already"),
     "gardo.gate=all": ("gardo.diversity=off", "gardo: reads images and rewards of a rollout"),
 }
 
@@ -265,10 +320,17 @@ def test_one_process_equals_two(config_file: Any, tmp_path: Path) -> None:
     optimise = {"batch_size": 12, "accumulation": 1, "learning_rate": 1e-3}
     odd = {"rollout": {"groups": 3}, "optimise": optimise, "image_set": {"source": source}}
     mixed = {"optimise": {**optimise, "batch_size": 16}, "image_set": {"source": source, "share": 0.5}}
-    paths = [config_file("alone", objective="dpo", **odd), config_file("mixed", objective="gdro", **mixed)]
+    rivals = {**RIVALS, "image_set": {"source": source, "rival": True}}
+    inverted = {"optimise": {**optimise, "batch_size": 16, "noise": "path"}, "image_set": mixed["image_set"]}
+    paths = [
+        config_file("alone", objective="dpo", **odd),
+        config_file("mixed", objective="gdro", **mixed),
+        config_file("rivals", objective="dpo", **rivals),
+        config_file("inverted", objective="gdro", **inverted),
+    ]
     mp.spawn(_process, args=(paths, tmp_path), nprocs=2)
     _train(paths, tmp_path, world=1)
-    for name in ("alone", "mixed"):
+    for name in ("alone", "mixed", "rivals", "inverted"):
         (one, loss), (two, other) = (torch.load(tmp_path / f"{name}{world}.pt") for world in (1, 2))
         difference = sum(float((one[key] - two[key]).square().sum()) for key in one)
         assert (difference / sum(float(value.square().sum()) for value in one.values())) ** 0.5 < 1e-4, name

@@ -13,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.image_sets.latents import Latents, fitted
-from diffrl.image_sets.reading import read_set
+from diffrl.image_sets.reading import is_here, read_set
 from diffrl.policy import Policy
 
 Row = dict[str, Any]
@@ -164,3 +165,47 @@ def test_a_picture_is_scaled_to_cover_and_its_middle_is_taken() -> None:
     pixels[:, 4:8] = 255
     assert torch.equal(fitted(pixels, (4, 4)), torch.ones(3, 4, 4))
     assert fitted(pixels, (12, 4)).shape == (3, 4, 12) and fitted(pixels, (16, 16)).shape == (3, 16, 16)
+
+
+# ---- on the hub
+
+
+def test_a_set_of_the_hub_is_fetched_once_and_read_as_it_lies(tmp_path: Path, monkeypatch: Any) -> None:
+    paint(tmp_path / "data", "1.png")
+    write(tmp_path / "data", {"image": "1.png", "prompt": "a", "scores": {"s": 1}})
+    asked: list[Any] = []
+
+    def snapshot(name: str, **more: Any) -> str:
+        asked.append((name, more))
+        if more["local_files_only"]:
+            raise FileNotFoundError("nothing here")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("diffrl.image_sets.hub.hub_failure", lambda: "")
+    assert not is_here("hub:me/mine") and [g.prompt for g in read_set("hub:me/mine").groups] == ["a"]
+    assert read_set("hub:me/mine:data/*.jsonl").groups[0].pictures[0].file == str(tmp_path / "data" / "1.png")
+    assert asked[-1] == (
+        "me/mine",
+        {"repo_type": "dataset", "allow_patterns": "data/*.jsonl", "local_files_only": False},
+    )
+    for source, text in (
+        ("hub:me/mine:none-*", "no such file"),
+        ("hub:mine", "write hub:OWNER/NAME"),
+        ("hub:a/b:c:d", "write hub"),
+    ):
+        with pytest.raises(UserError, match=text):
+            read_set(source)
+
+
+def test_without_a_network_a_set_of_the_hub_is_one_line(config_file: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"is not on this machine, and the hub does not give it \(HF_HUB_OFFLINE is set\)"
+    ):
+        read_set("hub:me/mine")
+    sections = {"objective": "dpo", "optimise": {"batch_size": 16}}
+    load_config(config_file("later", **sections, image_set={"source": "hub:me/mine", "cache": str(tmp_path)}))
+    with pytest.raises(UserError, match=r"image_set\.cache: not given; name a folder"):
+        load_config(config_file("nowhere", **sections, image_set={"source": "hub:me/mine"}))
+    with pytest.raises(UserError, match=r"image_set\.source: .*write hub:OWNER/NAME"):
+        load_config(config_file("odd", **sections, image_set={"source": "hub:mine", "cache": str(tmp_path)}))

@@ -1,0 +1,46 @@
+"""A set on the Hugging Face hub: `hub:OWNER/NAME[:FILES]`, a data set in one of the layouts, as it lies there.
+
+Its files are fetched into the hub's cache when a run begins, and found there from then on, without a network. FILES is
+a pattern, such as data/train-*: a data set may be larger than a disk.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from diffrl.errors import UserError, in_one_line
+from diffrl.resources import hub_failure
+
+PREFIX = "hub:"
+FORM = "hub:OWNER/NAME[:FILES], such as hub:OWNER/NAME:data/train-*"
+NAME = re.compile(r"hub:(\w[\w.-]*/\w[\w.-]*)(?::([^:]+))?")
+
+
+def fetched(source: str, fetch: bool = True) -> tuple[Path, list[Path]]:
+    """The data set's folder on this machine, and those of its files that FILES asks for, if it does.
+
+    Args:
+        fetch: what is missing is fetched.
+
+    Raises:
+        UserError: another form; no such data set or file; nothing here and no network.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if (match := NAME.fullmatch(source)) is None:
+        raise UserError(f'"{source}": write {FORM}')
+    name, files = match.groups()
+    failure = hub_failure() if fetch else "it is not fetched yet"
+    try:
+        folder = Path(
+            snapshot_download(name, repo_type="dataset", allow_patterns=files, local_files_only=bool(failure))
+        )
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = failure or in_one_line(error, most=120)
+        raise UserError(f'"{source}" is not on this machine, and the hub does not give it ({reason})') from error
+    chosen = sorted(folder.glob(files)) if files else []
+    if files and not chosen:
+        raise UserError(f'"{source}": the data set has no such file{f" here ({failure})" if failure else ""}')
+    return folder, chosen
