@@ -1,4 +1,4 @@
-"""diffrl: reinforcement learning for diffusion and flow text-to-image models that does not let them cheat.
+"""diffrl: reinforcement learning for diffusion and flow text-to-image models, with reward hacking in plain view.
 
 `train`, `load`, `evaluate`, `Config` and `Run` are the Python interface (see `diffrl.api`); they are imported when they
 are first used, so that `import diffrl` and the command line stay fast.

@@ -177,7 +177,7 @@ def _name_of(thing: Any) -> str:
     name = getattr(thing, "name", None)
     name = name if isinstance(name, str) else getattr(thing, "__name__", type(thing).__name__)
     if not name.replace("-", "_").isidentifier():
-        raise UserError(f'rewards: "{name}" is no name for a reward; write {{"my_name": ...}}')
+        raise UserError(f'rewards: "{name}" is not a name for a reward; write {{"my_name": ...}}')
     return name
 
 

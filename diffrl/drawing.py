@@ -53,6 +53,8 @@ class Drawing:
         try:
             policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
         except UserError as error:
+            if str(error).startswith("rollout.resolution: "):
+                raise UserError(str(error).removeprefix("rollout.")) from error
             if spec is None or not str(error).startswith("lora.targets: "):
                 raise
             text = f'"{self.lora}" is not a LoRA of {self.model}: layers that it changes are not there'

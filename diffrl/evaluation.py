@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,15 +110,19 @@ def score_policy(
                 one.read(images, owners)
             _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
             advance(len(images))
-    if parts:
+    here = slice(first * per_prompt, end * per_prompt)
+    known: dict[str, float] = {}
+    if parts or scorer.batchwise:  # a batch is complete when all processes come to it
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
         owners = [mine[int(i)] for i in group]
-        scores = scorer.finish(torch.cat(parts)[:, :columns], pictures, owners, group, lambda: policy.apart())
-        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)]
-    values = _everyones(parts, slice(first * per_prompt, end * per_prompt), total, accelerator)
+        own = torch.cat(parts)[:, :columns] if parts else torch.zeros(0, columns)
+        everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
+        scores = scorer.finish(own, pictures, owners, group, lambda: policy.apart(), everyone)
+        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)] if parts else []
+        known |= {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
+    values = _everyones(parts, here, total, accelerator)
     groups = torch.arange(total) // per_prompt
     distances = group_distances(values[:, features_at:], groups)
-    known: dict[str, float] = {}
     for one in figures:
         known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
     kept = _together(kept, accelerator) if len(kept) else kept
@@ -135,6 +140,13 @@ def _everyones(parts: Sequence[Tensor], here: slice, total: int, accelerator: Ac
     if parts:
         values[here] = torch.cat(list(parts))
     return _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
+
+
+def _gathered(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> tuple[Tensor, int]:
+    """The rows (total, W) of all processes, of which `rows` are this one's, at `here`; and the place of its first."""
+    values = torch.zeros(total, rows.shape[1])
+    values[here] = rows
+    return _together(values, accelerator), here.start
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:
@@ -163,32 +175,64 @@ def summarise(names: Sequence[str], scores: Tensor) -> dict[str, float | None]:
     return {name: (None if mean != mean else mean) for name, mean in zip(names, means, strict=True)}
 
 
-def sample(*, out: Path, **drawing: Any) -> None:
+def sample(
+    *, out: Path, rewards: Mapping[str, Mapping[str, Any] | Entry] | None = None, **drawing: Any
+) -> dict[str, Any]:
     """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`, and the
-    first `SHOWN` of them with their prompts as one picture, `grid.png`."""
+    first `SHOWN` of them with their prompts as one picture, `grid.png`. Returns how they were drawn.
+
+    `rewards`: as in `evaluate`; each line of `images.jsonl` then has its image's `scores`.
+    """
     job = Drawing(**drawing)
+    scorer = _scorer(rewards or {})
     chosen, policy = job.chosen(), job.policy()
+    spec = job.spec(policy)
     out.mkdir(parents=True, exist_ok=True)
-    lines: list[str] = []
+    rows: list[dict[str, Any]] = []
     pictures: list[Image.Image] = []
-    captions: list[str] = []
+    parts: list[Tensor] = []
+    kept: list[Tensor] = []
     with progress("drawing", len(chosen) * job.per_prompt) as advance:
-        for index, images in generate(policy, chosen, job.spec(policy), **job.amount()):
-            for i, image in zip(index.tolist(), images, strict=True):
-                prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
+        for index, images in generate(policy, chosen, spec, **job.amount()):
+            owners = [chosen[i // job.per_prompt] for i in index.tolist()]
+            parts.append(scorer.submit(images, owners).result())
+            if scorer.later:
+                kept.append(images.cpu())
+            for i, prompt, image in zip(index.tolist(), owners, images, strict=True):
+                member = i % job.per_prompt
                 name = f"{i // job.per_prompt:05d}-{member:02d}-{slug(prompt.text)}.png"
                 save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
-                lines.append(json.dumps({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed}))
+                rows.append({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed})
                 if len(pictures) < SHOWN:
                     with Image.open(out / name) as picture:
                         pictures.append(
                             ImageOps.contain(picture, (256, 256)) if max(picture.size) > 256 else picture.copy()
                         )
-                    captions.append(prompt.text)
             advance(len(images))
-    write_text(out / "images.jsonl", "\n".join(lines) + "\n")
+    if scorer.names:
+        groups = torch.arange(len(chosen)).repeat_interleave(job.per_prompt)
+        owners = [chosen[int(i)] for i in groups]
+        scores = scorer.finish(torch.cat(parts), kept, owners, groups, lambda: policy.apart())
+        for row, values in zip(rows, scores.tolist(), strict=True):
+            row["scores"] = {name: _known(value) for name, value in zip(scorer.names, values, strict=True)}
+    write_text(out / "images.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
     with replacing(out / "grid.png") as temporary:
+        captions = [row["prompt"] for row in rows[: len(pictures)]]
         grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
+    return asdict(job) | {"sampler": spec.sampler, "steps": spec.steps}
+
+
+def _known(score: float) -> float | None:
+    """None for NaN: the reward does not apply."""
+    return None if score != score else round(score, 6)
+
+
+def _entries(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> dict[str, Entry]:
+    return {name: given if isinstance(given, Entry) else Entry(name, given) for name, given in rewards.items()}
+
+
+def _scorer(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> Scorer:
+    return Scorer(build_rewards(_entries(rewards), join_processes().device))
 
 
 class Scores(dict[str, Any]):
@@ -222,8 +266,7 @@ def evaluate(
     """
     started = time.perf_counter()
     job = Drawing(**drawing)
-    entries = {name: given if isinstance(given, Entry) else Entry(name, given) for name, given in rewards.items()}
-    scorer = Scorer(build_rewards(entries, join_processes().device))
+    scorer = _scorer(rewards)
     chosen, policy = job.chosen(), policy or job.policy()
     spec = job.spec(policy)
     features = load_features(default_features(job.model), policy.device)
@@ -240,7 +283,7 @@ def evaluate(
         "diffrl_version": __version__,
         **asdict(job),
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
-        "rewards": {name: dict(entry.arguments) for name, entry in entries.items()},
+        "rewards": {name: dict(entry.arguments) for name, entry in _entries(rewards).items()},
         "prompts_count": len(chosen),
         "sampler": spec.sampler,
         "steps": spec.steps,
@@ -249,10 +292,7 @@ def evaluate(
         "standard_error": dict(zip(scorer.names, error, strict=True)),
         **found.breadth(),
         "parts": {name: float(column.nanmean()) for name, column in found.parts.items()},
-        "scores": {
-            name: [None if s != s else round(s, 6) for s in scores[:, k].tolist()]
-            for k, name in enumerate(scorer.names)
-        },
+        "scores": {name: [_known(score) for score in scores[:, k].tolist()] for k, name in enumerate(scorer.names)},
     }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

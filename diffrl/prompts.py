@@ -236,7 +236,7 @@ def _prompt_of(entry: dict[str, Any], where: str) -> Prompt:
         json.dumps([text, entry], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{where}: half of a surrogate pair, which is no text ({error.object[error.start]!r})"
+            f"{where}: half of a surrogate pair, which is not text ({error.object[error.start]!r})"
         ) from error
     return Prompt(text.strip(), entry)
 

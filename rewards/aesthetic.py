@@ -171,7 +171,7 @@ def linear_chain(
     for key in weights:
         weight, bias = tensors[key], tensors.get(key.removesuffix("weight") + "bias")
         if weight.ndim != 2 or bias is None or (width is not None and weight.shape[1] != width):
-            raise UserError(f"{where} is no chain of linear layers ({key} has the shape {tuple(weight.shape)})")
+            raise UserError(f"{where} is not a chain of linear layers ({key} has the shape {tuple(weight.shape)})")
         width = weight.shape[0]
         linear = nn.Linear(weight.shape[1], width)
         linear.load_state_dict({"weight": weight, "bias": bias})

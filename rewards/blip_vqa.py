@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,15 +26,21 @@ PARSER = "en_core_web_sm"
 _DROPPED = re.compile(r"[.!\"()*#:;~]")
 
 
-def _parser() -> Callable[[str], list[str]] | None:
-    """The noun phrases of a text by spaCy; None where it or its model is not installed."""
+@lru_cache(maxsize=1)
+def language() -> Any:
+    """spaCy's reader of English, which T2I-CompBench uses; None where it or its model is not installed."""
     try:
         import spacy
 
-        language = spacy.load(PARSER)
+        return spacy.load(PARSER)
     except (ImportError, OSError):
         return None
-    return lambda text: [chunk.text for chunk in language(text).noun_chunks]
+
+
+def _parser() -> Callable[[str], list[str]] | None:
+    """The noun phrases of a text by spaCy; None where there is none."""
+    read = language()
+    return None if read is None else lambda text: [chunk.text for chunk in read(text).noun_chunks]
 
 
 class BlipVqa:

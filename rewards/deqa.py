@@ -53,7 +53,7 @@ class DeQA:
         try:
             settings, _ = LlamaConfig.get_config_dict(model)
             if "visual_config" not in settings:
-                raise UserError(f'deqa: "{model}" is no mPLUG-Owl2 (its config has no visual_config)')
+                raise UserError(f'deqa: "{model}" is not an mPLUG-Owl2 (its config has no visual_config)')
             config = LlamaConfig.from_dict({**settings, "model_type": "llama"})
             self.network: Any = complete(MplugOwl2, model, config, PRECISIONS[precision], f'deqa: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -66,7 +66,7 @@ class DeQA:
         self.before, self.after = self._tokens(BEFORE), self._tokens(AFTER)[1:]
         self.levels = [int(self._tokens(word)[1]) for word in LEVELS]  # behind the mark of a text's beginning
         if len(set(self.levels)) < len(LEVELS):
-            raise UserError(f'deqa: the levels {", ".join(LEVELS)} are no words of the tokenizer of "{model}"')
+            raise UserError(f'deqa: the levels {", ".join(LEVELS)} are not words of the tokenizer of "{model}"')
 
     @staticmethod
     def footprint(model: str, precision: str, **_: Any) -> int | None:

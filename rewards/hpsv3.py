@@ -198,7 +198,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         tensors = loaded.get("model", loaded)
     if not any(key.startswith(HEAD) for key in tensors):
-        raise UserError(f"hpsv3: {path} has no tensors {HEAD}*; it is no HPSv3")
+        raise UserError(f"hpsv3: {path} has no tensors {HEAD}*; it is not HPSv3")
     return tensors
 
 
@@ -223,7 +223,7 @@ def _network(kind: Any, config: Any, tensors: Mapping[str, Tensor], dtype: torch
             raise UserError(f'hpsv3: {where} has the unknown tensor "{key}"')
     words = own.get("language_model.embed_tokens.weight")
     if words is None:
-        raise UserError(f"hpsv3: {where} has no embedding of words; it is no HPSv3")
+        raise UserError(f"hpsv3: {where} has no embedding of words; it is not HPSv3")
     config.text_config.vocab_size = len(words)  # the tokenizer's words and the mark, where the backbone has spare rows
     try:
         return complete(kind, None, config, dtype, f"hpsv3: {where}", state_dict=own)

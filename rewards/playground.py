@@ -102,6 +102,33 @@ class Playground:
         return float(all(values)) if self.mode == "all_right" else sum(values) / len(values)
 
 
+class PlaygroundFacts:
+    """The share of the prompt's facts that are right, by their kind: a named column for each kind, from one look.
+
+    NaN where a prompt states no fact of a kind.
+    """
+
+    name = "playground_facts"
+    columns = BY_KIND.names
+    card = Card(
+        measures="facts of the prompt that are right, a column for each kind (shape, color, count, relation ...)",
+        range=(0.0, 1.0),
+        citation="diffrl's playground",
+        weights="none",
+        licence="Apache-2.0",
+        cost="CPU; as `playground`, once for all columns",
+        exploits="as `playground`",
+    )
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """True for prompts of the world."""
+        return understood(prompt) is not None
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B, 13) in [0, 1] of images (B, 3, 64, 64) in [0, 1]."""
+        return BY_KIND(images, prompts, metadata)
+
+
 class Artefact:
     """Distance of an image's patches from the patches of rendered images: 0 for what the world could contain."""
 

@@ -50,16 +50,16 @@ def probability(first: Sequence[tuple[str, float]], forms: Sequence[str]) -> flo
     return min(sum(p for token, p in first if token.strip(_SPACES) in wanted), 1.0)
 
 
-def questions_of(prompt: str, metadata: Mapping[str, Any]) -> Pairs:
+def questions_of(prompt: str, metadata: Mapping[str, Any], reward: str = "vlm") -> Pairs:
     """The questions and answers of a prompt, from `vqa_list` of its metadata ([[question, answer], ...]).
 
-    Raises `RewardError` for what is no such list.
+    Raises `RewardError` in the reward's name for what is no such list.
     """
     listed = metadata.get("vqa_list")
     pairs = tuple(tuple(pair) if isinstance(pair, list | tuple) else () for pair in listed or ())
     if not pairs or any(len(p) != 2 or not all(isinstance(w, str) and w.strip() for w in p) for p in pairs):
         text = 'expected `vqa_list`: [["question", "answer"], ...] in its metadata'
-        raise RewardError(f'vlm: the prompt "{prompt}": {text}, got {str(listed)[:80]}')
+        raise RewardError(f'{reward}: the prompt "{prompt}": {text}, got {str(listed)[:80]}')
     return pairs  # type: ignore[return-value]  # two texts each
 
 

@@ -65,7 +65,7 @@ class VQAScore:
             settings, _ = T5Config.get_config_dict(model)
             tower = settings.get("mm_vision_tower")
             if tower is None or not str(settings.get("mm_projector_type")).endswith("x_gelu"):
-                raise UserError(f'vqascore: "{model}" is no CLIP-FlanT5 (its config has no mm_vision_tower)')
+                raise UserError(f'vqascore: "{model}" is not a CLIP-FlanT5 (its config has no mm_vision_tower)')
             vision = CLIPVisionConfig.from_pretrained(tower).to_dict()
             config = T5Config.from_dict({**settings, "model_type": "t5", "vision": vision})
             self.network: Any = complete(ClipT5, model, config, PRECISIONS[precision], f'vqascore: "{model}"')

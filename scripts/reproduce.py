@@ -23,9 +23,7 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from dataclasses import asdict
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +37,16 @@ from diffrl.config import load_config
 from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.policy import Policy
 from diffrl.prompts import load_prompts
+from diffrl.records.disk import write_text
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import Direction
 from diffrl.rollout import SamplerSpec
 from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
+from diffrl.run.interrupt import EXIT_CODE, Interrupted
 from diffrl.run.parts import evaluation_spec
 from diffrl.run.train import Run, train
+from diffrl.sweep.jobs import Job, run_jobs
 
 LOGGED = re.compile("/stopped|/divergence/")  # of a method's own numbers, what goes into a result
 
@@ -96,7 +97,7 @@ def judge_base(run: Run, direction: Direction | None, args: argparse.Namespace) 
         found = json.loads(kept.read_text())
         return found["means"], torch.tensor(found["by_prompt"])
     means, by_prompt = judge(run, None, args.prompts, args.per_prompt)
-    temporary = kept.with_suffix(f".{os.getpid()}.tmp")
+    temporary = kept.with_suffix(f".{os.getpid()}.tmp")  # its own: two seeds may judge it at once
     temporary.write_text(json.dumps({"means": means, "by_prompt": by_prompt.tolist()}))
     temporary.replace(kept)
     return means, by_prompt
@@ -188,9 +189,7 @@ def result_of(
 
 def write(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
+    write_text(path, json.dumps(result, indent=1) + "\n")
 
 
 def state_of(experiment: Experiment) -> tuple[str, float]:
@@ -215,33 +214,31 @@ def show(chosen: list[Experiment]) -> None:
 
 def run_all(chosen: list[Experiment], jobs: int, runs: Path) -> int:
     """Run what is left, `jobs` seeds at a time with one thread each; returns how many failed."""
-    runs.mkdir(parents=True, exist_ok=True)
     waiting = [(e, seed) for e in chosen for seed in sorted({*e.seeds} - kept(e).keys())]
+    failed = 0
+    for later in (False, True):  # what builds on others waits for all of them
+        part = [job_of(e, seed, runs) for e, seed in waiting if bool(e.after) == later]
+        failed += len(run_jobs(part, jobs, one_thread=True, report=lambda line: print(line, flush=True)))
+    return failed
 
-    def one(job: tuple[Experiment, int]) -> bool:
-        experiment, seed = job
-        # One folder for all: a base model that several of them share is judged once.
-        tag = f"-{experiment.name_of(seed)}"
-        places = {word: str(one.folder(seed, runs)) for word, one in experiment.after.items()}
-        part, log = runs / f"part{tag}-{seed}.json", runs / f"log{tag}-{seed}.txt"
-        settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
-        command = [sys.executable, __file__, str(ROOT / experiment.config), *settings]
-        command += [replaced(text, places) for text in experiment.overrides]
-        command += ["--seeds", str(seed), "--runs", str(runs), f"--tag={tag}", "--threads", "1"]
-        command += ["--out", str(part)]
-        with log.open("a") as out:
-            failed = subprocess.run(
-                command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            ).returncode
-        print(f"{experiment.name}, seed {seed}: {f'failed, see {log}' if failed else 'done'}", flush=True)
-        if not failed:
-            merge(experiment, part, {place: word for word, place in places.items()})
-        return not failed
 
-    first = [job for job in waiting if not job[0].after]
-    with ThreadPool(jobs) as pool:  # what builds on others waits for all of them
-        failed = sum(not good for good in pool.imap(one, first))
-        return failed + sum(not good for good in pool.imap(one, [job for job in waiting if job[0].after]))
+def job_of(experiment: Experiment, seed: int, runs: Path) -> Job:
+    """Train and judge a seed in a process of its own, and add it to the experiment's result."""
+    # One folder for all: a base model that several of them share is judged once.
+    tag = f"-{experiment.name_of(seed)}"
+    places = {word: str(one.folder(seed, runs)) for word, one in experiment.after.items()}
+    part = runs / f"part{tag}-{seed}.json"
+    settings = [f"--{key.replace('_', '-')}={value}" for key, value in experiment.settings.items()]
+    command = [sys.executable, __file__, str(ROOT / experiment.config), *settings]
+    command += [replaced(text, places) for text in experiment.overrides]
+    command += ["--seeds", str(seed), "--runs", str(runs), f"--tag={tag}", "--threads", "1"]
+    command += ["--out", str(part)]
+
+    def done() -> None:
+        merge(experiment, part, {place: word for word, place in places.items()})
+
+    log, folder = runs / f"log{tag}-{seed}.txt", experiment.folder(seed, runs)
+    return Job(f"{experiment.name}, seed {seed}", command, log, folder, done)
 
 
 def replaced(text: str, words: dict[str, str]) -> str:
@@ -250,18 +247,14 @@ def replaced(text: str, words: dict[str, str]) -> str:
     return text
 
 
-MERGING = threading.Lock()
-
-
 def merge(experiment: Experiment, part: Path, names: dict[str, str] | None = None) -> None:
     """Add the seed of `part` to the experiment's result; `names`: of the folders that its config names."""
-    with MERGING:
-        told = json.loads(replaced(part.read_text(), names or {}))
-        found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
-        command = f"python scripts/reproduce.py --all --only {experiment.name}"
-        ordered = [found[seed] for seed in sorted(found)]
-        settings = experiment.settings | experiment.corrected()
-        write(experiment.out, result_of(ordered, command, told["config"], settings))
+    told = json.loads(replaced(part.read_text(), names or {}))
+    found = kept(experiment) | {run["seed"]: run for run in told["runs"]}
+    command = f"python scripts/reproduce.py --all --only {experiment.name}"
+    ordered = [found[seed] for seed in sorted(found)]
+    settings = experiment.settings | experiment.corrected()
+    write(experiment.out, result_of(ordered, command, told["config"], settings))
 
 
 def tabulate() -> None:
@@ -301,7 +294,11 @@ def main() -> None:
         if args.list:  # shows only, whatever stands beside it: a look must not start hours of work
             show(chosen)
             return
-        failed = run_all(chosen, args.jobs, args.runs.resolve())
+        try:
+            failed = run_all(chosen, args.jobs, args.runs.resolve())
+        except Interrupted as ended:
+            print(f"reproduce: {ended}; the same command goes on", file=sys.stderr)
+            raise SystemExit(EXIT_CODE) from ended
         tabulate()
         if failed:
             raise SystemExit(f"reproduce: {failed} seeds failed")

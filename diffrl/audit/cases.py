@@ -38,7 +38,7 @@ def rendered(prompts: Sequence[Prompt], seed: int) -> Cases:
     for prompt in prompts:
         caption = understood(prompt.text)
         if caption is None:
-            text = f'"{prompt.text}" is no prompt of the playground, so no true image of it can be drawn'
+            text = f'"{prompt.text}" is not a prompt of the playground, so its true image cannot be drawn'
             raise UserError(f"--prompts: {text}; give images with --images")
         scenes.append((complete(caption, rng), _wrong(caption, rng)))
         kept.append(prompt)

@@ -28,6 +28,7 @@ from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.report.audit import SHOWN, write_audit
+from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
@@ -81,6 +82,8 @@ class Subject:
         self.scorer = Scorer(build_rewards({self.name: Entry(plugin, arguments)}, device))
         self.reward: Reward = self.scorer.rewards[self.name]
         self.sign = -1.0 if lower_is_better(self.scorer.rewards) else 1.0
+        if ability(self.reward, "batchwise"):
+            raise UserError(f'"{self.name}" compares {compared(self.reward)}; an audit needs scores of single images')
         self.groupwise = bool(ability(self.reward, "groupwise"))
 
     def applies(self, prompt: Prompt) -> bool:

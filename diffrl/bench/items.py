@@ -68,7 +68,7 @@ class Bench:
 def find(folder: Path, *names: str) -> Path:
     """The first of the files that the folder has; UserError names what was looked for."""
     if not folder.is_dir():
-        raise UserError(f'--data: "{folder}" is no folder; name your copy of the official files')
+        raise UserError(f'--data: "{folder}" is not a folder; name your copy of the official files')
     for name in names:
         if (folder / name).is_file():
             return folder / name

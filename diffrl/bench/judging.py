@@ -19,7 +19,8 @@ from diffrl.pictures import to_rgb
 from diffrl.prompts import Prompt
 from diffrl.records.disk import writing
 from diffrl.records.progress_bar import progress
-from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.batchwise import compared
+from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import Scorer, applies
 
 FOLDER = "answers"
@@ -44,8 +45,8 @@ def judge_all(judge: str, reward: Reward, shots: Sequence[Shot], folder: Path, r
 
     Raises `RewardError` for answers that cannot be used; those before stay.
     """
-    if ability(reward, "groupwise"):
-        raise UserError(f"--judge: {judge} compares the images of a group; a benchmark needs scores of single images")
+    if what := compared(reward):
+        raise UserError(f"--judge: {judge} compares {what}; a benchmark needs scores of single images")
     left = shots[rank::world]
     path = folder / FOLDER / f"{judge}-{rank}.jsonl"
     with writing(path), progress(f"judging by {judge}", len(left)) as advance:

@@ -91,8 +91,8 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     for model, one in reversed(drawings.items()):  # the LoRA first: that it fits is better known before hours of work
         drawn[model] = generate_images(Job(one), prompts, out / model)
     shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
-    seconds = time.perf_counter() - started
-    _judge(judges, shots, out)
+    drawing_took = time.perf_counter() - started
+    asked = _judge(judges, shots, out)
     lines = {model: _lines(bench, rows, out / model, judges) for model, rows in shots.items()}
     about = {
         "diffrl_version": __version__,
@@ -105,8 +105,11 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
         "lower_is_better": sorted(lower_is_better({j: load_class(entry.plugin) for j, entry in judges.items()})),
         "images_drawn": drawn,
-        "seconds": {"drawing": round(seconds, 1), "judging": round(time.perf_counter() - started - seconds, 1)},
+        "seconds": {"drawing": round(drawing_took, 1)} | {judge: round(took, 1) for judge, (_, took) in asked.items()},
     }
+    done = {"drawing": (sum(drawn.values()), drawing_took), **asked}
+    if len(items) < sum(all(judge in judges for judge in item.owed) for item in read):
+        about["whole"] = _whole(read, judges, drawing.per_prompt * len(drawings), done)
     if len(items) < len(read) and not left_out:
         left_out = [f"{len(read) - len(items)} of {len(read)} prompts (--limit)"]
     result = Result(name, bench, lines, left_out, about, [item.text for item in items])
@@ -114,6 +117,17 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         write_text(out / FILE, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return result
+
+
+def _whole(
+    items: Sequence[Item], judges: Mapping[str, Entry], images: int, done: Mapping[str, tuple[int, float]]
+) -> dict[str, float]:
+    """Minutes that all prompts take, of which `images` each are drawn, at the rate of what was done: {"drawing" or a
+    judge: (images drawn or answers given, seconds with loading)}; without what this call found done already."""
+    items = [item for item in items if all(judge in judges for judge in item.owed)]
+    amounts = {judge: sum(item.owed.get(judge, 0) if item.owed else 1 for item in items) for judge in judges}
+    amounts["drawing"] = len(items)
+    return {name: round(amounts[name] * images * took / count / 60, 1) for name, (count, took) in done.items() if count}
 
 
 def _judged(items: Sequence[Item], judges: Mapping[str, Entry], limit: int | None) -> tuple[list[Item], list[str]]:
@@ -161,15 +175,18 @@ def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:
     ]
 
 
-def _judge(judges: Mapping[str, Entry], shots: Mapping[str, Sequence[Sequence[Shot]]], out: Path) -> None:
-    """One judge after another, so that only one's weights are there at a time."""
+def _judge(
+    judges: Mapping[str, Entry], shots: Mapping[str, Sequence[Sequence[Shot]]], out: Path
+) -> dict[str, tuple[int, float]]:
+    """One judge after another, so that only one's weights are there at a time: {judge: (answers given, seconds)}."""
     accelerator = join_processes()
     rank, world = accelerator.process_index, accelerator.num_processes
+    done = {}
     for judge, entry in judges.items():
-        left: dict[str, list[Shot]] = {}
+        started, left = time.perf_counter(), dict[str, list[Shot]]()
         for model, rows in shots.items():
-            done = read_answers(out / model, judge)
-            left[model] = [s for prompt in rows for s in prompt if s.owed(judge) and s.path.name not in done]
+            known = read_answers(out / model, judge)
+            left[model] = [s for prompt in rows for s in prompt if s.owed(judge) and s.path.name not in known]
         accelerator.wait_for_everyone()  # all have read what is left before anyone adds to it
         if any(left.values()):
             reward = build_rewards({judge: entry}, accelerator.device)[judge]
@@ -181,6 +198,9 @@ def _judge(judges: Mapping[str, Entry], shots: Mapping[str, Sequence[Sequence[Sh
                     raise
                 raise UserError(f"--judge: {error}") from error
         accelerator.wait_for_everyone()
+        answers = sum(shot.owed(judge) for some in left.values() for shot in some)
+        done[judge] = (answers, time.perf_counter() - started)
+    return done
 
 
 def _lines(bench: Bench, rows: Sequence[Sequence[Shot]], folder: Path, judges: Mapping[str, Entry]) -> dict[Key, Line]:

@@ -26,7 +26,7 @@ def subcommand(
     command = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
+        description=summary[0].upper() + summary[1:] + "." * (not summary.endswith("?")),
         epilog=f"example{'s' if len(examples) > 1 else ''}:{text}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -19,7 +19,7 @@ def add_around(add: Callable[..., Any]) -> None:
     command = add(
         "headroom",
         headroom,
-        "say before GPU hours whether a config's rewards can be trained on, and what there is to gain",
+        "before GPU hours: can a config's rewards be trained on, and how much is there to gain?",
         "diffrl headroom playground/nft",
         "diffrl headroom my.yaml rewards.clip.weight=2 --out headroom.json",
         words_anywhere=True,
@@ -32,7 +32,7 @@ def add_around(add: Callable[..., Any]) -> None:
     command = add(
         "replay",
         replay,
-        "make a training image again, with its scores, advantage, gate and share of the gradient",
+        "draw a training image again, with its scores, advantage, gate and share of the gradient",
         "diffrl replay runs/my 12 137",
     )
     command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
@@ -44,12 +44,12 @@ def add_around(add: Callable[..., Any]) -> None:
     command = add(
         "dial",
         dial,
-        "find the healthy point of a LoRA, along its strength and the checkpoints, and write it",
+        "find the best LoRA without an alarm, over strengths and checkpoints, and write it",
         "diffrl dial runs/my",
         "diffrl dial runs/my --judge playground/compositional/test --prompts 128",
     )
     command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
-    text = "prompts that the point is judged on (default: those of prompts.test behind the ones it is chosen on)"
+    text = "prompts that the point is judged on (default: the rest of prompts.test)"
     command.add_argument("--judge", metavar="FILE|SET", help=text)
     text = "how many it is chosen on, and judged on (default: evaluate.prompts of the config)"
     command.add_argument("--prompts", type=whole_number(2), metavar="N", help=text)

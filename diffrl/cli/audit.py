@@ -27,22 +27,22 @@ def add_audit(action: Callable[..., Any]) -> None:
         "a reward (or path/to/file.py:Class), and parameters of its constructor; of the judge as JUDGE.parameter=value"
     )
     audit.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
-    text = "a reward that is trusted, and says which of a model's images are worse than the true one"
+    text = "a trusted reward, which decides which of a model's images are worse than the true one"
     audit.add_argument("--judge", metavar="NAME", help=text)
     text = "an image set whose images show their prompts (default: renderings of the playground)"
     audit.add_argument("--images", metavar="SET", help=text)
     text = "the playground's prompts (default playground/all/test)"
     audit.add_argument("--prompts", metavar="SET", help=text)
-    text = "what draws for best-of-N, and whose latents are climbed (default: playground; with --images: none)"
+    text = "the model of best-of-N and of the ascent on latents (default: playground; with --images: none)"
     audit.add_argument("--model", metavar="MODEL", help=text)
-    text = "also choose from a short training against the reward: so many epochs of playground/nft"
+    text = "also take images from a short training on the reward: this many epochs of playground/nft"
     audit.add_argument("--train", type=whole_number(1, 10**4), metavar="EPOCHS", default=0, help=text)
     audit.add_argument("--limit", type=whole_number(2), metavar="N", default=64, help="prompts (default 64)")
     text = "side of the pictures of --images, in pixels (default 512)"
     audit.add_argument("--resolution", type=whole_number(32, 4096), metavar="PIXELS", default=512, help=text)
-    text = "of everything that is drawn by chance (default 0)"
+    text = "of everything random (default 0)"
     audit.add_argument("--seed", type=whole_number(0, 2**63 - 1), metavar="S", default=0, help=text)
-    audit.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder of page, images and JSON")
+    audit.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the page, images and JSON")
 
 
 def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -54,13 +54,11 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
     if unknown := [word for word in words[1:] if "=" not in word]:
         raise UserError(f'rewards audit: one reward at a time, and "{unknown[0]}" is a second')
     if arguments.images is not None and arguments.prompts is not None:
-        raise UserError("--prompts: the images of --images have their prompts; give one of both")
+        raise UserError("--prompts: the set of --images has its own prompts; give one of the two")
     if arguments.train and arguments.judge is None:
-        raise UserError(
-            "--train: which images of the trained model are wrong is for a judge to say; name one with --judge"
-        )
+        raise UserError("--train: a judge must say which images of the trained model are wrong; name one with --judge")
     if arguments.judge == words[0]:
-        raise UserError(f'--judge: "{arguments.judge}" is what is audited; a held-out judge is another reward')
+        raise UserError(f'--judge: "{arguments.judge}" is the audited reward; name another one as the judge')
     check_plugin(words[0])
     names = [words[0]]
     if arguments.judge is not None:
@@ -92,7 +90,7 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
     for one in sorted(result["exploits"], key=lambda one: -one["share"]):
         print(f"{one['name']:<28}{one['share']:.2f}  ({one['low']:.2f} to {one['high']:.2f})")
     for look in result["looks"][:3]:
-        print(f"pays for {look['fact']} {look['value']}: {look['points']:+.3g}, {look['share']:.2f} of a right fact")
+        print(f"prefers {look['fact']} {look['value']}: {look['points']:+.3g}, {look['share']:.2f} of a right fact")
     plain = f"{result['score_without_gradients']:.2f}, {result['worst_without_gradients']}"
     print(f"score {result['score']:.2f}, {result['worst']}; without gradients {plain}")
     print(f"page: {arguments.out / 'report.html'}")

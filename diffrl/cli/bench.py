@@ -6,7 +6,8 @@ import argparse
 import os
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from diffrl.cli.arguments import as_the_run, named_rewards
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
+RATE = 2e14  # operations a second that doctor, too, turns into minutes: of a large accelerator in bf16, not measured
 NAMES = ("geneval", "geneval2", "dpg", "compbench", "unigenbench", "drawbench", "parti")  # as in diffrl.bench.facts
 
 
@@ -23,7 +25,7 @@ def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None
     command = add(
         "bench",
         _bench,
-        "a benchmark of the field on a model: its table, as JSON and as a page",
+        "run a published benchmark on a model: its table, as text, JSON and a page",
         "diffrl bench --list",
         "diffrl bench parti --model playground --lora runs/nft/lora --data parti \\\n"
         "    --judge clip,artefact --limit 64 --out parti-nft",
@@ -40,17 +42,18 @@ def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None
     text = "your copy of the official repository (or the folder with its files); `--list` says which"
     command.add_argument("--data", type=Path, metavar="FOLDER", help=text)
     text = (
-        "who judges, instead of the default: NAME or path/to/file.py:CLASS, JUDGE=NAME where a benchmark has several, "
+        "the judge instead of the default: NAME or path/to/file.py:CLASS; JUDGE=NAME if a benchmark has several, "
         "separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
     )
     command.add_argument("--judge", default="", metavar="A,B,C", help=text)
-    text = "folder of the images, answers, bench.json and report.html; an interrupted call goes on in it"
+    text = "folder of the images, answers, bench.json and report.html; an interrupted call continues in it"
     command.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
 def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.list:
-        print(_list(min(shutil.get_terminal_size((80, 24)).columns, 120)))
+        work = None if arguments.model is None else _work(arguments)
+        print(_list(min(shutil.get_terminal_size((80, 24)).columns, 120), work))
         return 0
     if arguments.name not in NAMES:
         given = "name a benchmark" if arguments.name is None else f'unknown benchmark "{arguments.name}"'
@@ -65,6 +68,7 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     common = _drawing(arguments, bench)
     judges = _judges(arguments, rest)
     bench.read(arguments.data)  # before anything heavy is imported
+    _check_packages({plugin for plugin, _ in judges.values()})
     from diffrl.bench.run import FILE, run_bench
     from diffrl.drawing import Drawing
 
@@ -77,6 +81,17 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
         page = write_bench_report(result, arguments.out)
         print(f"results: {arguments.out / FILE}; page: {page}")
     return 0
+
+
+def _check_packages(plugins: Iterable[str]) -> None:
+    """What judges need besides is looked for before hours of drawing."""
+    from diffrl.rewards.registry import load_class
+
+    for plugin in plugins:
+        for package in getattr(load_class(plugin), "packages", ()):
+            if find_spec(package) is None:
+                text = f"the package {package}, which is not installed; `diffrl rewards show {plugin}` says how"
+                raise UserError(f"--judge: {plugin} needs {text}")
 
 
 def _entry(plugin: str, given: dict[str, Any]) -> Any:
@@ -138,8 +153,39 @@ def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[s
     return {judge: (plugin, {**standard.get(judge, {}), **given[plugin]}) for judge, plugin in chosen.items()}
 
 
-def _list(width: int) -> str:
-    """Every benchmark with its files, images, judges and what these need."""
+def _work(arguments: argparse.Namespace) -> tuple[float, str]:
+    """Floating-point operations of one image, text encoders left out, and in words of what; nothing is loaded."""
+    from diffrl.config import Config, check_model
+    from diffrl.run.fit import GIB
+    from diffrl.run.hollow import bytes_of, counting, hollow_backbone
+    from diffrl.run.phases import Phases
+
+    try:
+        check_model(arguments.model)
+    except UserError as error:
+        raise UserError(f"--model: {error}") from error
+    steps, guidance = arguments.steps or 10, arguments.guidance_scale or 1.0
+    drawn = {"resolution": arguments.resolution, "batch_size": arguments.batch_size}
+    config = Config.model_validate({"model": arguments.model, "family": arguments.family, "rewards": {"jpeg": {}},
+                                    "rollout": {**drawn, "groups": arguments.batch_size, "group_size": 2}})  # fmt: skip
+    backbone = hollow_backbone(config)
+    phases = Phases(backbone, config)
+    with counting(backbone):
+        peak, forward = phases.count(partial(phases.sample, arguments.batch_size, guidance), [])
+        other, decoding = phases.count(phases.decode, [])
+    weights = sum(map(bytes_of, (backbone.network, backbone.vae, *backbone.text_encoders)))
+    text = f"{steps} steps, guidance scale {guidance:g}; {weights / GIB:.1f} GiB of weights"
+    text += f" and {max(peak, other) / GIB:.1f} GiB for batches of {arguments.batch_size}"
+    return steps * forward / arguments.batch_size + decoding / phases.chunk, text
+
+
+def _minutes(images: int, asked: int) -> str:
+    drawing = f"{images / 60:,.0f} of drawing for each second that an image takes"
+    return f"  minutes  {drawing}" + (f", {asked / 60:,.0f} of judging for each that an answer takes" if asked else "")
+
+
+def _list(width: int, work: tuple[float, str] | None = None) -> str:
+    """Every benchmark with its files, images, judges and what these need; `work`: of an image, as `_work` gives it."""
     from diffrl.bench.facts import BENCHES
 
     parts = []
@@ -150,8 +196,13 @@ def _list(width: int) -> str:
             f"  files    {bench.source} ({bench.licence})",
             f"  images   {images:,}: {bench.images} of each of {bench.prompts:,} prompts, seed {bench.seed}",
         ]
-        if bench.forwards:
-            lines.append(f"  asked    {bench.forwards:,} times of the judges, for each model")
+        asked = f"{bench.forwards:,} times" if bench.forwards else "as many as the file has questions, of every image"
+        lines.append(f"  asked    of the judges: {asked}, for each model")
+        lines.append(_minutes(images, bench.forwards))
+        if work is not None:
+            total = images * work[0]
+            text = f"{total / 1e15:.3g} PFLOP, {total / RATE / 60:.3g} minutes at {RATE / 1e12:g} TFLOP/s"
+            lines.append(f"  draw     {text} (counted; {work[1]})")
         for judge, one in bench.judges.items():
             lines += [f"  judge    {judge}: {one.needs}", f"           officially {one.official}"]
         if not bench.judges:
@@ -159,7 +210,8 @@ def _list(width: int) -> str:
         lines += [f"  mind     {remark}" for remark in bench.remarks]
         parts.append("\n".join(textwrap.fill(line, width, subsequent_indent=" " * 11) for line in lines))
     clock = (
-        "How long it takes depends on the model, its steps and the machine: try `--limit 16` first; bench.json has the "
-        "seconds of drawing and of judging. Judges are loaded one after another, after the images are drawn."
+        "How long it takes depends on the model, its steps and the machine: a call with `--limit 16` ends with the "
+        "minutes that all prompts take at its pace. With --model (--steps, --guidance-scale, --resolution) this list "
+        "counts the arithmetic of drawing. Judges are loaded one after another, after the images are drawn."
     )
     return "\n\n".join([*parts, textwrap.fill(clock, width)])

@@ -43,7 +43,7 @@ def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> N
 
 def _add_set(parser: Any) -> None:
     parser.add_argument("--small", action="store_true", help="80 prompts of each dimension only")
-    text = "a file of base prompts in place of the shipped ones (general style and tonal prompts)"
+    text = "a file of base prompts instead of the shipped ones (general style and tonal prompts)"
     parser.add_argument("--base", metavar="FILE", help=text)
 
 
@@ -65,12 +65,12 @@ def _add_generate(action: Callable[..., Any], add_drawing: Callable[[Any], None]
     generate = action(
         "generate",
         _generate,
-        "draw the images of the prompts; a call that was interrupted goes on where it stopped",
+        "draw the images of the prompts; an interrupted call continues where it stopped",
         "diffrl divgen generate playground --lora runs/nft/lora --small --per-prompt 4 --steps 6 --out divgen/nft",
         "accelerate launch -m diffrl divgen generate stabilityai/stable-diffusion-3.5-medium --out divgen/sd35",
     )
     add_drawing(generate)
-    text = "prompts of your own (.jsonl with dimension and keyword) in place of the model's world's"
+    text = "prompts of your own (.jsonl with dimension and keyword) instead of the default ones"
     generate.add_argument("--prompts", metavar="FILE", help=text)
     _add_set(generate)
     text = "a checkpoint of a run in place of a LoRA: RUN_DIR/checkpoints/step-NNNNNN"
@@ -82,7 +82,7 @@ def _add_score(action: Callable[..., Any]) -> None:
     score = action(
         "score",
         _score,
-        "score a folder of images: of `generate`, or of anyone, by sub-folders DIMENSION/KEYWORD",
+        "score a folder of images: from `generate`, or any with sub-folders DIMENSION/KEYWORD",
         "diffrl divgen score divgen/base",
         "diffrl divgen score art --dimension style --style csd:csd.bin --reference wikiart.safetensors",
     )
@@ -276,7 +276,7 @@ def _report(arguments: argparse.Namespace, rest: list[str]) -> int:
     named = [str(folder).partition("=") for folder in arguments.folders]
     folders = {(name if equals else Path(name).name): Path(path if equals else name) for name, equals, path in named}
     if len(folders) < len(named):
-        raise UserError("report: two folders of one name; give each its own, as in base=divgen/base")
+        raise UserError("report: two folders have the same name; name them, as in base=divgen/base")
     write_divgen_report(folders, arguments.out)
     print(f"report: {arguments.out}")
     return 0

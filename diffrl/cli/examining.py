@@ -23,14 +23,10 @@ def add_doctor(add: Any) -> None:
         words_anywhere=True,
     )
     doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB] [--processes N]]"
-    text = (
-        "estimate what this config needs (of the model only its configs are read), and what to change if it is too much"
-    )
+    text = "estimate the memory that this config needs, from the model's configs alone, and name what to change"
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    doctor.add_argument(
-        "--gpu", metavar="GIB", help="memory of each device that it is for (default: what is free here)"
-    )
-    doctor.add_argument("--processes", metavar="N", help="one a device (default: WORLD_SIZE, or 1)")
+    doctor.add_argument("--gpu", metavar="GIB", help="memory of each device (default: what is free here)")
+    doctor.add_argument("--processes", metavar="N", help="one per device (default: WORLD_SIZE, or 1)")
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -38,7 +34,7 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
     gpu = None if arguments.gpu is None else positive(arguments.gpu, "--gpu", "GiB of memory")
     processes = None if arguments.processes is None else positive(arguments.processes, "--processes", "a whole number")
     if processes is not None and processes % 1:
-        raise UserError(f'doctor: --processes "{arguments.processes}": a whole number above 0 is needed')
+        raise UserError(f'doctor: --processes "{arguments.processes}": expected a whole number above 0')
     if (gpu or processes) and not words:
         raise UserError("doctor: --gpu and --processes are for a CONFIG: diffrl doctor CONFIG --gpu 24")
     with _offline():

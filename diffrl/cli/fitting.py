@@ -22,12 +22,12 @@ def add_fit(action: Callable[..., Any]) -> None:
     fit.usage = "diffrl rewards fit SET [--on NAME [parameter=value ...]] --out FILE"
     text = "an image set with preferences: RUN_DIR/votes, a .jsonl or .parquet file, or a folder of them"
     fit.add_argument("set", metavar="SET", help=text)
-    text = "a reward that embeds, whose embeddings stay as they are (default clip)"
+    text = "a reward that embeds; its embeddings stay frozen (default clip)"
     fit.add_argument("--on", default="clip", metavar="NAME", help=text)
     fit.add_argument("--out", type=Path, required=True, metavar="FILE", help="the head, for the reward `fitted`")
-    text = "which of the set's numbers say what is better (default preference)"
+    text = "the set's scores that say what is better (default preference)"
     fit.add_argument("--scores", default="preference", metavar="NAME", help=text)
-    text = "share of the prompts that only judges the head (default 0.2)"
+    text = "share of the prompts that is held out to judge the head (default 0.2)"
     fit.add_argument("--held-out", type=_number(0.01, 0.9), default=0.2, metavar="SHARE", help=text)
     text = "by how much the preferred one should lead, in logits (default 0)"
     fit.add_argument("--margin", type=_number(0.0, 10.0), default=0.0, metavar="M", help=text)

@@ -24,7 +24,7 @@ def add_image_sets(
     command = add(
         "draw-set",
         handle,
-        "draw pictures of prompts and score them, for training on an image set; goes on where it was broken off",
+        "draw pictures of prompts and score them, to train on as an image set; continues if interrupted",
         "diffrl draw-set playground --rewards playground --prompts playground/compositional/train --limit 640 "
         "--per-prompt 16 --out sets/base",
         "accelerate launch -m diffrl draw-set stabilityai/stable-diffusion-3.5-medium --rewards pickscore "
@@ -34,7 +34,7 @@ def add_image_sets(
     add_drawing(command, 8)
     text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
     command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
-    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
     command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
     command.add_argument("--out", required=True, type=Path, metavar="DIR", help="the set's folder")
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
 from diffrl.cli.around import add_around
 from diffrl.cli.bench import add_bench
+from diffrl.cli.comparing import add_comparing
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
@@ -37,7 +38,6 @@ from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, nearest, say, unheard
 from diffrl.records.disk import check_writable, out_file
-from diffrl.resources import file_of_run
 from diffrl.version import __version__
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -143,11 +143,7 @@ def _parser() -> _Parser:
     add: Callable[..., _Parser] = partial(subcommand, commands)
     _add_train(add)
     _add_sample_and_evaluate(add)
-    compare = add(
-        "compare", _compare, "one page of curves of several runs", "diffrl compare runs/a runs/b --out ab.html"
-    )
-    compare.add_argument("runs", nargs="+", metavar="RUN_DIR", type=Path, help="folders of runs, two or more")
-    compare.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    add_comparing(add)
     add_watch(add)
     add_rewards(add)
     add_objectives(add)
@@ -208,6 +204,8 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         _sample,
         "draw images of prompts",
         "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
+        "diffrl sample playground --prompts playground/words/test --limit 16 --rewards playground,clip --out images",
+        words_anywhere=True,
     )
     sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
     evaluate = add(
@@ -219,8 +217,9 @@ def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
         "clip.pretrained=laion2b_s32b_b79k --prompts test.txt --out scores.json",
         words_anywhere=True,
     )
-    text = "rewards by name, or path/to/file.py:Class, separated by commas; parameters stand anywhere as NAME.KEY=VALUE"
+    text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
     evaluate.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
+    sample.add_argument("--rewards", metavar="A,B,C", help=f"also score the images: {text}")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
         _add_drawing(command, members)
@@ -253,7 +252,7 @@ def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> N
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
     text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
     command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); best what was trained at"
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
     command.add_argument("--resolution", type=_resolution, metavar="PIXELS", help=text)
     text = "images per forward (default 32)"
     command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
@@ -294,34 +293,42 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
+    wanted = _rewards(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
     from diffrl.evaluation import sample
+    from diffrl.report.drawn import write_drawn
 
-    sample(**as_the_run(common, arguments))
+    drawn = sample(rewards=wanted, **as_the_run(common, arguments))
     print(f"images: {arguments.out}; all of them at a glance: {arguments.out / 'grid.png'}")
+    print(f"page: {write_drawn(arguments.out, drawn)}")
     return 0
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config import check_plugin
-
     common = _common(arguments)
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
-    names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
-    if not names:
-        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
-    for name in names:
-        _at("--rewards", check_plugin, name)
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
-    wanted = named_rewards([*names, *rest], "evaluate")
+    wanted = _rewards(arguments, rest, "evaluate")
     from diffrl.evaluation import evaluate
 
     result = evaluate(rewards=wanted, **common)
     print(result)
     print(f"scores: {arguments.out}")
     return 0
+
+
+def _rewards(arguments: argparse.Namespace, rest: list[str], command: str) -> dict[str, dict[str, Any]]:
+    """Of `--rewards`, with their parameters among the words."""
+    from diffrl.config import check_plugin
+
+    names = list(dict.fromkeys(name.strip() for name in (arguments.rewards or "").split(",") if name.strip()))
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    for name in names:
+        _at("--rewards", check_plugin, name)
+    return named_rewards([*names, *rest], command)
 
 
 def _common(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -343,19 +350,6 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
         "lora": None if lora is None else str(lora)
     }
     return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
-
-
-def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if len(arguments.runs) < 2:
-        raise UserError("compare: name at least two runs")
-    for run in arguments.runs:
-        file_of_run(run, "metrics.jsonl", "compare")
-    arguments.out = out_file(arguments.out, "--out", "compare.html")
-    from diffrl.report import write_comparison
-
-    write_comparison(arguments.runs, arguments.out)
-    print(f"report: {arguments.out}")
-    return 0
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -16,7 +16,7 @@ from diffrl.errors import UserError, nearest
 
 def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> None:
     """Register the command and its actions with the command line's `add`; `resolution` reads PIXELS."""
-    text = "list the supported models, show what is known of one, or check a family against diffusers' plain pipeline"
+    text = "supported models: list them, show one, or check a family against diffusers' plain pipeline"
     command = add("models", None, text, "diffrl models list", "diffrl models check qwen-image")
     action = partial(subcommand, command.add_subparsers(metavar="list|show|check", required=True))
 
@@ -33,7 +33,7 @@ def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> Non
         "diffrl models check examples/families/auraflow.py:AuraFlow",
     )
     text = (
-        "a family's tiny random pipeline by name, or by its file, whose function tiny(folder) makes it on the spot; or "
+        "the name of a family's tiny random pipeline; a file whose function tiny(folder) makes it; or "
         "a model's folder or hub id"
     )
     check.add_argument("model", metavar="NAME|FOLDER|FILE.py:CLASS", help=text)

@@ -83,13 +83,13 @@ def test_it_conforms(what: str, tmp_path: Path) -> None:
 
 def add_objectives(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
-    text = "list the objectives and what is put around them, or check one of your own"
+    text = "objectives and their wrappers: list them, or check one of your own"
     command = add(
         "objectives", None, text, "diffrl objectives list", "diffrl objectives check my_objective.py:MyObjective"
     )
     action = partial(subcommand, command.add_subparsers(metavar="list|check", required=True))
-    action("list", _list, "list the objectives and what is put around them", "diffrl objectives list")
-    text = "check what the loop, a resume and other methods count on"
+    action("list", _list, "list the objectives and their wrappers", "diffrl objectives list")
+    text = "check what the loop, a resume and other methods require"
     check = action("check", _check, text, "diffrl objectives check my_objective.py:MyObjective")
     check.add_argument("objective", metavar="NAME|FILE.py:CLASS", help="an objective's name, or a file of your own")
 
@@ -131,7 +131,7 @@ def write_objective(name: str, folder: Path) -> list[Path]:
     texts = {folder / f"{name}.py": OBJECTIVE, folder / f"test_{name}.py": TEST}
     for file in texts:
         if file.exists():
-            raise UserError(f'init: --objective: "{file}" is there already; choose another name')
+            raise UserError(f'init: --objective: "{file}" exists already; choose another name')
     for file, text in texts.items():
         file.write_text(text.format(name=name, cls=cls), encoding="utf-8")
     return list(texts)

@@ -34,7 +34,7 @@ def add_recipes(add: Callable[..., Any]) -> None:
     init.add_argument("--model", default="playground", metavar="MODEL", help=text)
     text = "rewards to optimise, separated by commas (default: playground's verifier, or what the method works with)"
     init.add_argument("--rewards", metavar="A,B", help=text)
-    text = "an objective (default: nft; `diffrl objectives list` has all) and what is put around it: grpo+dense+gardo"
+    text = "an objective (default: nft; `diffrl objectives list` has all) and its wrappers: grpo+dense+gardo"
     init.add_argument("--method", default="nft", metavar="METHOD", help=text)
     init.add_argument("--train", metavar="SET|FILE", help="prompts to train on")
     init.add_argument("--test", metavar="SET|FILE", help="held-out prompts")
@@ -81,7 +81,7 @@ def _init(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("init: name the config to write, as in diffrl init my.yaml")
     file: Path = arguments.file
     if file.exists():
-        raise UserError(f'init: "{file}" is there already; choose another name')
+        raise UserError(f'init: "{file}" exists already; choose another name')
     if file.suffix not in (".yaml", ".yml") or not file.parent.is_dir():
         raise UserError(f'init: "{file}": name a file that ends in .yaml, in a folder that exists')
     from diffrl.cli.template import default_rewards, methods_named, template

@@ -17,7 +17,7 @@ from diffrl.errors import UserError
 
 def add_rewards(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
-    text = "list the rewards, show one's card, begin, check, audit or fit one, serve some to other machines"
+    text = "rewards: list them, show a card, write, check, audit or fit one, serve some to other machines"
     command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
     action = partial(subcommand, command.add_subparsers(metavar="list|show|new|check|audit|fit|serve", required=True))
 
@@ -25,7 +25,7 @@ def add_rewards(add: Callable[..., Any]) -> None:
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
     show = action("show", _show, "a reward's card", "diffrl rewards show clip")
     show.add_argument("name", metavar="NAME", help="a reward of `diffrl rewards list`")
-    new = action("new", _new, "begin a reward of your own: a package with its test", "diffrl rewards new sharpness")
+    new = action("new", _new, "write a reward of your own: a package with its test", "diffrl rewards new sharpness")
     new.add_argument("name", metavar="NAME", help="of the reward")
     new.add_argument("--out", type=Path, metavar="DIR", help="the folder to write (default: NAME)")
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
@@ -147,9 +147,13 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(
                 f'rewards serve: "{one.plugin}" learns in the run that trains on it, so it cannot be served'
             )
+        if ability(one.reward, "batchwise"):
+            raise UserError(f'rewards serve: "{one.plugin}" judges whole batches, so it cannot be served')
+        if columns := ability(one.reward, "columns"):
+            raise UserError(f'rewards serve: "{one.plugin}" answers in columns ({", ".join(columns)}): not served')
     served = dict(zip(names_of(built), built, strict=True))
     if len(served) < len(built):
-        raise UserError(f"rewards serve: two rewards are called the same: {', '.join(names_of(built))}")
+        raise UserError(f"rewards serve: two rewards have the same name: {', '.join(names_of(built))}")
 
     def ready(url: str) -> None:
         guard = "with a token" if token is not None else "without a token"

@@ -52,19 +52,19 @@ def _add_options(command: argparse.ArgumentParser, add_drawing: Callable[..., No
     text = "rewards to search for, by name or path/to/file.py:Class; parameters stand anywhere as NAME.KEY=VALUE, and "
     text += "NAME.weight=W is the reward's factor in the sum (default 1)"
     command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
-    text = "rewards that are measured on the best images and not searched for"
+    text = "rewards that only score the best images"
     command.add_argument("--watch", default="", metavar="A,B,C", help=text)
     text = "forwards of the network for each prompt; guidance counts twice where it takes a second row"
     command.add_argument("--budget", required=True, type=whole_number(1, 10**7), metavar="FORWARDS", help=text)
     text = f"one or several of {', '.join(METHODS)} (default {method}); several are compared"
     command.add_argument("--method", default=method, metavar="A,B", help=text)
-    text = "refine: a prompt is left alone from this value on (default: every round is taken)"
+    text = "refine: stop rewriting a prompt that reaches this value (default: take every round)"
     command.add_argument("--good", type=float, metavar="VALUE", help=text)
     text = "also search MODEL without --lora, from the same noise, and compare"
     command.add_argument("--base", action="store_true", help=text)
-    text = "particles that are resampled together (default 8)"
+    text = "number of particles that are resampled together (default 8)"
     command.add_argument("--population", type=whole_number(1, 4096), default=8, metavar="K", help=text)
-    text = "of particles: lower follows the reward more; in deviations of the value among them (default 0.5)"
+    text = "of particles: lower follows the reward more; in standard deviations of their values (default 0.5)"
     command.add_argument("--temperature", type=positive_number, default=0.5, metavar="T", help=text)
     text = "w of gradient: images of the model times exp(w value) are aimed at (default 100)"
     command.add_argument("--strength", type=positive_number, default=100.0, metavar="W", help=text)

@@ -18,7 +18,7 @@ def add_sharing(add: Callable[..., Any]) -> None:
     command = add(
         "demo",
         demo,
-        "train the shipped model for some minutes on this machine's CPU, and say what to look at",
+        "train the shipped model for some minutes on this machine's CPU, and name what to look at",
         "diffrl demo",
         "diffrl demo epochs=5",
         words_anywhere=True,
@@ -30,7 +30,7 @@ def add_sharing(add: Callable[..., Any]) -> None:
     command = add(
         "publish",
         publish_run,
-        "write a folder for the hub: LoRA, model card, gallery, what was measured; and send it if asked",
+        "write a folder for the hub: LoRA, model card, gallery, results; --push sends it",
         "diffrl publish runs/demo",
         "diffrl publish runs/my --lora runs/my/healthy --push OWNER/NAME",
     )

@@ -24,7 +24,7 @@ def add_watch(add: Callable[..., Any]) -> None:
     watch.add_argument("--host", default="127.0.0.1", metavar="H", help=text)
     text = "port (default 8800; 0: a free one)"
     watch.add_argument("--port", type=whole_number(0, 65535), default=8800, metavar="P", help=text)
-    text = "file with the token that the page asks for; needed where other machines reach it"
+    text = "file with the token that the page asks for; needed if other machines can reach it"
     watch.add_argument("--token-file", metavar="FILE", help=text)
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from diffrl.config.base import Problem
 from diffrl.config.removed import removed
-from diffrl.config.reward import Reward, Watched, check_asking, check_shapes
+from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
@@ -76,12 +76,13 @@ def check_run_dir(run_dir: str) -> None:
     """A folder of the run's own: not a file, not one that holds the system, the home or the current folder."""
     path = Path(run_dir)
     try:
-        if path.is_file():
-            raise Problem("run_dir", f'"{run_dir}" is a file; name a folder')
+        file = next((one for one in (path, *path.parents) if one.is_file()), None)
         place = path.resolve()
     except (OSError, ValueError) as error:  # too long for a name, or a NUL
         reason = getattr(error, "strerror", None) or str(error)
         raise Problem("run_dir", f"not a folder's name: {reason}") from error
+    if file is not None:
+        raise Problem("run_dir", f'"{file}" is a file; name a folder')
     _, *parts = place.parts
     above = any(place == safe or place in safe.parents for safe in (Path.home().resolve(), Path.cwd().resolve()))
     below = parts[0] in SYSTEM and not (parts[:2] == ["dev", "shm"] and len(parts) > 2) if parts else True
@@ -97,7 +98,7 @@ def _at(key: str, function, *arguments):  # type: ignore[no-untyped-def]
         raise Problem(key, str(error)) from error
     except (OSError, ValueError) as error:  # too long for a file's name, a NUL in it, a folder that is not ours to read
         reason = getattr(error, "strerror", None) or str(error)
-        raise Problem(key, f"cannot be looked for: {reason}") from error
+        raise Problem(key, f"cannot be read: {reason}") from error
 
 
 def world_size() -> int:
@@ -120,13 +121,14 @@ def check_model(model: str) -> None:
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith(".") and not path.parent.is_dir()
     if hub_id:
         return
-    folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
     if len(path.parts) > 1:
+        folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         raise UserError(f'no folder "{model}"{nearest(path.name, folders)}')
     text = (
         f'"{model}" is neither "playground", a folder here, nor a hub id like stabilityai/stable-diffusion-3.5-medium'
     )
-    raise UserError(text + nearest(model, ["playground", *(name for name in folders if not name.startswith("."))]))
+    models = [index.parent.name for index in path.parent.glob("*/model_index.json")]
+    raise UserError(text + nearest(model, ["playground", *models]))
 
 
 def check_lora(lora: Path) -> None:
@@ -201,7 +203,7 @@ def check_rewards(config: Config) -> None:
         raise Problem("rewards", f"empty; name at least one (there are: {', '.join(sorted(available()))})")
     for name in config.rewards:
         if name in config.watch:
-            raise Problem(f"watch.{name}", f"{name} is also in rewards; an optimised reward cannot be held out")
+            raise Problem(f"watch.{name}", f"{name} is also in rewards; take it out of one (watch.{name}=null)")
         if config.rewards[name].weight == 0:
             raise Problem(f"rewards.{name}.weight", f"0 optimises nothing; move {name} to watch")
     for table in ("rewards", "watch"):
@@ -209,12 +211,15 @@ def check_rewards(config: Config) -> None:
             _check_reward(f"{table}.{name}", name, reward)
     check_shapes(config.rewards, config.watch)
     check_asking(config.rewards, config.watch, config)
+    check_batchwise(config.rewards, config.watch, config)
     if config.method.decodes:
         for name, reward in config.rewards.items():
             why = f'objective "{config.method.name}" back-propagates through the reward itself'
             _check_plain(f"rewards.{name}", reward, why)
     if config.d2align is not None and (name := config.d2align.corrected(config)) in config.rewards:
-        _check_plain(f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload"))
+        _check_plain(
+            f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload", "column")
+        )
 
 
 def _check_reward(key: str, name: str, reward: Watched) -> None:
@@ -229,7 +234,9 @@ def _check_reward(key: str, name: str, reward: Watched) -> None:
             raise Problem(f"{key}.{argument}", f"removed since an earlier version; {entry.text}")
 
 
-def _check_plain(key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload")) -> None:
+def _check_plain(
+    key: str, reward: Reward, why: str, options: tuple[str, ...] = ("shape", "cache", "offload", "column")
+) -> None:
     """Raise Problem for an option that changes how a reward is called, where the plain one is needed."""
     for option in options:
         if reward.shape.steps() if option == "shape" else getattr(reward, option):
@@ -250,7 +257,7 @@ def check_plugin(plugin: str) -> None:
         if outer != "remote":  # what a server has need not be installed here
             check_plugin(inner)
         return
-    if ".py" in plugin or "/" in plugin:
+    if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
             raise UserError(f'"{plugin}": write path/to/file.py:Class')
@@ -265,12 +272,17 @@ def check_plugin(plugin: str) -> None:
 
 
 def check_names_in_file(path: str, name: str) -> None:
-    """UserError unless the file is Python that gives this name a meaning. It is read, not run: that takes no torch."""
+    """UserError unless the file is Python with such a class, as far as reading it shows: running it takes torch."""
     try:
         module = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UserError(f"{path}{line}: not Python: {getattr(error, 'msg', error)}") from None
+    if any(isinstance(node, ast.FunctionDef) and node.name == name for node in module.body):
+        text = (
+            "here a reward is a class with __call__(images, prompts, metadata); only from Python may it be a function"
+        )
+        raise UserError(f'"{name}" in {path} is a function: {text}')
     known: set[str] = set()
     for node in ast.walk(module):  # also what an `if` or a `try` defines
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -34,7 +34,7 @@ def find_outside(objective: str, shipped: Sequence[str] = ()) -> type[Section]:
     if kind is None:
         raise UserError(f'"{objective}" has no `section`: the class of its keys, with a `method` that says what it is')
     if not (isinstance(kind, type) and issubclass(kind, Section)) or kind.method is None:
-        raise UserError(f'"{objective}": its section is no diffrl.config.base.Section with a `method`')
+        raise UserError(f'"{objective}": its section is not a diffrl.config.base.Section with a `method`')
     if not hasattr(kind, "trained_steps"):
         raise UserError(f'"{objective}": its section does not say how many rows an image has (`trained_steps`)')
     if not kind.method.name.isidentifier():

@@ -90,7 +90,7 @@ def find_rule(rule: str) -> type[Advantages]:
     if inspect.isclass(thing) and issubclass(thing, Advantages):
         return thing
     if not _is_called(thing):
-        raise UserError(f'"{rule}" is no {KIND}: it is not called with (scores, groups, std)')
+        raise UserError(f'"{rule}" is not an {KIND}: it is not called with (scores, groups, std)')
     parameters = list(inspect.signature(thing).parameters.values())
     own = parameters if inspect.isclass(thing) else parameters[3:]
     try:

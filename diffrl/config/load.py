@@ -37,7 +37,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f'config "{str(path)[:60]}": cannot be looked for: {getattr(error, "strerror", None) or error}'
+            f'config "{str(path)[:60]}": cannot be read: {getattr(error, "strerror", None) or error}'
         ) from error
     source = read(file)
     for text in overrides:

@@ -289,7 +289,11 @@ class Direct(Section):
         "direct",
         "direct back-propagation",
         {"D2-Align": "2512.24146"},
-        options={("align", GIVEN): {"SRPO": "2509.06942"}, ("path", GIVEN): {"R0": "2503.13070"}},
+        options={
+            ("align", GIVEN): {"SRPO": "2509.06942"},
+            ("path", GIVEN): {"R0": "2503.13070"},
+            ("cap", GIVEN): {"OneReward": "2508.21066"},
+        },
         about="back-propagation of a differentiable reward, as in D2-Align",
         trainer="diffrl.trainers.direct:Direct",
         advantages="none",
@@ -315,6 +319,10 @@ class Direct(Section):
         "random: the image that one state of the path predicts, nothing before it",
     )
     pair: Pair | None = key(None, "with align, SRPO: a reward's difference for two prompts in its place; present = on")
+    cap: FiniteFloat | None = key(
+        None,
+        "OneReward's lambda: a row whose reward, times its weight, is above this has no gradient; null: all have one",
+    )
 
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps * (self.align.rows if self.align else 1)
@@ -330,14 +338,17 @@ class Direct(Section):
             plugin = entry.plugin or name
             if declares(plugin, "differentiable") is False:
                 raise Problem(f"rewards.{name}", f'"{plugin}" is not differentiable, and {needs}')
-            if declares(plugin, "groupwise"):
-                raise Problem(f"rewards.{name}", f'"{plugin}" judges whole groups, and {needs}')
+            for able, what in (("groupwise", "groups"), ("batchwise", "batches")):
+                if declares(plugin, able):
+                    raise Problem(f"rewards.{name}", f'"{plugin}" judges whole {what}, and {needs}')
         if self.align is not None:
             self._check_align(self.align, config)
         if self.path is not None:
             self._check_path(config)
         if self.pair is not None:
             self._check_pair(self.pair, config)
+            if self.cap is not None:
+                raise Problem("direct.cap", f"{self.cap:g}, but direct.pair has its own, hinge: leave it out")
 
     def _check_path(self, config: Whole) -> None:
         if self.align is not None:

@@ -39,6 +39,10 @@ class Modulate(Section):
     base: FiniteFloat = key(0.4, "what this score counts where the bonus is 0; 1 where it is 1", ge=0, le=1)
 
 
+class Confidence(Section):
+    by: str = key("", "the reward, under rewards or watch, whose order inside a group is compared with this one's")
+
+
 class Unit(Section):
     """The step that brings a watched reward into [0, 1], for one that it modulates; present = on."""
 
@@ -63,6 +67,9 @@ class Shape(Unit):
     tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
     win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
+    confidence: Confidence | None = key(
+        None, "exp(-u / std u) of the distance from the group's mean: u is how far another judge disagrees (Ctrl-U)"
+    )
 
 
 class Watched(BaseModel):
@@ -70,6 +77,11 @@ class Watched(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     plugin: PathText | None = key(None, "a plugin's name, or path/to/file.py:Class; null: the same as NAME")
+    column: str | None = key(
+        None,
+        "which of the named scores of a reward with several (`columns`); entries with the same plugin and arguments "
+        "share a request",
+    )
     retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
     timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
@@ -114,6 +126,31 @@ def check_asking(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], co
         raise Problem(where, f"people compare the images of a group, and rollout.group_size is {size}")
 
 
+def check_batchwise(rewards: Mapping[str, Reward], watch: Mapping[str, Watched], config: Any) -> None:
+    """Raise Problem where a reward of the whole batch would see other images than an epoch's final ones."""
+    from diffrl.rewards.registry import declares
+
+    read = [*read_by_steps(rewards, watch), *(config.gardo.auxiliary if config.gardo is not None else ())]
+    entries = {
+        **{f"watch.{n}": watch[n] for n in read if n in watch},
+        **{f"rewards.{n}": r for n, r in rewards.items()},
+    }
+    where = next((w for w, e in entries.items() if declares(e.plugin or w.partition(".")[2], "batchwise")), None)
+    if where is None:
+        return
+    if (credit := next((method for method in config.methods if method.kind == "credit"), None)) is not None:
+        text = f"it judges an epoch's final images together, and {credit.name} scores others, too; leave one out"
+        raise Problem(where, text)
+    if config.rollout.scout is not None:
+        raise Problem(
+            where, "it judges an epoch's images together, and scouts are judged before; leave out rollout.scout"
+        )
+    if config.image_set is not None:
+        raise Problem(
+            where, "it judges the images that a run draws; an image set brings its scores: leave out image_set"
+        )
+
+
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:
     """Raise Problem where steps name what is not there, read in a ring, have no effect, or can do nothing."""
     entries: dict[str, Watched] = {**watch, **rewards}
@@ -127,6 +164,8 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) ->
             _check_other(f"{where}.modulate.by", name, shape.modulate.by, entries)
             check_unit(f"{where}.modulate", name, reward)
             check_unit(f"{where}.modulate.by", shape.modulate.by, entries[shape.modulate.by])
+        if shape.confidence is not None:
+            _check_other(f"{where}.confidence.by", name, shape.confidence.by, entries)
         if shape.tame is not None and shape.tame.delta is None and len(rewards) < 2:
             raise Problem(
                 f"{where}.tame.delta", "null is the mean over the optimised rewards, which needs two; give it"

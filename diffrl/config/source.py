@@ -51,6 +51,7 @@ _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_PREFIX + _name, _pattern, _first)
 _Loader.add_constructor(_PREFIX + "int", _whole)
+_Loader.add_implicit_resolver(_PREFIX + "merge", re.compile("<<$"), ["<"])
 Dumper.add_implicit_resolver(_PREFIX + "float", _FLOAT, list("-+0123456789."))
 Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence(_PREFIX + "seq", data, flow_style=True))
 
@@ -191,6 +192,11 @@ def _index(
         return
     for key, value in node.value:
         place = where(key.start_mark.line + 1)
+        if (
+            isinstance(key, yaml.ScalarNode) and key.tag == _PREFIX + "merge"
+        ):  # `<<: *alias`, the keys of another mapping beneath these
+            _index(value, (*path, "<<"), {}, where, seen)
+            continue
         if not isinstance(key, yaml.ScalarNode) or key.tag != _PREFIX + "str":
             text = f'"{key.value}"' if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             raise UserError(f"{place}: a key must be text, got {text}")

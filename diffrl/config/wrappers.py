@@ -125,7 +125,8 @@ class GARDO(Section):
             raise Problem(where, f'"{name}" is not under watch{nearest(name, config.watch)}')
         entry = config.watch[name]
         for other, reward in config.rewards.items():
-            if (reward.plugin or other, reward.arguments) == (entry.plugin or name, entry.arguments):
+            same = (reward.plugin or other, reward.arguments, reward.column)
+            if same == (entry.plugin or name, entry.arguments, entry.column):
                 raise Problem(where, f'"{name}" is the optimised reward "{other}" by another name')
 
 

@@ -114,7 +114,7 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
             raise UserError(f'{kind}: "{plain}" takes no weights, got "{weights}"')
     extractor = loaded(device=device, **arguments)
     if not callable(extractor) or not isinstance(getattr(extractor, "name", None), str):
-        raise UserError(f'{kind}: "{name}" is no extractor; it needs `name` and `__call__(images, prompts)`')
+        raise UserError(f'{kind}: "{name}" is not an extractor; it needs `name` and `__call__(images, prompts)`')
     return extractor
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diffrl.drawing import Drawing
+from diffrl.errors import UserError
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import group_of
 from diffrl.policy.conditioning import Conditioning
@@ -24,6 +25,7 @@ from diffrl.prompts import Prompt
 from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
+from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import generate
@@ -49,6 +51,8 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
         name.rpartition(":")[2] if ".py" in name else name: Entry(name, given) for name, given in rewards.items()
     }
     scorer = Scorer(build_rewards(entries, policy.device))
+    for name in scorer.batchwise:
+        raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
     spec = job.spec(policy)
     pieces = Pieces(out, ROWS, "set")
     if accelerator.is_main_process:

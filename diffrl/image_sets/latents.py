@@ -130,7 +130,7 @@ class Pictures:
         except UserError:
             raise
         except Exception as error:  # PIL's own kinds, for files of anybody's
-            text = f"{picture} is no picture that can be read ({in_one_line(error, most=120)})"
+            text = f"{picture} is not a picture that can be read ({in_one_line(error, most=120)})"
             raise UserError(f"{where}: {text}") from error
 
 

@@ -119,6 +119,6 @@ def _numbers(values: Any, where: str, name: str) -> tuple[float, ...]:
             raise UserError(f"{where}: {name}: expected numbers, or null where there is none, got {value!r}")
         number = math.nan if value is None else float(value)
         if value is not None and not math.isfinite(number):
-            raise UserError(f"{where}: {name}: {value} is no score; null where there is none")
+            raise UserError(f"{where}: {name}: {value} is not a score; write null where there is none")
         numbers.append(number)
     return tuple(numbers)

@@ -77,7 +77,7 @@ def set_attention(network: Any, kernel: str) -> None:
     """
     known = ["auto", *_kernels()]
     if kernel not in known:
-        raise UserError(f'{ATTENTION}: "{kernel}" is no kernel of diffusers{nearest(kernel, known)}')
+        raise UserError(f'{ATTENTION}: "{kernel}" is not a kernel of diffusers{nearest(kernel, known)}')
     modern = _modern(network)
     if not modern and kernel not in ("native", "xformers"):
         name = type(network).__name__

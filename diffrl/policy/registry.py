@@ -61,5 +61,5 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
         except Exception as error:
             raise UserError(f"model: the family {name} of {pipeline} cannot be imported: {where(error)}") from error
     if missing := [part for part in NEEDED if not callable(getattr(family_class, part, None))]:
-        raise UserError(f'"{name}" is no model family: it has no {", ".join(missing)}')
+        raise UserError(f'"{name}" is not a model family: it has no {", ".join(missing)}')
     return family_class

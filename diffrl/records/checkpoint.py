@@ -372,7 +372,7 @@ def _verify(folder: Path) -> list[str]:
     for name, expected in files.items():
         path = folder / name
         if path.parent != folder or not isinstance(expected, dict) or not {"size", "sha256"} <= set(expected):
-            raise CheckpointError(f'{manifest_path}: "{name}" is no file of a checkpoint with its size and sha256')
+            raise CheckpointError(f'{manifest_path}: "{name}" is not a file of a checkpoint with its size and sha256')
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, although the manifest lists it")
         if (size := path.stat().st_size) != expected["size"]:

@@ -10,11 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffrl.records.held_out import HeldOut
+from diffrl.records.held_out import FELL, HeldOut
 
 Evaluation = Mapping[str, Any]
-FELL = 0.05  # a watched value that is worse than its best by more than this share is said to have fallen
-
 BREADTH = ("diversity", "variety", "saturation")  # what evaluations measure beside rewards
 
 

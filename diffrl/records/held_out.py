@@ -16,6 +16,7 @@ from diffrl.records.disk import writing
 
 NAME = "held_out.jsonl"
 SURE = 2.0  # standard errors beyond which a change is more than noise
+FELL = 0.05  # share of a value beyond which a change counts: for alarms, and where its error is not known
 Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
 
 
@@ -46,10 +47,10 @@ class HeldOut:
         pairs = zip(self._values(name, before), self._values(name, after), strict=False)
         return _standard_error([b - a for a, b in pairs if a is not None and b is not None])
 
-    def sure(self, name: str, change: float, before: int, after: int) -> bool:
-        """Is the change beyond `SURE` of its standard errors? True where nothing is known of them."""
+    def sure(self, name: str, change: float, before: int, after: int, size: float = 0.0) -> bool:
+        """Is the change beyond `SURE` of its standard errors? Where they are not known: beyond `FELL` of `size`."""
         error = self.change_error(name, before, after)
-        return error is None or abs(change) > SURE * error
+        return abs(change) > (FELL * abs(size) if error is None else SURE * error)
 
     def _values(self, name: str, epoch: int) -> Values:
         return self.epochs.get(epoch, {}).get(name, ())

@@ -138,7 +138,7 @@ def alive(path: Path, seen: bytes, patience: float) -> str | None:
         here = owner["place"] == _place()
         pid, started = int(owner["pid"]), float(owner["started"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return _watched(path, patience, f"{path} is no lock of this version; delete it if nobody writes there")
+        return _watched(path, patience, f"{path} is not a lock of this version; delete it if nobody writes there")
     todo = "wait until it ends, or choose another run_dir"
     if here:
         return f"{_describe(seen)}; {todo}" if _runs(pid, started) else None

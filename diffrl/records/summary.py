@@ -47,7 +47,8 @@ def summary(
     for name in names:
         before, after = first[prefix + name], last[prefix + name]
         difference, error = changes[name], held.change_error(name, *epochs)
-        style = _STYLES[_sign(gain(name, difference, lower))] if held.sure(name, difference, *epochs) else "dim"
+        sure = held.sure(name, difference, *epochs, size=before)
+        style = _STYLES[_sign(gain(name, difference, lower))] if sure else "dim"
         change = Text(f"{difference:+.3f}{_plus_minus(error)}", style=style)
         kind = ["trained"] * (name in trained) + ["lower is better"] * (name in lower)
         means = [
@@ -74,7 +75,7 @@ def verdict(
     """One sentence: what was learned, what became worse, and whether the images of one prompt still differ."""
     held, epochs = held or HeldOut(), (first["epoch"], last["epoch"])
     changes = _changes(first, last, "eval/")
-    sure = {name: held.sure(name, change, *epochs) and change != 0 for name, change in changes.items()}
+    sure = {name: held.sure(name, change, *epochs, size=first[f"eval/{name}"]) for name, change in changes.items()}
     gains = {name: gain(name, change, lower) for name, change in changes.items()}
     clauses = []
     for name in trained:

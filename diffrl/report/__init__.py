@@ -12,7 +12,7 @@ from pathlib import Path
 
 from diffrl.errors import foreign
 from diffrl.records.disk import write_text
-from diffrl.report.compare import write_comparison
+from diffrl.report.compare import write_comparison, write_table
 from diffrl.report.d2align import direction
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.gardo import gardo
@@ -21,7 +21,16 @@ from diffrl.report.page import page
 from diffrl.report.parts import by_part
 from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
 
-__all__ = ["RunData", "lower_by_config", "read_run", "sections", "warnings_of", "write_comparison", "write_report"]
+__all__ = [
+    "RunData",
+    "lower_by_config",
+    "read_run",
+    "sections",
+    "warnings_of",
+    "write_comparison",
+    "write_report",
+    "write_table",
+]
 
 Section = Callable[[RunData], str]
 

@@ -33,7 +33,7 @@ def write_audit(folder: Path) -> Path:
         facts: Mapping[str, Any] = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         body = f"<header><h1>Audit: {escape(facts['reward'])}</h1>{_lead(facts)}</header>"
         body += section("Exploits", _exploits(facts), DEFINITION)
-        body += section("Looks that it pays for", _looks(facts), LOOKS) if facts["looks"] else ""
+        body += section("Looks that it prefers", _looks(facts), LOOKS) if facts["looks"] else ""
         body += section("What fooled it", _images(folder, facts), "The true image, and one that scores higher.")
     target = folder / "report.html"
     write_text(target, page(f"{facts['reward']}: audit · diffrl", body))

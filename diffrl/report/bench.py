@@ -60,7 +60,11 @@ def as_text(result: Result) -> str:
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    return "\n".join([*(line.rstrip() for line in text), *(f"left out: {one}" for one in result.left_out)])
+    text += [f"left out: {one}" for one in result.left_out]
+    if minutes := result.about.get("whole"):
+        parts = ", ".join(f"{name} {value:,.1f} min" for name, value in minutes.items())
+        text.append(f"all prompts at this call's pace, loading included: {parts}")
+    return "\n".join(line.rstrip() for line in text)
 
 
 def write_bench_report(result: Result, folder: Path) -> Path:

@@ -9,50 +9,69 @@ from diffrl.config.schema import method_of
 from diffrl.errors import UserError, foreign
 from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
-from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, Sample, read_run, warnings_of
-from diffrl.report.page import escape, figure, grid, page, section, strip, table
+from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, warnings_of
+from diffrl.report.grouped import grouped
+from diffrl.report.groups import Group, apart, find_runs, group, names_of
+from diffrl.report.page import escape, figure, grid, page, section, table
 from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line, chart
 from diffrl.report.sections import change
-
-_PROMPTS = 16  # rows of images at most
+from diffrl.report.side_by_side import images
+from diffrl.report.tables import as_file
 
 
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
-    """Write one self-contained page that overlays the runs, and return its path.
+    """Write one self-contained page that compares the runs, and return its path.
 
-    Curves share an axis against images generated and against seconds of training (evaluation not counted).
+    Curves share an axis against images generated and against seconds of training (evaluation not counted). They are of
+    groups, with intervals and tests (`diffrl.report.groups`), where runs differ by their seed only; else of each run.
+    `run_dirs`: folders of runs, or folders that have some, such as a sweep's.
 
     Raises:
-        UserError: fewer than two folders, one of them given twice, or one that is not a run's; it is named.
+        UserError: fewer than two runs, one of them given twice, or a folder without one; it is named.
     """
-    folders = [Path(folder).resolve() for folder in run_dirs]
+    groups = _read(run_dirs)
+    seeded = any(len(one.runs) > 1 for one in groups)
+    with foreign(", ".join(map(str, run_dirs))):
+        body = grouped(groups) if seeded else _overlaid([one.first for one in groups])
+    title = f"{len(groups)} {'groups of runs' if seeded else 'runs'} compared · diffrl"
+    return _write(Path(out), page(title, body))
+
+
+def write_table(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+    """Write the groups' values and differences as Markdown, or as LaTeX where the file is called so (.tex).
+
+    Raises:
+        UserError: as `write_comparison`.
+    """
+    groups = _read(run_dirs)
+    if not names_of(groups):
+        raise UserError(f"{groups[0].first.folder}: nothing of it was evaluated; a table needs evaluations")
+    with foreign(", ".join(map(str, run_dirs))):
+        text = as_file(groups, Path(out).suffix)
+    return _write(Path(out), text)
+
+
+def _read(run_dirs: Sequence[str | Path]) -> list[Group]:
+    folders = find_runs([Path(folder) for folder in run_dirs])
     if len(folders) < 2:
         raise UserError(f"compare needs at least two run folders, got {len(folders)}")
-    for i, folder in enumerate(folders):
-        if folder in folders[:i]:
-            raise UserError(f"{run_dirs[i]}: this run is given twice")
-    runs = [read_run(folder) for folder in run_dirs]
-    _name_apart(runs)
-    with foreign(", ".join(map(str, run_dirs))):
-        body = _head(runs) + _values(runs) + compared(runs)
-        body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
-        body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
-        body += _images(runs)
-    target = Path(out)
+    return group(folders)
+
+
+def _write(target: Path, text: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, page(f"{len(runs)} runs compared · diffrl", body))
+    write_text(target, text)
     return target
 
 
-def _name_apart(runs: Sequence[RunData]) -> None:
-    """Runs whose folders have one name are called by more of their paths."""
-    parts = [run.folder.resolve().parts for run in runs]
-    depth = 1
-    while len({part[-depth:] for part in parts}) < len(runs):
-        depth += 1
-    for run, part in zip(runs, parts, strict=True):
-        run.name = "/".join(part[-depth:])
+def _overlaid(runs: Sequence[RunData]) -> str:
+    for run, name in zip(runs, apart([run.folder.resolve() for run in runs]), strict=True):
+        run.name = name
+    body = _head(runs) + _values(runs) + compared(runs)
+    body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
+    body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
+    return body + images(runs)
 
 
 def _color(index: int) -> str:
@@ -114,28 +133,3 @@ def _curves(runs: Sequence[RunData], x: str, label: str, note: str) -> str:
         tag = "lower is better" if any(name in run.lower for run in runs) else ""
         cards.append(figure(name, chart(lines, axis), tag, legend))
     return section(f"Against {label}", grid(cards), note)
-
-
-def _images(runs: Sequence[RunData]) -> str:
-    """For every prompt and seed that two runs share: the first run's first image, then every run's last."""
-    ends = [_first_and_last(run) for run in runs]
-    shared = [key for key in dict.fromkeys(key for end in ends for key in end) if sum(key in end for end in ends) > 1]
-    rows = []
-    for key in shared[:_PROMPTS]:
-        first = next(end[key][0] for end in ends if key in end)
-        images = [(first.path, "untrained" if first.epoch == 0 else f"epoch {first.epoch}")]
-        for run, end in zip(runs, ends, strict=True):
-            if key in end:
-                images.append((end[key][1].path, f"{run.name}, epoch {end[key][1].epoch}"))
-        rows.append(strip(key[0], images, key[1]))
-    return section(
-        "Samples", grid(rows, "strips"), "The same prompt and seed: at the start, and the last image of every run."
-    )
-
-
-def _first_and_last(run: RunData) -> dict[tuple[str, str], tuple[Sample, Sample]]:
-    samples: dict[tuple[str, str], tuple[Sample, Sample]] = {}
-    for sample in run.samples:  # oldest first
-        key = (sample.prompt, sample.seed)
-        samples[key] = (samples[key][0] if key in samples else sample, sample)
-    return samples

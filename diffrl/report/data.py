@@ -14,8 +14,8 @@ import yaml
 from PIL import Image
 
 from diffrl.errors import UserError, foreign, in_one_line
-from diffrl.records.guard import FELL, gain
-from diffrl.records.held_out import HeldOut, read_held_out
+from diffrl.records.guard import gain
+from diffrl.records.held_out import FELL, HeldOut, read_held_out
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import lower_is_better

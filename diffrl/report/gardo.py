@@ -93,7 +93,7 @@ def _read(folder: Path) -> dict[int, list[dict[str, Any]]]:
         # A folder may be a stranger's, and a report be sent on: it shows the folder's own pictures and no others.
         for row in rows:
             if not _IMAGE.fullmatch(row["image"]) or not within(folder / row["image"], folder.parent):
-                raise UserError(f'{path}: image "{row["image"]}" is no picture of this folder')
+                raise UserError(f'{path}: image "{row["image"]}" is not a picture of this folder')
     return epochs
 
 

@@ -8,8 +8,7 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
-from diffrl.records.guard import FELL
-from diffrl.records.held_out import SURE
+from diffrl.records.held_out import FELL, SURE
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table

@@ -101,7 +101,7 @@ def write_plugin(name: str, folder: Path) -> Path:
     if importlib.util.find_spec(module) is not None:
         raise UserError(f'rewards new: there is a Python module "{module}"; choose another name')
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f'rewards new: "{folder}" is there already; choose another --out')
+        raise UserError(f'rewards new: "{folder}" exists already; choose another --out')
     cls = "".join(part.capitalize() for part in name.split("_") if part)
     words = {"name": name, "module": module, "cls": cls, "group": GROUP, "dashed": name.strip("_").replace("_", "-")}
     folder.mkdir(parents=True, exist_ok=True)

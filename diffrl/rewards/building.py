@@ -10,20 +10,25 @@ from typing import Any, Literal
 import torch
 
 from diffrl.errors import UserError
+from diffrl.rewards.columns import Column, check_one
 from diffrl.rewards.offloading import Offloaded, find_offloaded, modules_of
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import load_reward, takes
 from diffrl.rewards.wrappers import Cached, identity_of
 
+# Abilities of rewards whose calls are more than scores: these can be neither kept nor moved.
+CHANGING = {"learns": "learns, so it changes while it trains", "batchwise": "judges whole batches"}
+
 
 @dataclass(frozen=True)
 class Entry:
-    """What a config says of one reward. `plugin`: a name or `path/to/file.py:Class`."""
+    """What a config says of one reward. `plugin`: a name or `path/to/file.py:Class`. `column`: of its answers."""
 
     plugin: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cache: str | None = None
     offload: Literal[False, True, "apart"] = False
+    column: str | None = None
 
 
 def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[str, Reward]:
@@ -35,27 +40,36 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
     """
     plain: dict[str, Reward] = {}
     offloaded: dict[str, Reward] = {}
+    cached: dict[tuple[str, str, str], Reward] = {}
     rewards: dict[str, Reward] = {}
     for name, entry in entries.items():
-        arguments = dict(entry.arguments)
+        arguments, column = dict(entry.arguments), entry.column
+        if "column" in arguments and not takes(entry.plugin, "column"):  # of a command line
+            column = arguments.pop("column")
         if "device" not in arguments and takes(entry.plugin, "device"):
             arguments["device"] = str(device)
         key = json.dumps([entry.plugin, arguments], sort_keys=True, default=repr)
         if key not in plain:
             plain[key] = load_reward(entry.plugin, **arguments)
         reward = plain[key]
-        if ability(reward, "learns") and (entry.offload or entry.cache is not None):
+        why = next((why for able, why in CHANGING.items() if ability(reward, able)), None)
+        if why is not None and (entry.offload or entry.cache is not None):
             asked = "offload" if entry.offload else "cache"
-            raise UserError(
-                f'{name}: {asked}: the reward "{entry.plugin}" learns, so it changes while it trains; leave it out'
-            )
+            raise UserError(f'{name}: {asked}: the reward "{entry.plugin}" {why}; leave it out')
         try:
             if entry.offload and _place(reward) not in ("cpu", "mps"):
                 reward = offloaded[key] = offloaded.get(key) or Offloaded(reward, entry.offload == "apart")
             if entry.cache is not None:
-                reward = Cached(reward, entry.cache, identity_of(entry.plugin, entry.arguments, plain[key]))
+                cache = (key, entry.cache, str(entry.offload))  # one for all columns of a reward
+                if cache not in cached:
+                    identity = identity_of(entry.plugin, entry.arguments, plain[key])
+                    cached[cache] = Cached(reward, entry.cache, identity)
+                reward = cached[cache]
+            if column is not None:
+                reward = Column(reward, column)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
+        check_one(name, reward)
         rewards[name] = reward
     _check_shared(entries, rewards)
     return rewards

@@ -21,6 +21,8 @@ from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
+from diffrl.rewards.batchwise import compared
+from diffrl.rewards.columns import Column
 from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, playground_examples
 from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
@@ -119,8 +121,24 @@ def examine(
     images = images[judged].to(ability(reward, "device") or "cpu")
     if ability(reward, "groupwise"):
         texts, more = [texts[0]] * len(texts), [more[0]] * len(texts)
-    bench = Bench(reward, images, texts, more, list(zip(prompts, known, strict=True)))
-    return _once([_run(title, work, bench) for title, work in _checks(bench.reward)])
+    offered = list(zip(prompts, known, strict=True))
+    benches = {"": Bench(reward, images, texts, more, offered)}
+    if names := ability(reward, "columns"):
+        benches = {f"{n}: ": _applying(Bench(Column(reward, n), images, texts, more, offered)) for n in names}
+    found = {title: _once([_run(check, work, b) for check, work in _checks(b.reward)]) for title, b in benches.items()}
+    return [replace(one, title=title + one.title) for title, results in found.items() for one in results]
+
+
+def _applying(bench: Bench) -> Bench:
+    """A column's bench with those of its images to which the column applies."""
+    try:
+        rows = (~bench.raw().isnan()).nonzero().flatten().tolist()
+    except Exception:  # the checks tell it
+        rows = []
+    if not rows:
+        return bench
+    texts, metadata = [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows]
+    return replace(bench, images=bench.images[rows], prompts=texts, metadata=metadata)
 
 
 def _once(results: Sequence[Result]) -> list[Result]:
@@ -140,7 +158,7 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
         return Result(title, False, str(finding))
     except RewardError as error:
         return Result(title, False, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Result(title, False, f"{RAISED} {in_one_line(error)}")
 
 
@@ -152,7 +170,7 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
     yield "deterministic", _deterministic
     yield "images left as they were", _untouched
     yield "independent of the order", _order
-    if not ability(reward, "groupwise"):
+    if not compared(reward):
         yield "independent of the batch", _batches
     yield "other sizes and shapes", _shapes
     yield "unusual prompts", _unusual
@@ -234,7 +252,7 @@ def _same(scores: Tensor, reference: Tensor, how: str) -> str:
     if not (finite := scores.isfinite()).all():
         raise Failed(
             f"scores {how} are {scores[~finite][0].item()}: a score must not be computed from the whole batch, as a "
-            "z-score is (trainers normalise; a comparison inside a group is `groupwise`)"
+            "z-score is (trainers normalise; a comparison inside a group is `groupwise`, of all `batchwise`)"
         )
     gap = (scores - reference).abs().max().item()
     allowed = TOLERANCE * max(1.0, reference.abs().max().item())
@@ -260,10 +278,11 @@ def _shapes(bench: Bench) -> str:
 def _unusual(bench: Bench) -> str:
     bench.call()
     count, tried = min(2, len(bench.prompts)), []
+    metadata = bench.metadata[:count]  # what the reward needs beside the prompt stays
     for kind, prompt in UNUSUAL.items():
-        if applies(bench.reward, prompt, {}):
+        if all(applies(bench.reward, prompt, data) for data in metadata):
             tried.append(kind)
-            _sound(Bench(bench.reward, bench.images[:count], [prompt] * count, [{}] * count), f"prompts, {kind},")
+            _sound(Bench(bench.reward, bench.images[:count], [prompt] * count, metadata), f"prompts, {kind},")
     return f"tried: {', '.join(tried)}" if tried else "it applies to none of the check's"
 
 
@@ -274,11 +293,12 @@ def _sound(bench: Bench, what: str) -> None:
         scores = bench.call()
     except (RewardError, UserError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Failed(f"{what} {RAISED} {in_one_line(error)}") from error
     if tuple(scores.shape) != (count,):
         raise Failed(f"{what} get the shape {tuple(scores.shape)}, not ({count},)")
-    if not (finite := scores.isfinite()).all():
+    none = scores.isnan() & isinstance(bench.reward, Column)  # a column need not apply
+    if not (finite := scores.isfinite() | none).all():
         raise Failed(f"{what} get {scores[~finite][0].item()}")
 
 
@@ -296,7 +316,7 @@ def _gradient(bench: Bench) -> str:
     bench.reward(images, bench.prompts, bench.metadata).sum().backward()
     if images.grad is None or not images.grad.isfinite().all() or not images.grad.any():
         raise Failed("declared differentiable, but the images get no gradient, a zero one or a non-finite one")
-    if not ability(bench.reward, "groupwise"):
+    if not compared(bench.reward):
         one = bench.images[:1].clone().requires_grad_()
         bench.reward(one, bench.prompts[:1], bench.metadata[:1]).sum().backward()
         if one.grad is None or (one.grad[0] - images.grad[0]).abs().max() > 1e-3 * images.grad[0].abs().max():

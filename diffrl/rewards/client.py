@@ -50,7 +50,7 @@ class Answer:
         except (ValueError, RecursionError) as error:
             raise RemoteError(f"server {self.url}: its answer is not JSON; is it a diffrl reward server?") from error
         if not isinstance(value, dict):
-            raise RemoteError(f"server {self.url}: its answer is no JSON object; is it a diffrl reward server?")
+            raise RemoteError(f"server {self.url}: its answer is not a JSON object; is it a diffrl reward server?")
         return value
 
 

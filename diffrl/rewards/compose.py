@@ -1,4 +1,4 @@
-"""From scores to what is optimised: each reward's column clipped, tamed, bounded, compared or modulated.
+"""From scores to what is optimised: each reward's column clipped, tamed, bounded, compared, modulated or trusted.
 
 Symbols: N images of an epoch over all processes, K rewards, G group ids. Columns are (N,) float, NaN = not applicable.
 Two steps remember something between epochs: `tame` whether it is on, `bound` its reference; both are in the
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.advantages import win_rates
+from diffrl.advantages import group_mean, win_rates
 from diffrl.rewards.order import STEPS, Steps, in_order
 
 
@@ -46,6 +46,24 @@ def modulate(column: Tensor, by: Tensor, base: float = 0.4) -> Tensor:
 def bound(column: Tensor, at: float, scale: float = 1.0) -> Tensor:
     """sigmoid((s - at) / scale) in (0, 1): little is gained far above the reference `at` (PAR, arXiv 2502.18770)."""
     return ((column - at) / scale).sigmoid()
+
+
+def confidence(column: Tensor, by: Tensor, groups: Tensor) -> Tensor:
+    """`m + (s - m) exp(-u / std u)` with the group's mean m: scores count less where another judge disagrees.
+
+    `u = |w(s) - w(by)|` by the win rates inside the group, so that only the judges' orders count; std over all images.
+    Ctrl-U (arXiv:2410.11236) weighs a reward's loss by `exp(-u)`, with u the reward model's own disagreement on two
+    predictions; two judges, and scores without gradients, are this package's form of it. Where `by` has no score, or
+    where all images have one u, the score stays what it is.
+    """
+    gap = (win_rate(column, groups) - win_rate(by, groups)).abs().double()
+    known = gap[~gap.isnan()]
+    scale = known.std(correction=0) if len(known) else known.sum()
+    if float(scale) == 0.0:
+        return column
+    mean = group_mean(column[:, None].double(), groups)[:, 0]
+    trusted = mean + (column - mean) * (-gap / scale).exp()
+    return torch.where(gap.isnan(), column, trusted.to(column.dtype))
 
 
 def spread(column: Tensor) -> float:
@@ -106,6 +124,8 @@ class Composition:
                 column = bound(column, self._reference(name, column, **arguments), arguments.get("scale", 1.0))
             elif step == "modulate":
                 column = modulate(column, columns[arguments.pop("by")], **arguments)
+            elif step == "confidence":
+                column = confidence(column, columns[arguments["by"]], groups)
             else:
                 column = _POINTWISE[step](column, **arguments)
         return column

@@ -64,7 +64,7 @@ def save_head(head: Head, path: Path) -> None:
 
 
 def load_head(path: str) -> Head:
-    """UserError for what is no head that `diffrl rewards fit` wrote."""
+    """UserError for what is not a head that `diffrl rewards fit` wrote."""
     if not Path(path).is_file():
         raise UserError(f'fitted: no file "{path}"; `diffrl rewards fit SET --out {path}` writes one')
     try:
@@ -74,7 +74,7 @@ def load_head(path: str) -> Head:
         head = Head(**tensors, **{name: told[name] for name in ("reward", "arguments", "figures")})
         fine = head.weight.ndim == 1 and head.bias.ndim == 0 and isinstance(head.arguments, dict)
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"fitted: {path} is no head that `diffrl rewards fit` wrote") from error
+        raise UserError(f"fitted: {path} is not a head that `diffrl rewards fit` wrote") from error
     if not fine:
-        raise UserError(f"fitted: {path} is no head that `diffrl rewards fit` wrote")
+        raise UserError(f"fitted: {path} is not a head that `diffrl rewards fit` wrote")
     return head

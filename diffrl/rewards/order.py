@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# The order in which a reward's steps are applied; modulate reads another reward, too.
-STEPS = ("clip", "tame", "bound", "win_rate", "modulate")
+# The order in which a reward's steps are applied; the last two read another reward, too.
+STEPS = ("clip", "tame", "bound", "win_rate", "modulate", "confidence")
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 
 def reads(steps: Steps) -> list[str]:
     """Names of the other rewards that a reward's steps read."""
-    return [steps["modulate"]["by"]] if "modulate" in steps else []
+    return [steps[step]["by"] for step in ("modulate", "confidence") if step in steps]
 
 
 def in_order(steps: Mapping[str, Steps]) -> list[str]:

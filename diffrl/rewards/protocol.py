@@ -65,6 +65,8 @@ class Reward(Protocol):
     Abilities that a class may declare as attributes or methods (`ABILITIES`); what it leaves out is off:
 
     - `groupwise = True`: the score depends on the other images of the group; every call gets one whole group.
+    - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.rewards.batchwise.Batchwise`.
+    - `columns`: names of C scores; every call returns (B, C), NaN where one does not apply, and entries choose one.
     - `differentiable = True`: gradients flow from the scores to `images`.
     - `embeds = True`: has `embed_image(images) -> (B, D)`, through which gradients flow, `embed_text(prompts) -> (B,
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
@@ -230,9 +232,17 @@ def _breakdown(value: Any) -> str:
     return "" if value is None or (known and callable(value)) else "is not a callable with `names`, those of its parts"
 
 
+def _columns(value: Any) -> str:
+    names = [] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+    known = bool(names) and all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
+    return "" if value is None or known else "is not a list of different names"
+
+
 # All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
 ABILITIES: dict[str, Ability] = {
     "groupwise": Ability(False, _flag, told=bool, heard=_bool),
+    "batchwise": Ability(False, _flag, methods=("describe", "gains"), kept=False),
+    "columns": Ability(None, _columns),
     "differentiable": Ability(False, _flag, kept=False),
     "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
     "asks": Ability(False, _flag, methods=("ask",), kept=False),

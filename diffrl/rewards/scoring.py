@@ -21,6 +21,9 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
+from diffrl.rewards.answers import checked, subject
+from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
+from diffrl.rewards.columns import Column
 from diffrl.rewards.learning import Learning
 from diffrl.rewards.offloading import find_offloaded
 from diffrl.rewards.protocol import Reward, RewardError, ability
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
     from diffrl.prompts import Prompt
 
 log = logging.getLogger("diffrl")
-# A float32 still tells 1e9 from 1e9 + 64; farther out differences between images are lost, and their squares overflow.
-LARGEST = 1e9
 
 
 def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
@@ -81,6 +82,7 @@ class Scorer:
         self.plugins = plugins or {}
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
+        self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         found = {name: find_offloaded(reward) for name, reward in self.rewards.items()}
         self._offloaded = {name: one for name, one in found.items() if one is not None}
@@ -108,19 +110,24 @@ class Scorer:
 
     @property
     def later(self) -> list[str]:
-        """Names of the rewards that `finish` fills in: group-wise ones, and those that the network makes room for."""
-        return [name for name in self.names if name in {*self.groupwise, *self._apart}]
+        """Names of the rewards that `finish` fills in: that compare images, or that the network makes room for."""
+        return [name for name in self.names if name in {*self.groupwise, *self.batchwise, *self._apart}]
+
+    @property
+    def batchwise(self) -> list[str]:
+        """Names of the rewards that judge all images of a phase of scoring together."""
+        return [name for name, reward in self.rewards.items() if ability(reward, "batchwise")]
 
     def score(self, images: Tensor, prompts: Sequence[Prompt], groups: Tensor | None = None) -> Tensor:
         """Scores (B, K), float32 on the CPU, of `images` (B, 3, H, W) in [0, 1].
 
         `groups`: (B,) group ids, int64, needed by group-wise rewards (`ValueError` otherwise), whose groups must be
-        whole. Raises `RewardError` if a reward raises, takes too long, or returns what is not a finite number per
-        image.
+        whole. To batch-wise ones these images are the batch. Raises `RewardError` if a reward raises, takes too long,
+        or returns what is not a finite number per image.
         """
         if groups is None and self.groupwise:
             raise ValueError(f'reward "{self.groupwise[0]}" is group-wise: score() needs the group ids of the images')
-        scores = self._each(images, prompts, self.names)
+        scores = self._score_batch(self._each(images, prompts, self.names), images, prompts, alone)
         return scores if groups is None else self.score_groups(images, prompts, groups, scores)
 
     @property
@@ -151,26 +158,30 @@ class Scorer:
         prompts: Sequence[Prompt],
         groups: Tensor,
         room: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        everyone: Everyone = alone,
     ) -> Tensor:
         """Ends a phase of scoring: `scores` (B, K) with the columns of `later` filled, and no offloaded reward is on
         its device any more.
 
         `images`: parts (b, 3, H, W) of all B, needed where there is a reward for `later`; `groups` (B,) int64: images
         of one group need not be neighbours. `room`: entered while those score that stand apart, one after another.
+        `everyone`: rows of this process to those of all, and the place of its first; all processes come to it.
         """
         apart = self._apart
         if self.later:
-            whole = torch.cat(list(images))
+            whole = torch.cat(list(images)) if len(images) else torch.zeros(0, 3, 1, 1)
             scores = self.score_groups(whole, prompts, groups, scores, [n for n in self.later if n not in apart])
+            scores = self._score_batch(scores, whole, prompts, everyone)
         self.leave()
         if not apart:
             return scores
         mark = time.perf_counter()
         with room():
             self._making_room += time.perf_counter() - mark
-            for name in apart:
-                own = self._each(whole, prompts, [name])
-                scores = self.score_groups(whole, prompts, groups, scores.where(own.isnan(), own), [name])
+            for one in {id(self._offloaded[name]): self._offloaded[name] for name in apart}.values():
+                names = [name for name in apart if self._offloaded[name] is one]
+                own = self._each(whole, prompts, names)
+                scores = self.score_groups(whole, prompts, groups, scores.where(own.isnan(), own), names)
                 self.leave()
             mark = time.perf_counter()
         self._making_room += time.perf_counter() - mark
@@ -234,32 +245,63 @@ class Scorer:
             raise ValueError(f"{len(images)} images but {len(prompts)} prompts")
         images = images.detach()
         scores = torch.full((len(images), len(self.names)), torch.nan)
+        tables: dict[int, Tensor] = {}  # (B, C) of rewards with columns, each asked once
         for k, (name, reward) in enumerate(self.rewards.items()):
-            if name not in names or ability(reward, "groupwise") or ability(reward, "asks"):
+            if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
                 continue
-            rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
-            size = ability(reward, "batch_size") or max(len(rows), 1)
-            for start in range(0, len(rows), size):
-                batch = rows[start : start + size]
-                # Indexing copies; whole batches, the usual case, are handed over as they are.
-                part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
-                scores[batch, k] = self._call(name, part, owners)
-                if keys is not None and name in self.learning:
-                    told = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                    self.learning[name].observe(part, *told)
+            if not isinstance(reward, Column):
+                self._fill(scores[:, k], name, images, prompts, keys)
+                continue
+            if (table := tables.get(id(reward.reward))) is None:
+                table = tables[id(reward.reward)] = torch.full((len(images), reward.width), torch.nan)
+                self._fill(table, name, images, prompts)
+            scores[:, k] = table[:, reward.index]
+        return scores
+
+    def _fill(
+        self, out: Tensor, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None
+    ) -> None:
+        """Put the reward's answers for those of the images to which it applies into `out` (B,) or (B, C)."""
+        reward = self.rewards[name]
+        rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+        size = ability(reward, "batch_size") or max(len(rows), 1)
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            # Indexing copies; whole batches, the usual case, are handed over as they are.
+            part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
+            out[batch] = self._call(name, part, owners)
+            if keys is not None and name in self.learning:
+                told = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
+                self.learning[name].observe(part, *told)
+
+    def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
+        """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
+        scores, self.figures = scores.clone(), {}
+        for name in self.batchwise:
+            reward = cast(Batchwise, self.rewards[name])
+            rows = torch.full((len(images), reward.width), torch.nan)
+            self._fill(rows, name, images, prompts)
+            found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
+            scores[:, self.names.index(name)] = found
         return scores
 
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, or `RewardError`."""
-        reward = self.rewards[name]
+        """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, (b, C) of one with columns,
+        (b, W) of a batch-wise one, or `RewardError`."""
+        reward, width = self.rewards[name], None
+        ask: Callable[..., object] = reward
+        if isinstance(reward, Column):
+            ask, width = reward.reward, reward.width
+        elif ability(reward, "batchwise"):
+            ask, width = cast(Batchwise, reward).describe, cast(Batchwise, reward).width
         images = _placed(name, reward, images)
         texts = [p.text for p in prompts]
-        on = _subject(name, texts)
+        on = subject(name, texts)
 
-        def attempt() -> Tensor:
+        def attempt() -> object:
             given = images.clone()
             with torch.no_grad(), self._unchanged(name):  # here and not around: the mode belongs to the thread
-                scores = reward(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
+                scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             self._look_for_writes(name, given, images)
             return scores
 
@@ -272,7 +314,7 @@ class Scorer:
                 todo = f"raise the time limit (rewards.{name}.timeout) or lower the reward's batch_size"
                 raise RewardError(f"{on} took longer than {limit:g} s; {todo}") from error
             try:
-                scores = checked(answer.result(), name, texts, self.plugins.get(name))
+                scores = checked(answer.result(), name, texts, self.plugins.get(name), width)
                 self.growth[name] += _memory() - before
                 return scores
             except (RewardError, KeyboardInterrupt):
@@ -340,37 +382,3 @@ def _same_device() -> Callable[[], None]:
         return lambda: None
     device = torch.cuda.current_device()
     return lambda: torch.cuda.set_device(device)
-
-
-def _subject(name: str, texts: Sequence[str]) -> str:
-    return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
-
-
-def checked(scores: object, name: str, texts: Sequence[str], plugin: str | None = None) -> Tensor:
-    """The reward's answer as float32 on the CPU.
-
-    `RewardError` unless it is a tensor (b,) of real numbers, floating or whole, each finite and at most `LARGEST` in
-    size. Booleans are refused: they are more often a mistake than a score, and `.float()` says that they are meant.
-    """
-    on = _subject(name, texts)
-    todo = f'correct its __call__ (try "diffrl rewards check {plugin or name}")'
-    if not isinstance(scores, Tensor):
-        raise RewardError(
-            f"{on} returned a {type(scores).__name__} instead of a tensor of shape ({len(texts)},); {todo}"
-        )
-    if tuple(scores.shape) != (len(texts),):
-        raise RewardError(f"{on} returned the shape {tuple(scores.shape)} instead of ({len(texts)},); {todo}")
-    if scores.dtype == torch.bool or scores.is_complex():
-        kind = "booleans; return scores.float()" if scores.dtype == torch.bool else "complex numbers"
-        raise RewardError(f"{on} returned {kind}; {todo}")
-    scores = scores.detach().to("cpu", torch.float32)
-    if not (finite := scores.isfinite()).all():
-        worst = int((~finite).nonzero()[0])
-        where = f'reward "{name}" returned {scores[worst].item()} for the prompt "{texts[worst]}"'
-        todo = "let applies() return False where the reward cannot judge, or look at the image for non-finite pixels"
-        raise RewardError(f"{where}; {todo}")
-    if len(scores) and float(scores.abs().max()) > LARGEST:
-        worst = int(scores.abs().argmax())
-        where = f'reward "{name}" returned {scores[worst].item():g} for the prompt "{texts[worst]}"'
-        raise RewardError(f"{where}; a score may be at most {LARGEST:g} in size: scale it")
-    return scores

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.rewards import local
+from diffrl.rewards.answers import checked
+from diffrl.rewards.batchwise import compared
 from diffrl.rewards.offloading import Wrapper
 from diffrl.rewards.protocol import Metadata, Reward
 from diffrl.rewards.registry import load_class
-from diffrl.rewards.scoring import checked
 from diffrl.version import __version__
 
 ASIDE = ("device", "batch_size")  # arguments that do not change a score
@@ -39,8 +40,8 @@ class Cached(Wrapper):
 
     def __init__(self, reward: Reward, folder: str | Path, identity: str) -> None:
         super().__init__(reward)
-        if self.groupwise:
-            raise UserError(f'reward "{reward.name}" judges whole groups: its scores cannot be kept by image')
+        if compared(reward):
+            raise UserError(f'reward "{reward.name}" compares {compared(reward)}: its scores cannot be kept by image')
         self.identity = identity
         self.hits = self.misses = 0
         self._lock = threading.Lock()  # calls may come from the scorer's thread
@@ -53,7 +54,9 @@ class Cached(Wrapper):
             raise UserError(f"cache: {self._file} cannot be used: {error}") from error
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """Scores (B,) on the CPU; an image that stands several times in a batch is judged once."""
+        """Scores (B,), or (B, C) of a reward with columns, on the CPU; an image that stands several times in a batch is
+        judged once."""
+        width = None if self.columns is None else len(self.columns)
         keys = [self._key(*one) for one in zip(images, prompts, metadata, strict=True)]
         with self._lock:
             known = self._read(keys)
@@ -62,20 +65,22 @@ class Cached(Wrapper):
                 new = list(rows.values())
                 texts = [prompts[i] for i in new]
                 scores = self.reward(images[new], texts, [metadata[i] for i in new])
-                fresh = dict(zip(rows, checked(scores, self.name, texts).tolist(), strict=True))
-                self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", fresh.items())
+                fresh = dict(zip(rows, checked(scores, self.name, texts, width=width).tolist(), strict=True))
+                # SQLite keeps the text of a row of columns, NaN included, in its column of numbers.
+                kept = [(key, one if width is None else json.dumps(one)) for key, one in fresh.items()]
+                self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", kept)
                 known |= fresh
             self.misses += len(rows)
             self.hits += len(keys) - len(rows)
         return torch.tensor([known[key] for key in keys])
 
-    def _read(self, keys: Sequence[bytes]) -> dict[bytes, float]:
-        known: dict[bytes, float] = {}
+    def _read(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        known: dict[bytes, Any] = {}
         for start in range(0, len(keys), 500):  # SQLite's limit of parameters is 999 in old builds
             part = keys[start : start + 500]
             marks = ",".join("?" * len(part))
             known |= dict(self._store.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part))
-        return known
+        return {key: json.loads(value) if isinstance(value, str) else value for key, value in known.items()}
 
     def _key(self, image: Tensor, prompt: str, metadata: Metadata) -> bytes:
         pixels = image.detach().to("cpu", torch.float32).contiguous()

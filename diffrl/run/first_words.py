@@ -42,7 +42,7 @@ def ask_rewards(config: Config, device: torch.device) -> None:
         given = trained if key.startswith("rewards.") else judged
         width, height = (given, given) if isinstance(given, int) else given
         images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
-        reward = build_rewards({name: Entry(plugin, entry.arguments)}, device)[name]
+        reward = build_rewards({name: Entry(plugin, entry.arguments, column=entry.column)}, device)[name]
         scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
         try:
             prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)

@@ -175,8 +175,12 @@ class Estimator:
         train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
         phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
         if (judged := resized(backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
-            larger = Phases(judged, self.config)
-            phases[f"{JUDGING} {batch} rows"] = partial(larger.sample, rollout.batch_size, rollout.guidance_scale)
+            evaluate = self.config.evaluate
+            images = min(rollout.batch_size, -(-evaluate.prompts // self.world) * evaluate.per_prompt)
+            drawn = rollout.model_copy(update={"batch_size": images})
+            larger = Phases(judged, self.config.model_copy(update={"rollout": drawn}))
+            rows = images * batch // rollout.batch_size
+            phases[f"{JUDGING} {rows} rows"] = partial(larger.sample, images, rollout.guidance_scale)
             phases[f"{JUDGING}, decoding"] = larger.decode
         return phases | {
             f"sampling {batch} rows": partial(self.phases.sample, rollout.batch_size, rollout.guidance_scale),

@@ -124,12 +124,12 @@ VERSIONS = {
 
 def noises(scorer: Scorer, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     """(K,) root mean square difference of the scores of near-identical pictures (P, 3, H, W) from the pictures' own;
-    NaN for a reward that compares a group's images, and where it applies to none."""
+    NaN for a reward that compares images, and where it applies to none."""
     groups = torch.arange(len(pictures))
     own = scorer.score(pictures, prompts, groups)
     moved = torch.stack([scorer.score(change(pictures), prompts, groups) - own for change in VERSIONS.values()])
     result = moved.double().square().nanmean((0, 1)).sqrt()
-    result[[scorer.names.index(name) for name in scorer.groupwise]] = math.nan
+    result[[scorer.names.index(name) for name in (*scorer.groupwise, *scorer.batchwise)]] = math.nan
     return result
 
 

@@ -92,7 +92,14 @@ def finished(
     groups = torch.cat([rollout.prompt_index + view * len(prompts) for view in range(count)])
     known = torch.cat([future.result() for view in pending for future in view])
     waiting = [images for view in pictures for images in view]
-    scores = loop.scorer.finish(known, waiting, owners, groups, lambda: loop.policy.apart())
+    scores = loop.scorer.finish(
+        known,
+        waiting,
+        owners,
+        groups,
+        lambda: loop.policy.apart(),
+        lambda rows: (loop.processes.gather(rows), rollout.first),
+    )
     loop.clock.add("reward", mark)
     return scores
 

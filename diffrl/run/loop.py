@@ -159,6 +159,7 @@ class Loop:
         if self.objective.credit is not None:
             metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
         metrics |= learned
+        metrics |= {f"batch/{name}": figure for name, figure in self.scorer.figures.items()}
         if self.scouting is not None:
             metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
         metrics |= {} if self.showing is None else self.showing.figures

@@ -103,7 +103,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     """What scores training images: rewards, then auxiliary ones; and what judges held-out ones: all that is watched."""
     entries = {**config.rewards, **config.watch}
     asked = {
-        name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload)
+        name: Entry(entry.plugin or name, entry.arguments, entry.cache, entry.offload, entry.column)
         for name, entry in entries.items()
     }
     built = build_rewards(asked, device)

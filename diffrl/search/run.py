@@ -25,6 +25,7 @@ from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.report.search import write_search
+from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
@@ -166,10 +167,8 @@ def _check(
 ) -> None:
     for option, given in (("--rewards", rewards), ("--watch", watched)):
         for name, reward in given.items():
-            if ability(reward, "groupwise"):
-                raise UserError(
-                    f'{option}: "{name}" compares the images of a group; a search needs a score of each image'
-                )
+            if what := compared(reward):
+                raise UserError(f'{option}: "{name}" compares {what}; a search needs a score of each image')
     if "gradient" in settings.methods:
         for name, reward in rewards.items():
             if not ability(reward, "differentiable"):

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
 
-TOOL = "https://pypi.org/project/diffrl"  # where a release is published
 LORA, COMFY, GALLERY = "pytorch_lora_weights.safetensors", "comfyui_lora.safetensors", "gallery.png"
 
 
@@ -41,15 +41,22 @@ class Facts:
     absent: Sequence[str]  # components that the pipeline asks for and the model has not, such as a T5
 
 
+def homepage() -> str | None:
+    """`Homepage` of the installed package's metadata; None as long as pyproject.toml has none."""
+    urls = (text.partition(", ") for text in metadata.metadata("diffrl").get_all("Project-URL") or ())
+    return next((address for name, _, address in urls if name.lower() == "homepage"), None)
+
+
 def render(facts: Facts, prompts: Sequence[str]) -> str:
     """The card as Markdown with the hub's header."""
-    config = facts.config
+    config, home = facts.config, homepage()
+    tool = f"[diffrl]({home})" if home else "diffrl"
     methods = [_cited(method, getattr(config, method.name)) for method in config.methods]
     parts = [
         f"---\n{_header(facts).to_yaml()}\n---\n",
         f"# {facts.name}",
         f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
-        f"[diffrl]({TOOL}) {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
+        f"{tool} {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
         f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
@@ -91,9 +98,10 @@ def _bibtex(config: Config) -> str:
     """The tool, and each paper of what was on, under the name that it has here; arXiv has the rest."""
     papers = {name: number for one in config.methods for name, number in one.cites(getattr(config, one.name)).items()}
     tool = "{diffrl}: reinforcement learning for diffusion and flow text-to-image models, without reward hacking"
+    url = f",\n  url = {{{home}}}" if (home := homepage()) else ""
     entries = [
         f"@software{{diffrl,\n  title = {{{tool}}},\n  author = {{{{The diffrl developers}}}},\n  version = "
-        f"{{{__version__}}},\n  url = {{{TOOL}}}\n}}"
+        f"{{{__version__}}}{url}\n}}"
     ]
     for name, number in papers.items():
         fields = {"title": f"{{{name}}}", "eprint": number, "archivePrefix": "arXiv"}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from PIL import Image, ImageDraw
-from scipy import stats
 from torch import Tensor
 
 from diffrl.config import Config
@@ -16,6 +15,7 @@ from diffrl.divgen.diversity import load_features
 from diffrl.evaluation import score_policy
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
+from diffrl.report.intervals import interval, p_value
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.run.parts import build_scorers, evaluation_spec, features_name
 
@@ -91,10 +91,9 @@ def paired(name: str, role: str, base: Tensor, trained: Tensor, lower: bool = Fa
     low = high = p = None
     gain = trained - base
     if len(gain) > 1:
-        error = float(gain.std() / len(gain) ** 0.5)
-        width = float(stats.t.ppf(0.975, len(gain) - 1)) * error
-        low, high = float(gain.mean()) - width, float(gain.mean()) + width
-        p = float(stats.ttest_rel(trained.numpy(), base.numpy()).pvalue) if error > 0 else 1.0
+        middle, half = interval(gain.tolist())
+        assert half is not None
+        low, high, p = middle - half, middle + half, p_value(gain.tolist())
     return Row(name, role, float(base.mean()), float(trained.mean()), low, high, p, lower)
 
 

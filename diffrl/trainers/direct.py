@@ -48,7 +48,7 @@ def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps
 
 
 class Direct(Objective):
-    """The objective on the loop's seams; phi is the reward itself, and the loss is -phi, or what a hinge leaves of it.
+    """The objective on the loop's seams; phi is the reward itself, and the loss is -phi, or relu(cap - phi).
 
     phi has one column, the weighted sum of the rewards, or one for each weighted reward if they are balanced (MARBLE).
     Advantages are not used: the gradient comes from the reward, not from a comparison within the group. The penalty is
@@ -69,9 +69,10 @@ class Direct(Objective):
         align: methods.Align | None,
         path: Literal["all", "random"] | None,
         pair: methods.Pair | None,
+        cap: float | None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
-        self.align, self.path, self.pair = align, path, pair
+        self.align, self.path, self.pair, self.cap = align, path, pair, pair.hinge if pair else cap
         self.keep_trajectory = "path" if path == "random" else False
         self.drawn_steps = 1  # of the sampler, for estimates
         self.rewards, self.weights = dict(rewards or {}), list(weights)
@@ -173,10 +174,10 @@ class Direct(Objective):
         return torch.cat(parts)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        if self.pair is None or self.pair.hinge is None:
+        if self.cap is None:
             return -phi.sum(0)
-        self.means.add("direct/silenced", (phi.detach() >= self.pair.hinge).float())
-        return (self.pair.hinge - phi).relu().sum(0)
+        self.means.add("direct/silenced", (phi.detach() >= self.cap).float())
+        return (self.cap - phi).relu().sum(0)
 
 
 def _column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None) -> Tensor:

@@ -12,6 +12,8 @@ import numpy as np
 from scipy import stats
 from tables import read
 
+from diffrl.report.intervals import interval
+
 HALF = "half the width of the mean's 95 % interval"
 HELD_OUT = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}
 README = {"nft": "playground", "grpo": "playground", "ocr": "ocr"}  # result, and the reward that it trains
@@ -20,8 +22,9 @@ Result = dict[str, Any]
 
 def half_width(values: np.ndarray) -> float:
     """Half the width of the 95 % interval of the mean of two or more seeds' values."""
-    n = len(values)
-    return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / n**0.5)
+    half = interval(values.tolist())[1]
+    assert half is not None, "one seed has no interval"
+    return half
 
 
 def sides(runs: list[Result], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ def table(result: Mapping[str, Any]) -> str:
     for name in order:
         cells = [f"{column[name]:.2f}" if name in column else "–" for column in shares.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "| reward | looks that it pays for, as a share of a stated fact that is right |", "| --- | --- |"]
+    lines += ["", "| reward | looks that it prefers, as a share of a stated fact that is right |", "| --- | --- |"]
     for name, found in rewards.items():
         paid = [f"{look['fact']} {look['value']} {look['share']:.2f}" for look in found["looks"][:3]]
         lines.append(f"| `{name}` | {', '.join(paid)} |")

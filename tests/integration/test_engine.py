@@ -46,7 +46,7 @@ def test_an_attention_kernel_is_the_networks_or_refused_with_the_reason(policies
     kernels = {str(p._attention_backend) for p in flux.backbone.network.attn_processors.values()}  # type: ignore[operator, union-attr]
     assert len(kernels) == 1 and "native" in kernels.pop().lower()
     torch.testing.assert_close(predicted(flux), before)
-    with pytest.raises(UserError, match=r'"natve" is no kernel of diffusers.*native'):
+    with pytest.raises(UserError, match=r'"natve" is not a kernel of diffusers.*native'):
         set_attention(flux.backbone.network, "natve")
     with pytest.raises(UserError, match=r'engine.attention: "sage" cannot run here \(.*sageattention'):
         set_attention(flux.backbone.network, "sage")

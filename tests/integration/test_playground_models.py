@@ -14,6 +14,8 @@ from diffrl.playground.renderer import draw
 from diffrl.playground.scenes import sample_caption
 from diffrl.playground.taste import taste
 from diffrl.prompts import load_prompts
+from diffrl.records.progress import number
+from diffrl.report.drawn import write_drawn
 from diffrl.resources import shipped
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
@@ -109,13 +111,18 @@ def test_plain_diffusers_draws_the_same_picture(tmp_path) -> None:
     policy.save_lora(tmp_path / "lora")
     prompt = "a red circle left of a blue square on white"
     (tmp_path / "prompts.txt").write_text(prompt + "\n")
-    sample(
+    drawn = sample(
         model="playground",
         prompts=str(tmp_path / "prompts.txt"),
         lora=str(tmp_path / "lora"),
         seed=5,
+        rewards={"playground": {}},
         out=tmp_path / "out",
     )
+    row = json.loads((tmp_path / "out" / "images.jsonl").read_text())
+    assert row["prompt"] == prompt and 0 <= row["scores"]["playground"] <= 1
+    page = write_drawn(tmp_path / "out", drawn).read_text()
+    assert prompt in page and page.count("<img ") == 1 and f"playground {number(row['scores']['playground'])}" in page
     ours = np.asarray(Image.open(next((tmp_path / "out").glob("00000-00-*.png")))).astype(int)
     pipe = StableDiffusion3Pipeline.from_pretrained(ASSETS / "pipeline", text_encoder_3=None, tokenizer_3=None)
     pipe.set_progress_bar_config(disable=True)

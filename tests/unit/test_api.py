@@ -136,7 +136,7 @@ def test_what_is_no_reward_is_refused(thing, message) -> None:
             'argument: rewards.clp: unknown reward "clp" (nearest: "clip")',
         ),
         (["playground/demo"], {"rewards": [redness, redness]}, '"redness" is given twice'),
-        (["playground/demo"], {"rewards": [lambda images: images]}, '"<lambda>" is no name for a reward'),
+        (["playground/demo"], {"rewards": [lambda images: images]}, '"<lambda>" is not a name for a reward'),
         (
             ["playground/demo"],
             {"rewards": {"a": 3}},

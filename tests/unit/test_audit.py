@@ -157,11 +157,11 @@ def test_a_set_of_pictures_takes_the_place_of_the_playground(tmp_path: Path, cap
         ([], "rewards audit: name a reward"),
         (["clip", "ocr"], 'rewards audit: one reward at a time, and "ocr" is a second'),
         (["clp"], "clp"),
-        (["clip", "--judge", "clip"], '--judge: "clip" is what is audited'),
-        (["clip", "--train", "2"], "--train: which images of the trained model are wrong is for a judge to say"),
-        (["clip", "--images", "x", "--prompts", "y"], "--prompts: the images of --images have their prompts"),
+        (["clip", "--judge", "clip"], '--judge: "clip" is the audited reward'),
+        (["clip", "--train", "2"], "--train: a judge must say which images of the trained model are wrong"),
+        (["clip", "--images", "x", "--prompts", "y"], "--prompts: the set of --images has its own prompts"),
         (["clip", "--images", "no/such/folder"], "no/such/folder"),
-        (["clip", "--prompts", "{file}"], "is no prompt of the playground"),
+        (["clip", "--prompts", "{file}"], "is not a prompt of the playground"),
     ],
 )
 def test_refusals_are_one_line(words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:

@@ -21,7 +21,7 @@ from diffrl.bench.table import Key, Line, change, lines_of
 from diffrl.cli.bench import NAMES
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.rewards import RewardError
+from diffrl.rewards import RewardError, load_reward
 
 JUDGE = '''
 import torch
@@ -179,7 +179,20 @@ def compbench(folder: Path) -> Path:
     )
     (folder / "complex_val_spatial.txt").write_text("the red hat is on a box\n")
     (folder / "complex_val_action.txt").write_text("A big dog runs. And more.\n")
+    (folder / "numeracy_val.txt").write_text("two ships and a sheep\nfour traffic lights, one cup")
+    (folder / "new_objects.txt").write_text("Cup - cups\nship - ships\nsheep - sheep\ntraffic light - traffic lights")
     return folder
+
+
+def test_compbench_reads_what_a_prompt_counts(tmp_path: Path) -> None:
+    items = [item for item in BENCHES["compbench"].read(compbench(tmp_path)) if "counts" in item.metadata]
+    assert [(item.metadata["objects"], item.metadata["counts"]) for item in items] == [
+        (["ship", "sheep"], [2, 1]),
+        (["traffic light", "cup"], [4, 1]),
+    ]
+    (tmp_path / "new_objects.txt").write_text("cup - cups\nship, ships")
+    with pytest.raises(UserError, match=r'new_objects.txt:2: expected "SINGULAR - PLURAL", got "ship, ships"'):
+        BENCHES["compbench"].read(tmp_path)
 
 
 def test_compbench_mixes_three_judges_for_complex_prompts(tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_the_table_and_the_command_have_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
-        ("geneval2", lambda d: d.rmdir(), 'is no folder; name your copy of the official files'),
+        ("geneval2", lambda d: d.rmdir(), 'is not a folder; name your copy of the official files'),
         ("geneval2", lambda d: (d / "geneval2_dat.jsonl").touch(), 'no geneval2_data.jsonl (nearest: "geneval2_dat.'),
         ("geneval2", lambda d: (d / "geneval2_data.jsonl").write_text('{"prompt": "", "atom_count": 3}'), '"vqa_list"'),
         ("geneval2", lambda d: (d / "geneval2_data.jsonl").write_text("{"), "geneval2_data.jsonl:1: not valid JSON"),
@@ -328,6 +341,93 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy.load_state("default", state)
     policy.save_lora(tmp_path_factory.mktemp("lora"))
     return tmp_path_factory.getbasetemp() / "lora0"
+
+
+FOLDERS = {
+    "geneval": lambda d: (d / "evaluation_metadata.jsonl").write_text(
+        json.dumps({"tag": "a", "include": [{"class": "dog", "count": 1}], "prompt": "a photo of a dog"})
+    ),
+    "geneval2": geneval2,
+    "dpg": lambda d: graph(d, random.Random(3)),
+    "compbench": compbench,
+    "unigenbench": unigenbench,
+    "drawbench": lambda d: written(d / "drawbench.csv", [["Prompts", "Category"], ["a red cup", "Colors"]]),
+    "parti": lambda d: written(
+        d / "PartiPrompts.tsv", [["Prompt", "Category", "Challenge"], ["a red cup", "World", "Basic"]], "\t"
+    ),
+}
+TINY = """
+import torch
+class Tiny:
+    name = "tiny"
+    def answers(self, images, prompts, metadata):
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(3, 16, 5).requires_grad_(False)
+        values = net(images).mean(dim=(2, 3)).sigmoid().tolist()
+        return [row[:len(data.get("vqa_list") or data.get("points") or [0])] for row, data in zip(values, metadata)]
+    def __call__(self, images, prompts, metadata):
+        return torch.tensor([row[0] for row in self.answers(images, prompts, metadata)])
+class Nonsense(Tiny):
+    def answers(self, images, prompts, metadata):
+        return [[float("nan")] * 99 for _ in images]
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_runs_on_the_playground(name: str, tmp_path: Path, capsys: Any) -> None:
+    """A tiny random judge, asked again about the pictures on the disk; then nonsense, and a file that is not there."""
+    (tmp_path / "judge.py").write_text(TINY)
+    (tmp_path / "data").mkdir()
+    data, bench = tmp_path / "data", BENCHES[name]
+    FOLDERS[name](data)
+    words = ["bench", name, "--model", "playground", "--data", str(data), "--steps", "2", "--per-prompt", "1"]
+    ask = [f"{judge}={tmp_path}/judge.py:Tiny" for judge in bench.judges] or [f"{tmp_path}/judge.py:Tiny"]
+    out = tmp_path / "out"
+    assert main([*words, "--limit", "2", "--out", str(out), "--judge", ",".join(ask)]) == 0
+    said = capsys.readouterr().out
+    result = json.loads((out / "bench.json").read_text())
+    items, (tiny,) = bench.read(data)[:2], [load_reward(f"{tmp_path}/judge.py:Tiny")]
+    answers: list[Answers] = []
+    for item, path in zip(items, sorted(out.rglob("*.png")), strict=True):
+        image = torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1)[None].float() / 255
+        values = tiny.answers(image, [item.text], [dict(item.metadata)])
+        answers.append(dict.fromkeys(item.owed or ["Tiny"], values))
+    for (section, line), expected in table(name, items, answers).items():
+        assert result["results"][section][line]["base"]["value"] == pytest.approx(expected.value, rel=1e-6)
+    whole = len(bench.read(data)) > 2
+    assert ("whole" in result) == whole == ("all prompts at this call's pace, loading included: drawing" in said)
+    nonsense = [one.replace("Tiny", "Nonsense") for one in ask]
+    assert main([*words, "--limit", "2", "--out", str(tmp_path / "bad"), "--judge", ",".join(nonsense)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("diffrl: error: --judge: ") and "finite" in error
+    next(data.rglob("*.*")).unlink()
+    assert main([*words, "--out", str(tmp_path / "none"), "--judge", ",".join(ask)]) == 2
+    assert "--data: " in capsys.readouterr().err.strip().splitlines()[-1] and not (tmp_path / "none").exists()
+
+
+def test_a_judges_package_is_asked_for_before_drawing(tmp_path: Path, capsys: Any) -> None:
+    graph(tmp_path, random.Random(3))
+    words = ["bench", "dpg", "--model", "playground", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--judge", "mplug"]) == 2
+    assert "--judge: mplug needs the package modelscope, which is not" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_the_list_counts_the_drawing_of_a_model(capsys: Any) -> None:
+    """Of the playground, against its operations by doctor's count."""
+    from diffrl.config import load_config
+    from diffrl.run.fit import Estimator
+
+    assert main(["bench", "--list", "--model", "playground", "--steps", "7"]) == 0
+    text = capsys.readouterr().out.split("drawbench: ")[1].split("draw  ")[1]
+    estimator = Estimator(load_config("playground/nft", ["rollout.batch_size=32", "rollout.guidance_scale=1"]))
+    done = estimator.fit().operations
+    sampling, decoding = (next(v for k, v in done.items() if k.startswith(word)) for word in ("sampling", "decoding"))
+    assert float(text.split()[0]) * 1e15 == pytest.approx(
+        200 * (7 * sampling / 32 + decoding / estimator.phases.chunk), rel=0.02
+    )
+    assert "at 200 TFLOP/s (counted; 7 steps" in " ".join(text.split())
 
 
 def test_a_bench_on_the_playground(tmp_path: Path, lora: Path, capsys: Any) -> None:

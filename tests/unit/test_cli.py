@@ -38,6 +38,7 @@ def workplace(tmp_path, monkeypatch):
     for run in ("runs/one", "runs/two"):
         Path(run, "lora").mkdir(parents=True)
         Path(run, "metrics.jsonl").write_text("")
+    Path("runs/empty").mkdir()
     Path("runs/one/lora/pytorch_lora_weights.safetensors").write_text("")
     dump(load_config("ok.yaml", ["run_dir=runs/one"]), "runs/one/config.yaml")
 
@@ -71,6 +72,9 @@ def calls(monkeypatch):
     scores = Scores({"mean": {"clip": 0.25, "ocr": None}, "standard_error": errors, "diversity": 0.5})
     stub("diffrl.evaluation", "evaluate", scores)
     stub("diffrl.report", "write_comparison")
+    drawn = Fake("diffrl.report.drawn")
+    drawn.write_drawn = lambda folder, facts: folder / "images.html"
+    monkeypatch.setitem(sys.modules, "diffrl.report.drawn", drawn)
     stub("diffrl.rewards.check", "check", False)
     stub("diffrl.rewards.cards", "overview", "the cards")
     return calls
@@ -161,7 +165,10 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("evaluate playground --prompts p.txt --out runs --rewards ocr", '--out: "runs" is a folder; name a file'),
         ("compare runs/one --out x.html", "compare: name at least two runs"),
         ("compare runs/one runs/tow --out x.html", 'compare: no folder "runs/tow" (nearest: "two")'),
-        ("compare runs/one runs --out x.html", 'compare: "runs" is not a run\'s folder: it has no metrics.jsonl'),
+        (
+            "compare runs/one runs/empty --out x.html",
+            'compare: "runs/empty" is not a run\'s folder: it has no metrics.jsonl',
+        ),
         ("rewards lst", 'unknown command "rewards lst" (nearest: "list")'),
         ("rewards check", "rewards check: name a reward; `diffrl rewards list` shows them"),
         ("rewards check clap", 'unknown reward "clap" (nearest: "clip")'),
@@ -211,7 +218,7 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None, "merge": None}
     assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
     as_evaluated = {"lora": "runs/one/lora", "sampler": "dpm2", "steps": 10, "seed": 3, "per_prompt": 1}
-    assert calls[0] == ("sample", (), common | as_evaluated | {"out": Path("o")})
+    assert calls[0] == ("sample", (), common | as_evaluated | {"out": Path("o"), "rewards": {}})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
     more = {"lora": None, "seed": 0, "per_prompt": 4, "steps": 7, "limit": 2, "out": Path("s.json")}
     assert calls[1] == ("evaluate", (), common | more | {"rewards": {"clip": {}, "ocr": {}}})
@@ -220,6 +227,8 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     assert calls[2][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
     assert main([*SAMPLE, "--out", "o", "--merge", "playground/turbo", "--steps", "4"]) == 0
     assert calls[3][2]["merge"] == "playground/turbo"
+    assert main([*SAMPLE, "--out", "o", *given]) == 0
+    assert calls[4][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["clip", "0.2500", "+-", "0.0100"] in lines and ["scores:", "s.json"] in lines
     assert ["ocr", "applies", "to", "none", "of", "the", "prompts"] in lines
@@ -385,6 +394,7 @@ def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, t
     [
         ("class Redness:\n    pass\n", 'no class "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
         ("x = 1\n\nclass Rednes\n", "mine.py, line 3: not Python: expected ':'"),
+        ("def Rednes(images):\n    pass\n", '"Rednes" in mine.py is a function: here a reward is a class'),
         ("from elsewhere import *\n", None),
         ("try:\n    Rednes = 1\nexcept ValueError: pass\n", None),
     ],

@@ -51,7 +51,7 @@ def test_init_writes_a_config_that_is_read(options: list[str], tmp_path: Path, c
     assert [name for name in ("gardo", "marble", "d2align") if getattr(config, name) is not None] == wrappers
     text = file.read_text()
     assert text.count("  # ") > 40 and max(map(len, text.splitlines())) <= 125
-    assert main(["init", str(file)]) == 2 and "is there already" in capsys.readouterr().err
+    assert main(["init", str(file)]) == 2 and "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["playground", "stabilityai/stable-diffusion-3.5-medium"])

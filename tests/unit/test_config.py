@@ -139,6 +139,8 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
             'prompts.test: prompts "fife.txt": no such file (nearest: "five.txt")',
         ),
         ("run_dir=five.txt", 'run_dir: "five.txt" is a file; name a folder'),
+        ("run_dir=five.txt/run", 'run_dir: "five.txt" is a file; name a folder'),
+        ("rewards.clip.plugin=models:Mine", 'rewards.clip.plugin: "models": write path/to/file.py:Class'),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(override, expected):

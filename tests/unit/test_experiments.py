@@ -123,16 +123,22 @@ def test_what_builds_on_other_runs_is_trained_after_them_in_their_folders(tmp_pa
     chosen = [replace(one, seeds=(0,)) for one in (student, *student.after.values())]
     trained: list[str] = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str]) -> None:
         overrides = [word for word in command[3:] if not word.startswith("--") and "=" in word]
         config = experiments.plain(experiments.load_config(command[2], overrides).resolved())
         told = {"config": config, "runs": [{"seed": 0, "after": {}, "before": {}}]}
         Path(command[command.index("--out") + 1]).write_text(json.dumps(told))
         trained.append(json.dumps(config.get("opd", {})))
-        return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    def run_jobs(jobs: Any, *_: Any, **__: Any) -> list[Any]:
+        for job in jobs:
+            run(job.command)
+            job.done()
+        return []
+
+    monkeypatch.setattr(reproduce, "run_jobs", run_jobs)
     runs = tmp_path / "runs"
+    runs.mkdir()
     assert reproduce.run_all(chosen, 1, runs) == 0
     folders = [str(one.folder(0, runs)) for one in student.after.values()]
     assert len(folders) == 5 and all(folder in trained[-1] and folder not in trained[0] for folder in folders)

@@ -166,7 +166,7 @@ def test_a_family_of_ones_own(subject: Callable[[str], Subject], tmp_path: Path)
     policy = load_policy(found.model, lora=None, resolution=16, family=f"{path}:Mine")
     assert type(policy.backbone).__name__ == "Mine"
     for name, message in (
-        (f"{path}:Odd", "is no model family: it has no load, encode, forward"),
+        (f"{path}:Odd", "is not a model family: it has no load, encode, forward"),
         (f"{path}:Mein", 'no class "Mein" in .* .nearest: "Mine".'),
         ("nowhere.py:Mine", 'no file "nowhere.py"'),
         ("mine", "expected path/to/file.py:Class"),

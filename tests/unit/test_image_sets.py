@@ -156,7 +156,7 @@ def test_given_latents_are_taken_as_they_are(tmp_path: Path, policy: Policy) -> 
 def test_what_is_no_picture_is_named(tmp_path: Path, policy: Policy) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     (group,) = read_set(write(tmp_path, {**GOOD, "image": "a.png"})).groups
-    with pytest.raises(UserError, match=r"images.jsonl:1: .*a.png is no picture"):
+    with pytest.raises(UserError, match=r"images.jsonl:1: .*a.png is not a picture"):
         Latents(policy, tmp_path / "cache").encode([group])
 
 

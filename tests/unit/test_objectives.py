@@ -148,5 +148,5 @@ def test_objectives_lists_all_and_init_refuses_taken_names(tmp_path: Path, monke
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= set(METHODS)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--objective", "mine"]) == 0 and (tmp_path / "test_mine.py").is_file()
-    for name, said in (("mine", "is there already"), ("rollout", "a section of every config"), ("1x", "small letters")):
+    for name, said in (("mine", "exists already"), ("rollout", "a section of every config"), ("1x", "small letters")):
         assert main(["init", "--objective", name]) == 2 and said in capsys.readouterr().err

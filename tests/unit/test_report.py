@@ -383,7 +383,7 @@ def test_gardos_table_shows_pictures_of_its_own_folder_only(tmp_path: Path, rows
     folder.mkdir()
     (folder / "epoch-0001-00.png").symlink_to(private)
     (folder / "epoch-0001.json").write_text(json.dumps(rows))
-    with pytest.raises(UserError, match=r"epoch-0001.json: (expected a list|image .* is no picture of this folder)"):
+    with pytest.raises(UserError, match=r"epoch-0001.json: (expected a list|image .* is not a picture of this folder)"):
         report.write_report(run)
     (folder / "epoch-0001-00.png").unlink()
     Image.new("RGB", (4, 4)).save(folder / "epoch-0001-00.png")

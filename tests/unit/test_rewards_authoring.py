@@ -49,6 +49,6 @@ def test_names_and_folders_that_are_taken(tmp_path: Path) -> None:
             write_plugin(name, tmp_path / "new")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(UserError, match="is there already; choose another --out"):
+    with pytest.raises(UserError, match="exists already; choose another --out"):
         write_plugin("fresh", tmp_path / "full")
     assert not (tmp_path / "new").exists()

@@ -223,7 +223,7 @@ def test_what_cannot_be_cached_is_said(plugin: str, tmp_path: Path) -> None:
         def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
             return images.mean((1, 2, 3))
 
-    with pytest.raises(UserError, match='"group" judges whole groups'):
+    with pytest.raises(UserError, match='"group" compares the images of a group'):
         Cached(Group(), tmp_path, "")
     (tmp_path / "scores.sqlite").write_text("no database, but long enough to be looked at as one" * 20)
     with pytest.raises(UserError, match=r"a: cache: .*scores.sqlite cannot be used: file is not a database"):

@@ -94,6 +94,8 @@ def test_an_exception_is_a_finding() -> None:
         "raised ZeroDivisionError: division by zero (also in: finite where it applies, deterministic, "
     )
     assert "throughput" in said
+    ended = failed(variant(__call__=lambda s, x, p, m: exit(3)))
+    assert ended["shape and type"].startswith("raised SystemExit: 3")
 
 
 def test_other_sizes_shapes_and_prompts_are_tried() -> None:
@@ -159,6 +161,10 @@ def test_prompts_with_metadata_can_be_given(tmp_path: Path, capsys: pytest.Captu
     plugin = f"{tmp_path}/needs.py:Needs"
     assert main(["rewards", "check", plugin, "--prompts", f"{tmp_path}/set.jsonl"]) == 0
     assert "conforms" in capsys.readouterr().out
+    text = (tmp_path / "needs.py").read_text()
+    (tmp_path / "everywhere.py").write_text("".join(line for line in text.splitlines(True) if "applies" not in line))
+    assert main(["rewards", "check", f"{tmp_path}/everywhere.py:Needs", "--prompts", f"{tmp_path}/set.jsonl"]) == 0
+    assert "tried: empty, " in capsys.readouterr().out  # unusual prompts come with the given ones' metadata
     assert main(["rewards", "check", plugin]) == 1
     assert "name others with --prompts" in capsys.readouterr().out
     assert main(["rewards", "check", plugin, "--prompts", "nowhere.jsonl"]) == 2

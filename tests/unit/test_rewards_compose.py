@@ -16,6 +16,7 @@ from diffrl.rewards.compose import (
     Composition,
     bound,
     clip,
+    confidence,
     modulate,
     spread,
     win_rate,
@@ -48,6 +49,25 @@ def test_base_and_bonus_are_multiplied() -> None:
     grid = torch.linspace(0, 1, 11)
     table = modulate(grid[:, None].expand(11, 11), grid.expand(11, 11))
     assert (table.diff(dim=0) >= 0).all() and (table.diff(dim=1) >= 0).all() and (table[0] == 0).all()
+
+
+def test_a_judge_that_disagrees_takes_the_signal_away() -> None:
+    """By its definition; all of one mind, or nothing known: as it was; the disputed image loses most."""
+    column = torch.tensor([1.0, 2.0, 3.0, 4.0, NAN, 7.0, 9.0])
+    by = torch.tensor([0.1, 0.2, 0.4, 0.3, 0.5, NAN, 2.0])
+    groups = torch.tensor([0, 0, 0, 0, 0, 1, 1])
+    found = confidence(column, by, groups)
+    # Win rates in group 0: 0, 1/3, 2/3, 1 against 0, 1/4, 3/4, 1/2 (of five); in group 1 the last: 1 against 1/2.
+    gaps = torch.tensor([0, 1 / 3 - 1 / 4, 3 / 4 - 2 / 3, 1 / 2, 1 / 2], dtype=torch.float64)
+    trust = (-gaps / gaps.std(correction=0)).exp()
+    expected = [2.5 + (v - 2.5) * float(t) for v, t in zip((1, 2, 3, 4), trust, strict=False)]
+    same(found, *expected, NAN, 7.0, 8.0 + 1.0 * float(trust[4]))
+    assert abs(found[3] - 2.5) < abs(found[0] - 2.5), "the best by one judge alone"
+    same(confidence(column, column * 3 + 1, groups), *column.tolist())
+    same(confidence(column, torch.full((7,), NAN), groups), *column.tolist())
+    composed = Composition(["a", "b"], {"a": {"confidence": {"by": "b"}}}, 1)(torch.stack([column, by], 1), groups)
+    same(composed[:, 0], *found.tolist())
+    assert in_order({"a": {"confidence": {"by": "b"}}, "b": {"modulate": {"by": "c"}}, "c": {}}) == ["c", "b", "a"]
 
 
 def test_a_bounded_reward_is_one_half_at_its_reference() -> None:
@@ -100,7 +120,7 @@ def test_no_steps_change_nothing() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_makes_a_number_of_a_nan_or_a_nan_of_a_number(step: str) -> None:
-    arguments = {"modulate": {"by": "b"}, "tame": {"delta": 0.1}}
+    arguments = {"modulate": {"by": "b"}, "confidence": {"by": "b"}, "tame": {"delta": 0.1}}
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 2, generator=generator)
     scores[torch.rand(40, 2, generator=generator) < 0.4] = NAN
@@ -160,6 +180,7 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
         ({"clip": {}}, "rewards.a.shape.clip: neither low nor high is given"),
         ({"modulate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"modulate": {"by": "a"}}, 'rewards.a.shape.modulate.by: "a" names itself'),
+        ({"confidence": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"win_rate": {}, "modulate": {"by": "b"}}, 'rewards.a.shape: "a" is read by what it reads itself'),
         ({"modulate": {"by": "ocr"}}, 'modulate: "a" is not declared to lie in [0, 1] (its card: -1 to 1); add shape'),
         ({"bound": {}, "modulate": {"by": "pickscore"}}, 'modulate.by: "pickscore" is not declared to lie in [0, 1]'),

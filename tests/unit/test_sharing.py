@@ -23,7 +23,7 @@ from diffrl.policy import load_policy, read_lora
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
 from diffrl.sharing import publish, push
-from diffrl.sharing.card import _cited
+from diffrl.sharing.card import _cited, homepage
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.measure import paired, strength
 
@@ -104,6 +104,19 @@ def test_a_card_cites_the_papers_of_the_options_that_are_on() -> None:
     plain, held = (_cited(METHODS["grpo"], GRPO(**keys)) for keys in ({}, {"trust": "divergence", "weighting": "even"}))
     assert plain == "[Flow-GRPO](https://arxiv.org/abs/2505.05470)"
     assert "[Flow-DPPO](https://arxiv.org/abs/2606.11025), [Flash-GRPO](https://arxiv.org/abs/2605.15980)" in held
+
+
+def test_the_card_links_to_the_homepage_of_the_package_s_metadata(monkeypatch) -> None:
+    class Installed:
+        urls: list[str] | None = None
+
+        def get_all(self, name: str) -> list[str] | None:
+            return self.urls if name == "Project-URL" else None
+
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: Installed())
+    assert homepage() is None
+    Installed.urls = ["Issues, https://example.org/issues", "Homepage, https://example.org"]
+    assert homepage() == "https://example.org"
 
 
 def test_the_card_tells_what_was_measured(folder: Path) -> None:

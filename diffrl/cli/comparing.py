@@ -1,0 +1,133 @@
+"""The commands for several runs: `sweep` makes them, `compare` puts them side by side."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.cli.arguments import whole_number
+from diffrl.errors import UserError, say
+from diffrl.records.disk import check_writable, out_file
+from diffrl.resources import file_of_run
+
+if TYPE_CHECKING:
+    from diffrl.sweep.plan import Member
+
+SUFFIXES = (".md", ".tex")
+
+
+def add_comparing(add: Callable[..., Any]) -> None:
+    """Register the commands with the command line's `add`."""
+    command = add(
+        "compare",
+        compare,
+        "compare runs: curves on one page; seeds as a mean with its interval, and tests",
+        "diffrl compare runs/a runs/b --out ab.html",
+        "diffrl compare runs/sweep --out sweep.html --table sweep.tex",
+    )
+    text = "folders of runs, or of sweeps; runs that differ by their seed only become one group"
+    command.add_argument("runs", nargs="+", metavar="RUN_DIR|SWEEP", type=Path, help=text)
+    command.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write")
+    text = "a table of the last values and their differences: Markdown, or LaTeX (booktabs)"
+    command.add_argument("--table", type=Path, metavar="FILE.md|FILE.tex", help=text)
+
+    command = add(
+        "sweep",
+        sweep,
+        "train configs with several seeds and variations, a few at a time; go on after a kill",
+        "diffrl sweep playground/nft playground/grpo --seeds 5 --jobs 2 --out runs/bases",
+        "diffrl sweep my.yaml epochs=20 --vary nft.beta=0.1,1.0 --out runs/beta",
+        words_anywhere=True,
+    )
+    usage = "diffrl sweep CONFIG [CONFIG ...] [section.key=value ...] [--seeds N]\n"
+    usage += "                    [--vary section.key=A,B ...] [--jobs N] --out FOLDER"
+    command.usage = usage
+    text = (
+        "YAML files or shipped configs, then overrides for all of them; the same command goes on where it was stopped"
+    )
+    command.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
+    text = "how many seeds, 0 to N - 1 (default 5)"
+    command.add_argument("--seeds", type=whole_number(1, 10**4), default=5, metavar="N", help=text)
+    text = "a key and its values; may be repeated: every combination is run"
+    command.add_argument("--vary", action="append", default=[], metavar="section.key=A,B", help=text)
+    text = (
+        "runs at a time, one CPU thread each, so that N changes no result; several GPUs are shared out "
+        "(default: one run, on all threads)"
+    )
+    command.add_argument("--jobs", type=whole_number(1, 1024), metavar="N", help=text)
+    command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs are")
+
+
+def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
+    out, table = arguments.out, arguments.table
+    if out is None and table is None:
+        raise UserError("compare: name what to write: --out FILE.html or --table FILE.md|FILE.tex")
+    if table is not None and table.suffix not in SUFFIXES:
+        raise UserError(f'--table: "{table}": its name must end with {" or ".join(SUFFIXES)}')
+    for folder in arguments.runs:
+        if not any(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}metrics.jsonl")):
+            file_of_run(folder, "metrics.jsonl", "compare")
+    if len(arguments.runs) == 1 and (arguments.runs[0] / "metrics.jsonl").is_file():
+        raise UserError("compare: name at least two runs")
+    if out is not None:
+        out = out_file(out, "--out", "compare.html")
+        from diffrl.report import write_comparison
+
+        write_comparison(arguments.runs, out)
+        print(f"report: {out}")
+    if table is not None:
+        table = out_file(table, "--table", "compare.md")
+        from diffrl.report import write_table
+
+        write_table(arguments.runs, table)
+        print(f"table: {table}")
+    return 0
+
+
+def sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
+    words = [*arguments.words, *rest]
+    configs = [word for word in words if "=" not in word or Path(word).is_file()]
+    if not configs:
+        raise UserError("sweep: no CONFIG; name YAML files or shipped configs such as playground/nft")
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("sweep: it starts its runs itself; call it without accelerate launch")
+    check_writable(arguments.out, "--out")
+    from diffrl.sweep.plan import plan, read_axis, settle
+
+    axes = dict(map(read_axis, arguments.vary))
+    if len(axes) < len(arguments.vary):
+        raise UserError("--vary: a key is given twice; write all its values behind one --vary")
+    overrides = [word for word in words if word not in configs]
+    members = plan(configs, overrides, axes, arguments.seeds, arguments.out)
+    for line in settle(members):
+        print(line)
+    return _run(members, arguments)
+
+
+def _run(members: list[Member], arguments: argparse.Namespace) -> int:
+    """Run what is left of a sweep; 0, 1 where runs failed, 75 after a signal."""
+    from diffrl.run.interrupt import EXIT_CODE, Interrupted
+    from diffrl.sweep.jobs import run_jobs
+    from diffrl.sweep.results import conclude
+
+    waiting = [member for member in members if not member.finished]
+    if done := len(members) - len(waiting):
+        print(f"{done} of {len(members)} runs are done already")
+    jobs, one_thread = arguments.jobs or 1, arguments.jobs is not None
+    try:
+        failed = run_jobs([member.job for member in waiting], jobs, one_thread, _told)
+    except Interrupted as ended:
+        say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
+        return EXIT_CODE
+    command = shlex.join(["diffrl", *sys.argv[1:]])
+    print(conclude(members, {job.name for job in failed}, command, arguments.out))
+    return 1 if failed else 0
+
+
+def _told(line: str) -> None:
+    print(line, flush=True)

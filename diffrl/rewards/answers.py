@@ -1,0 +1,58 @@
+"""What a reward answers, checked: a finite number for each image, or a row of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diffrl.rewards.protocol import RewardError
+
+# A float32 still tells 1e9 from 1e9 + 64; farther out differences between images are lost, and their squares overflow.
+LARGEST = 1e9
+
+
+def subject(name: str, texts: Sequence[str]) -> str:
+    return f'reward "{name}" on the prompt "{texts[0]}"' + (f" and {len(texts) - 1} more" if len(texts) > 1 else "")
+
+
+def checked(
+    scores: object, name: str, texts: Sequence[str], plugin: str | None = None, width: int | None = None
+) -> Tensor:
+    """The reward's answer as float32 on the CPU.
+
+    `RewardError` unless it is a tensor (b,), or (b, width), of real numbers, floating or whole, each finite and at most
+    `LARGEST` in size; in rows of columns NaN says that one does not apply. Booleans are refused: they are more often a
+    mistake than a score, and `.float()` says that they are meant.
+    """
+    on, shape = subject(name, texts), (len(texts),) if width is None else (len(texts), width)
+    todo = f'correct its __call__ (try "diffrl rewards check {plugin or name}")'
+    if not isinstance(scores, Tensor):
+        raise RewardError(f"{on} returned a {type(scores).__name__} instead of a tensor of shape {shape}; {todo}")
+    if tuple(scores.shape) != shape:
+        raise RewardError(f"{on} returned the shape {tuple(scores.shape)} instead of {shape}; {todo}")
+    if scores.dtype == torch.bool or scores.is_complex():
+        kind = "booleans; return scores.float()" if scores.dtype == torch.bool else "complex numbers"
+        raise RewardError(f"{on} returned {kind}; {todo}")
+    scores = scores.detach().to("cpu", torch.float32)
+    rows = scores[:, None] if width is None else scores
+    if not (finite := (rows.isfinite() | (rows.isnan() & (width is not None))).all(1)).all():
+        worst = int((~finite).nonzero()[0])
+        where = (
+            f'reward "{name}" returned {_first(rows[worst], rows[worst].isfinite())} for the prompt "{texts[worst]}"'
+        )
+        todo = "let applies() return False where the reward cannot judge, or look at the image for non-finite pixels"
+        raise RewardError(f"{where}; {todo}")
+    sizes = rows.abs().nan_to_num(0.0).amax(1) if rows.numel() else rows.sum(1)
+    if len(scores) and float(sizes.max()) > LARGEST:
+        worst = int(sizes.argmax())
+        value = f"{_first(rows[worst], rows[worst].abs() <= LARGEST):g}"
+        where = f'reward "{name}" returned {value} for the prompt "{texts[worst]}"'
+        raise RewardError(f"{where}; a score may be at most {LARGEST:g} in size: scale it")
+    return scores
+
+
+def _first(row: Tensor, fine: Tensor) -> float:
+    """The first value of a row that is not `fine`."""
+    return float(row[~fine][0])

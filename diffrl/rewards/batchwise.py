@@ -1,0 +1,73 @@
+"""Rewards of a whole batch: an image's score is what it does for all images of an epoch together (DRAGON).
+
+Each process describes its own images by a row of numbers, the rows of all processes are gathered, and each process asks
+for the scores of its own images among all. So the scores are the same for any number of processes.
+
+Shapes: N images over all processes, n of them here, W numbers of a description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import in_one_line
+from diffrl.rewards.answers import checked
+from diffrl.rewards.protocol import Metadata, Reward, RewardError, ability
+
+Everyone = Callable[[Tensor], tuple[Tensor, int]]
+
+
+class Batchwise(Reward, Protocol):
+    """The protocol of a reward with `batchwise = True`; `__call__(images, ...)` takes its images as the whole batch.
+
+    width: W.
+    """
+
+    width: int
+
+    def describe(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """All that the batch's figure needs of each image: (B, W) of images (B, 3, H, W) in [0, 1]."""
+        ...
+
+    def gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
+        """Scores (w,) of the images `wanted` (w,) int64 among all that `rows` (N, W) describe, more being better, and
+        the figure of the whole batch. Called on every process, where `wanted` may be empty."""
+        ...
+
+
+def alone(rows: Tensor) -> tuple[Tensor, int]:
+    """The batch of one process: the rows of all, and the place of its first."""
+    return rows, 0
+
+
+def compared(reward: Reward) -> str:
+    """What else a score depends on: "the images of a group", "all images of a batch", or nothing."""
+    if ability(reward, "batchwise"):
+        return "all images of a batch"
+    return "the images of a group" if ability(reward, "groupwise") else ""
+
+
+def gains(name: str, reward: Batchwise, rows: Tensor, texts: Sequence[str], everyone: Everyone) -> tuple[Tensor, float]:
+    """Scores (n,) of this process's images, which `rows` (n, W) describe, NaN where it does not apply; the batch's
+    figure. Raises `RewardError` for what `gains` raises and for scores that are none."""
+    whole, first = everyone(rows)
+    known = ~whole.isnan().any(1)
+    mine = known[first : first + len(rows)]
+    wanted = torch.arange(first, first + len(rows))[mine]
+    place = known.cumsum(0) - 1  # among those that the reward judges
+    scores = torch.full((len(rows),), torch.nan)
+    if not known.any():
+        return scores, float("nan")
+    try:
+        found, figure = reward.gains(whole[known], place[wanted])
+    except RewardError:
+        raise
+    except Exception as error:
+        raise RewardError(f'reward "{name}" failed on {int(known.sum())} images with {in_one_line(error)}') from error
+    if len(wanted):
+        scores[mine] = checked(found, name, [texts[i] for i in mine.nonzero().flatten().tolist()])
+    return scores, float(figure)

@@ -1,0 +1,78 @@
+"""mPLUG, DPG-Bench's judge: answers in words to questions about a picture, by ModelScope's pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diffrl.errors import UserError, in_one_line
+from diffrl.rewards.protocol import Card, RewardError
+from diffrl_zoo.clip import pick_device
+from diffrl_zoo.vlm_questions import questions_of
+
+MODEL = "damo/mplug_visual-question-answering_coco_large_en"
+INSTALL = "pip install 'modelscope[multi-modal]'; ELLA's requirements-for-dpg_bench.txt has the rest"
+
+
+class Mplug:
+    """The share of the prompt's questions (`vqa_list` of the metadata: [[question, answer], ...]) answered right.
+
+    An answer is right if it is the expected word to the letter, in small letters, as in DPG-Bench's script. `model`: a
+    name of ModelScope's hub, or a folder.
+    """
+
+    name = "mplug"
+    packages = ("modelscope",)  # `diffrl bench` looks for them before it draws
+    card = Card(
+        measures="share of the prompt's questions that mPLUG answers right, in one word",
+        range=(0.0, 1.0),
+        citation="DPG-Bench (Hu et al. 2024, arXiv:2403.05135); mPLUG (Li et al. 2022, arXiv:2205.12005)",
+        weights=f"ModelScope's {MODEL}, by its package: {INSTALL}",
+        licence="that of its page on ModelScope (its code: Apache-2.0)",
+        cost="mPLUG-large, one image and one question at a time",
+        exploits="a small model of 2022 that says yes to what is likely; counts and places are overlooked",
+    )
+
+    def __init__(self, model: str = MODEL, device: str | None = None) -> None:
+        try:
+            from modelscope.pipelines import pipeline
+            from modelscope.utils.constant import Tasks
+        except ImportError as error:
+            raise UserError(f"mplug: it comes with modelscope ({in_one_line(error)}): {INSTALL}") from error
+        self.device = pick_device(device)
+        try:
+            self.ask: Any = pipeline(Tasks.visual_question_answering, model=model, device=str(self.device))
+        except Exception as error:  # of whatever modelscope and its parts raise
+            raise UserError(f'mplug: cannot load "{model}": {in_one_line(error, most=200)}') from error
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """True for prompts with questions."""
+        return bool(metadata.get("vqa_list"))
+
+    def answers(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[float]]:
+        """For each of the images (B, 3, H, W) in [0, 1] 1 or 0 for each question of its prompt."""
+        pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1)
+        pictures = [Image.fromarray(one.numpy()) for one in pixels]
+        return [self._answers(*row) for row in zip(pictures, prompts, metadata, strict=True)]
+
+    def _answers(self, image: Image.Image, prompt: str, metadata: Mapping[str, Any]) -> list[float]:
+        values = []
+        for question, right in questions_of(prompt, metadata, self.name):
+            reply = self.ask({"image": image, "question": question})
+            if not isinstance(reply, Mapping) or not isinstance(reply.get("text"), str):
+                raise RewardError(
+                    f'mplug: the prompt "{prompt}": no text in the answer to "{question}": {str(reply)[:80]}'
+                )
+            values.append(float(reply["text"] == right.lower()))
+        return values
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        answers = self.answers(images, prompts, metadata)
+        return torch.tensor([sum(values) / len(values) for values in answers], dtype=torch.float32)
