@@ -9,7 +9,7 @@ from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import available, load_class
 
 COLUMNS = ("reward", "measures", "range", "better", "weights", "licence", "cost", "known exploits", "citation")
-SHORT = ("reward", "measures", "range", "weights", "licence", "cost", "known exploits")
+SHORT = ("reward", "measures", "known exploits", "range", "cost", "weights", "licence")
 
 
 def cards() -> dict[str, Card | str]:
