@@ -257,6 +257,8 @@ def check_plugin(plugin: str) -> None:
         if outer != "remote":  # what a server has need not be installed here
             check_plugin(inner)
         return
+    if exists(plugin):  # "diffrl:clip", too, where a folder is called diffrl
+        return
     if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")
         if not path.endswith(".py") or not name.isidentifier():
@@ -267,8 +269,7 @@ def check_plugin(plugin: str) -> None:
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
         check_names_in_file(path, name)
         return
-    if not exists(plugin):
-        raise UserError(unknown(plugin))
+    raise UserError(unknown(plugin))
 
 
 def check_names_in_file(path: str, name: str) -> None:

@@ -125,7 +125,7 @@ def test_a_dripped_description_ends(monkeypatch: pytest.MonkeyPatch, pace: Speec
         (drip, "no whole answer within 0.5 s"),
         (drip_body, "no whole answer within 0.5 s"),
         (lambda send: send(said(b"[" * 10**5)), "not JSON"),
-        (lambda send: send(said(b"[1]")), "no JSON object"),
+        (lambda send: send(said(b"[1]")), "not a JSON object"),
         (scored(True, "Diffrl-Identity: f00d"), r"not one score for each image: \[True\]"),
         (scored("1", "Diffrl-Identity: f00d"), "not one score for each image"),
         (scored(10**60, "Diffrl-Identity: f00d"), "not one score for each image"),

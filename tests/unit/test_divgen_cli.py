@@ -105,7 +105,7 @@ def test_a_single_set_and_a_set_without_images_have_reports(scored: dict[str, Pa
         (["reference", "nowhere", "--style", "pixels", "--out", "r.safetensors"], 'no folder "nowhere"'),
         (["reference", "nowhere", "--style", "pixel", "--out", "r.safetensors"], 'unknown extractor "pixel"'),
         (["report", "nowhere", "--out", "r.html"], "not scored yet"),
-        (["report", "a/x", "b/x", "--out", "r.html"], "two folders of one name"),
+        (["report", "a/x", "b/x", "--out", "r.html"], "two folders have the same name"),
         (["report", "a", "--out", "r.pdf"], "ends in .html"),
         (["generate", "playgroun", "--out", "x"], "MODEL:"),
         (["generate", "playground", "--out", "x", "--lora", "."], "--lora:"),

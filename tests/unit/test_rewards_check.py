@@ -223,9 +223,9 @@ def test_cards_as_table_and_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
     light = Card("a|b", (0.0, float("inf")), *"cwloe", better="lower")
     monkeypatch.setattr(cards, "cards", lambda: {"light": light, "broken": "cannot"})
     lines = cards.markdown().splitlines()
-    assert lines[0].startswith("| reward | measures | range |") and len(lines) == 4
-    assert lines[2] == "| light | a\\|b | 0 to unbounded; lower is better | w | l | o | e |"
+    assert lines[0].startswith("| reward | measures | known exploits |") and len(lines) == 4
+    assert lines[2] == "| light | a\\|b | e | 0 to unbounded; lower is better | o | w | l |"
     assert "| broken | cannot |" in lines[3]
     assert cards.overview().splitlines()[:2] == ["light   a|b (lower is better)", "broken  cannot"]
     monkeypatch.setattr(cards, "cards", lambda: {"free": Card("a", (float("-inf"), float("inf")), *"cwloe")})
-    assert "| free | a | unbounded |" in cards.markdown()
+    assert "| free | a | e | unbounded |" in cards.markdown()

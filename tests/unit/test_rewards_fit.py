@@ -159,11 +159,11 @@ def test_what_is_refused(preferences: Path, tmp_path: Path, capsys: Any) -> None
         assert said in error and error.count("\n") == 1, error
     (preferences / "3-0.png").write_bytes(b"no picture")
     assert main(["rewards", "fit", str(preferences / "pairs.jsonl"), "--on", plugin, "--out", out]) == 2
-    assert "no picture that can be read" in capsys.readouterr().err
+    assert "not a picture that can be read" in capsys.readouterr().err
     assert not Path(out).exists()
     for content in (b"", b"x" * 100):
         Path(out).write_bytes(content)
-        with pytest.raises(UserError, match="no head that"):
+        with pytest.raises(UserError, match="is not a head that"):
             load_reward("fitted", head=out)
     with pytest.raises(UserError, match="no file"):
         load_reward("fitted", head=out + "x")

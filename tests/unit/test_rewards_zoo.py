@@ -207,7 +207,7 @@ def test_heads_that_cannot_be_right_are_refused(clip_folder: str, tmp_path: Path
     assert 'unknown activation "rellu" (nearest: "relu")' in refused(two, activation="rellu")
     assert "embeddings of width 12" in refused(nn.Sequential(nn.Linear(12, 1)))
     assert "ends in 3 numbers instead of one" in refused(nn.Sequential(nn.Linear(16, 3)))
-    assert "no chain of linear layers" in refused(nn.Sequential(nn.Conv2d(3, 1, 3)))
+    assert "not a chain of linear layers" in refused(nn.Sequential(nn.Conv2d(3, 1, 3)))
     with pytest.raises(UserError, match="no head at /nowhere"):
         load_reward("aesthetic", head="/nowhere", clip=clip_folder)
 

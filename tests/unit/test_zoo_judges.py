@@ -202,7 +202,7 @@ def test_vqascore_is_the_mean_log_probability_of_yes(tmp_path: Path) -> None:
         ]
         loss = model(inputs_embeds=torch.cat(parts, dim=1), labels=reward.wanted[None]).loss
         assert score.item() == pytest.approx(loss.neg().exp().item(), abs=1e-6)
-    with pytest.raises(UserError, match="no CLIP-FlanT5"):
+    with pytest.raises(UserError, match="not a CLIP-FlanT5"):
         load_reward("vqascore", model=str(tower), **CPU)
 
 
@@ -235,5 +235,5 @@ def test_deqa_is_the_expected_level_of_the_next_word(tmp_path: Path) -> None:
     layer.self_attn.v_proj.multiway[1].weight.data.zero_()  # the image's own values are read, and only by its tokens
     assert not torch.equal(model.next_word(reward.before, reward.preprocess(image), reward.after)[0], logits)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match="no mPLUG-Owl2"):
+    with pytest.raises(UserError, match="not an mPLUG-Owl2"):
         load_reward("deqa", model=str(tmp_path), **CPU)

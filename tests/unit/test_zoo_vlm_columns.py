@@ -131,5 +131,5 @@ def test_references_that_cannot_be_used(judge: Judge, references: Path) -> None:
             build(judge, "vlm_better", **given)
     reward = build(judge, "vlm_better", references=str(references), by="pairs")
     (references / "0.png").write_bytes(b"no picture")
-    with pytest.raises(RewardError, match=r"vlm_better: .*images.jsonl:1: .*0.png is no picture"):
+    with pytest.raises(RewardError, match=r"vlm_better: .*images.jsonl:1: .*0.png is not a picture"):
         reward(lit(0.1), [PROMPT], [{}])
