@@ -97,12 +97,12 @@ class _OfBatch:
 
     def __init__(
         self,
-        features: str,
-        model: str,
-        pretrained: str | None,
-        device: str | None,
-        precision: str,
-        batch_size: int,
+        features: str = "clip",
+        model: str = "playground",
+        pretrained: str | None = None,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
     ) -> None:
         self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
         self.device, self.batch_size = self.encoder.device, batch_size
@@ -153,17 +153,6 @@ class Vendi(_OfBatch):
         cost="an encoder's forward of each image, and an eigenproblem of its width",
         exploits="noise and failed images are different, too: add a reward for the content",
     )
-
-    def __init__(
-        self,
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-    ) -> None:
-        super().__init__(features, model, pretrained, device, precision, batch_size)
 
     def _gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
         return vendi_gains(rows, wanted)

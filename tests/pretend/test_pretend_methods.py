@@ -26,7 +26,7 @@ TABLE: dict[str, dict[tuple[str, str], int]] = {
     "d2align": NORM | {("copy", f"rewards/direction.py:{name}"): 2 for name in ("embed_image", "score")},
 }
 # Of a rollout's batch: are its latents finite, and its scores and features on the host. None inside a sampling step.
-BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/scoring.py:checked"}
+BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/answers.py:checked"}
 BATCH |= {"divgen/diversity.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
 BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
 
