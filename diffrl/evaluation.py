@@ -111,16 +111,14 @@ def score_policy(
             _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
             advance(len(images))
     here = slice(first * per_prompt, end * per_prompt)
-    known: dict[str, float] = {}
+    rows = torch.cat(parts) if parts else torch.zeros(0, columns)
     if parts or scorer.batchwise:  # a batch is complete when all processes come to it
         group = torch.arange(len(mine)).repeat_interleave(per_prompt)
-        owners = [mine[int(i)] for i in group]
-        own = torch.cat(parts)[:, :columns] if parts else torch.zeros(0, columns)
         everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
-        scores = scorer.finish(own, pictures, owners, group, lambda: policy.apart(), everyone)
-        parts = [torch.cat([scores, torch.cat(parts)[:, columns:]], dim=1)] if parts else []
-        known |= {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
-    values = _everyones(parts, here, total, accelerator)
+        owners = [mine[int(i)] for i in group]
+        rows[:, :columns] = scorer.finish(rows[:, :columns], pictures, owners, group, lambda: policy.apart(), everyone)
+    known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
+    values = _everyones(rows, here, total, accelerator)
     groups = torch.arange(total) // per_prompt
     distances = group_distances(values[:, features_at:], groups)
     for one in figures:
@@ -131,22 +129,19 @@ def score_policy(
     return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
 
 
-def _everyones(parts: Sequence[Tensor], here: slice, total: int, accelerator: Accelerator | None) -> Tensor:
-    """(total, columns): the rows of all processes, of which `parts` are this one's, at `here`."""
-    width = parts[0].shape[1] if parts else 0
+def _everyones(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> Tensor:
+    """(total, columns): the rows of all processes, of which `rows` are this one's, at `here`."""
     if accelerator is not None and accelerator.num_processes > 1:  # without a prompt one does not know the width
-        width = int(accelerator.gather(torch.tensor([width], device=accelerator.device)).max())
-    values = torch.zeros(total, width)
-    if parts:
-        values[here] = torch.cat(list(parts))
-    return _together(values, accelerator)  # every image is scored by one process; NaN survives the sum
+        width = int(accelerator.gather(torch.tensor([rows.shape[1]], device=accelerator.device)).max())
+        rows = rows if len(rows) else torch.zeros(0, width)
+    return _gathered(rows, here, total, accelerator)[0]
 
 
 def _gathered(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> tuple[Tensor, int]:
     """The rows (total, W) of all processes, of which `rows` are this one's, at `here`; and the place of its first."""
     values = torch.zeros(total, rows.shape[1])
     values[here] = rows
-    return _together(values, accelerator), here.start
+    return _together(values, accelerator), here.start  # every image is one process's; NaN survives the sum
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:

@@ -6,7 +6,7 @@ its leave-one-out gain. Shapes: N images of the batch, M exemplars, D the width 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,6 +94,7 @@ class _OfBatch:
 
     name = ""
     batchwise = True
+    _gains: Callable[[Tensor, Tensor], tuple[Tensor, float]]  # of rows (N, D) and `wanted`, on `_place`
 
     def __init__(
         self,
@@ -122,9 +123,6 @@ class _OfBatch:
             return torch.zeros(len(wanted)), float("nan")
         scores, figure = self._gains(rows.to(self._place), wanted.to(self._place))
         return scores.float(), figure
-
-    def _gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
-        raise NotImplementedError
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1], which are the whole batch."""

@@ -13,6 +13,7 @@ from diffrl.config.reward import read_by_steps
 from diffrl.errors import UserError, nearest
 from diffrl.image_sets.hub import PREFIX
 from diffrl.image_sets.reading import FORM, folder_of, is_here, read_set
+from diffrl.image_sets.reading import ImageSet as Pictures
 from diffrl.records.disk import check_writable
 
 
@@ -35,6 +36,11 @@ class ImageSet(Section):
     cache: PathText | None = key(
         None, "folder of the encoded pictures; null: .latents in the set's folder (a hub's set has none)"
     )
+
+    def fitting(self, images: Pictures, size: int) -> Pictures:
+        """The set without what no epoch can use: groups of fewer than `size` pictures, or, with `rival`, prompts that
+        come again."""
+        return images.once() if self.rival else images.of_size(size)
 
     def column(self, reward: str) -> str:
         """The set's scores that stand for a reward."""
@@ -84,7 +90,7 @@ class ImageSet(Section):
             where = f"columns.{name}" if name in self.columns else "source"
             self._at(where, images.check_column, self.column(name))
         size = 1 if self.rival else config.rollout.group_size
-        count = len((images.once() if self.rival else images.of_size(size)).groups)
+        count = len(self.fitting(images, size).groups)
         if config.groups_of_set > count:
             text = f"{config.groups_of_set} prompts an epoch from {self.source}, but {count} there have {size} pictures"
             text = text.replace("1 pictures", "a picture") if self.rival else f"{text} (rollout.group_size)"

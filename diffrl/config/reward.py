@@ -130,9 +130,8 @@ def check_batchwise(rewards: Mapping[str, Reward], watch: Mapping[str, Watched],
     """Raise Problem where a reward of the whole batch would see other images than an epoch's final ones."""
     from diffrl.rewards.registry import declares
 
-    read = [*read_by_steps(rewards, watch), *(config.gardo.auxiliary if config.gardo is not None else ())]
     entries = {
-        **{f"watch.{n}": watch[n] for n in read if n in watch},
+        **{f"watch.{n}": watch[n] for n in read_on_training_images(config) if n in watch},
         **{f"rewards.{n}": r for n, r in rewards.items()},
     }
     where = next((w for w, e in entries.items() if declares(e.plugin or w.partition(".")[2], "batchwise")), None)
@@ -212,3 +211,14 @@ def read_by_steps(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -
     """The watched rewards that the steps of optimised ones read, directly or through others."""
     read = needed({name: entry.shape.steps() for name, entry in {**watch, **rewards}.items()}, list(rewards))
     return [name for name in watch if name in read]
+
+
+def auxiliary_names(config: Any) -> list[str]:
+    """Watched rewards that a method reads on training images, too, without optimising them."""
+    return list(config.gardo.auxiliary) if config.gardo is not None else []
+
+
+def read_on_training_images(config: Any) -> list[str]:
+    """Watched rewards that score training images, too: auxiliary ones, then those that steps of optimised ones read."""
+    auxiliary = auxiliary_names(config)
+    return [*auxiliary, *(name for name in read_by_steps(config.rewards, config.watch) if name not in auxiliary)]

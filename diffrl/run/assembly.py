@@ -36,7 +36,7 @@ from diffrl.run.first_words import ask_rewards
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.folder import RunFolder
 from diffrl.run.gallery import gallery
-from diffrl.run.identity import contents, digests, started_with
+from diffrl.run.identity import contents, digests, of_training, started_with
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
 from diffrl.run.learning import meet
@@ -54,7 +54,6 @@ from diffrl.run.parts import (
     features_name,
     loop_settings,
     prepare_engine,
-    read_on_training_images,
 )
 from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, check_agreement
@@ -109,12 +108,9 @@ class Run:
         train_prompts = load_prompts(config.prompts.train) if config.drawn_groups else []
         self._check_rewards(train_prompts or (self.groups.stream.prompts if self.groups else []))
         # Everything that shapes the run: kept in each checkpoint, and a resume must find the same.
-        rewards = {**self.judges.rewards, **self.scorer.rewards}
-        plugins, watched = digests(config, rewards), digests(config, rewards, "watch")
-        check_agreement(self.accelerator, plugins | watched, ALIKE)
-        read = tuple(f"watch.{name} " for name in read_on_training_images(config))
-        plugins |= {key: value for key, value in watched.items() if key.startswith(read)}
-        self.identity = config_identity(config) | contents(config) | plugins
+        code = digests(config, {**self.judges.rewards, **self.scorer.rewards})
+        check_agreement(self.accelerator, code, ALIKE)
+        self.identity = config_identity(config) | contents(config) | of_training(config, code)
         self.features = load_features(features_name(config), device)
         self.optimiser = build_optimiser(config, self.policy)
         self.loop = self._loop()

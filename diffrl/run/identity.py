@@ -8,11 +8,12 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.door import load
 from diffrl.config.estimates import RULES
+from diffrl.config.reward import read_on_training_images
 from diffrl.image_sets.reading import read_set
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
@@ -46,13 +47,20 @@ def contents(config: Config) -> Identity:
     return identity
 
 
-def digests(config: Config, rewards: Mapping[str, Reward], table: Literal["rewards", "watch"] = "rewards") -> Identity:
-    """Code and files of a table's `rewards`, as they were built."""
+def digests(config: Config, rewards: Mapping[str, Reward]) -> Identity:
+    """Code and files of all rewards of the config, trained and watched, as they were built."""
     result: Identity = {}
-    for name, entry in getattr(config, table).items():
-        identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
-        result[f"{table}.{name} (code and files)"] = identity[:16]
+    for table in ("rewards", "watch"):
+        for name, entry in getattr(config, table).items():
+            identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
+            result[f"{table}.{name} (code and files)"] = identity[:16]
     return result
+
+
+def of_training(config: Config, code: Identity) -> Identity:
+    """Of `digests` those of the rewards that training reads."""
+    read = tuple(f"watch.{name} " for name in read_on_training_images(config))
+    return {key: value for key, value in code.items() if key.startswith(("rewards.", *read))}
 
 
 def started_with(config: Config) -> Identity:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.config.reward import Watched
+from diffrl.config.reward import Watched, read_on_training_images
 from diffrl.errors import UserError, in_one_line
 from diffrl.rewards.protocol import ability
 from diffrl.rewards.registry import load_class, takes
-from diffrl.run.parts import read_on_training_images
 
 RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured
 

@@ -47,7 +47,7 @@ class Groups:
         self.rival = config.image_set.rival
         self.size = 1 if self.rival else config.rollout.group_size
         images = read_set(config.image_set.source)
-        fitting = images.once() if self.rival else images.of_size(self.size)
+        fitting = config.image_set.fitting(images, self.size)
         if left := len(images.groups) - len(fitting.groups):
             why = "come again" if self.rival else f"have fewer than {self.size} pictures"
             log.warning("%s: %d prompts %s and are left out", images.source, left, why)

@@ -15,7 +15,7 @@ from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.reward import Watched, read_by_steps
+from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
 from diffrl.playground.grammar import foreign
@@ -127,27 +127,11 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     return scorer, Scorer(judges, **limits)
 
 
-def auxiliary_names(config: Config) -> list[str]:
-    """Watched rewards that a method reads on training images, too, without optimising them."""
-    return list(config.gardo.auxiliary) if config.gardo is not None else []
-
-
-def _read_by_steps(config: Config) -> list[str]:
-    """Watched rewards, beside auxiliary ones, that the steps of optimised ones read on training images."""
-    auxiliary = auxiliary_names(config)
-    return [name for name in read_by_steps(config.rewards, config.watch) if name not in auxiliary]
-
-
-def read_on_training_images(config: Config) -> list[str]:
-    """Watched rewards that score training images, too."""
-    return [*auxiliary_names(config), *_read_by_steps(config)]
-
-
 def build_composition(config: Config) -> Composition:
     """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
-    names = [*config.rewards, *auxiliary_names(config)]
     steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
-    return Composition([*names, *_read_by_steps(config)], steps, len(names), list(config.rewards))
+    columns = [*config.rewards, *read_on_training_images(config)]
+    return Composition(columns, steps, len(config.rewards) + len(auxiliary_names(config)), list(config.rewards))
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:

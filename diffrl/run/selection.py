@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from diffrl.config import Config
+from diffrl.config.reward import auxiliary_names
 from diffrl.continuations import batch_forwards
 from diffrl.prompts import Prompt, split_groups
-from diffrl.run.parts import auxiliary_names
 from diffrl.samplers import window_steps
 from diffrl.seeds import generator, seed_of
 from diffrl.trainers.algorithm import Objective, Scored, optimiser_steps

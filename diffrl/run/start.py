@@ -13,12 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from diffrl.config import Config
 from diffrl.config.removed import removed
+from diffrl.config.reward import read_on_training_images
 from diffrl.config.schema import METHODS, TABLES, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
 from diffrl.records.tracking import read_metrics
-from diffrl.run.parts import read_on_training_images
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
