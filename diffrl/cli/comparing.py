@@ -64,29 +64,36 @@ def add_comparing(add: Callable[..., Any]) -> None:
 
 
 def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
-    out, table = arguments.out, arguments.table
-    if out is None and table is None:
-        raise UserError("compare: name what to write: --out FILE.html or --table FILE.md|FILE.tex")
-    if table is not None and table.suffix not in SUFFIXES:
-        raise UserError(f'--table: "{table}": its name must end with {" or ".join(SUFFIXES)}')
+    out, table = asked_for("compare", arguments.out, arguments.table)
     for folder in arguments.runs:
         if not any(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}metrics.jsonl")):
             file_of_run(folder, "metrics.jsonl", "compare")
     if len(arguments.runs) == 1 and (arguments.runs[0] / "metrics.jsonl").is_file():
         raise UserError("compare: name at least two runs")
     if out is not None:
-        out = out_file(out, "--out", "compare.html")
         from diffrl.report import write_comparison
 
         write_comparison(arguments.runs, out)
         print(f"report: {out}")
     if table is not None:
-        table = out_file(table, "--table", "compare.md")
         from diffrl.report import write_table
 
         write_table(arguments.runs, table)
         print(f"table: {table}")
     return 0
+
+
+def asked_for(command: str, out: Path | None, table: Path | None) -> tuple[Path | None, Path | None]:
+    """The page and the table that a command is to write, at least one of them; UserError for what is no such file."""
+    if out is None and table is None:
+        raise UserError(f"{command}: name what to write: --out FILE.html or --table FILE.md|FILE.tex")
+    if table is not None and table.suffix not in SUFFIXES:
+        raise UserError(f'--table: "{table}": its name must end with {" or ".join(SUFFIXES)}')
+    name = command.replace(" ", "-")
+    return (
+        None if out is None else out_file(out, "--out", f"{name}.html"),
+        None if table is None else out_file(table, "--table", f"{name}.md"),
+    )
 
 
 def sweep(arguments: argparse.Namespace, rest: list[str]) -> int:

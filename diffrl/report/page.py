@@ -8,6 +8,7 @@ every request, so what is not in the file cannot be shown.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import logging
 from collections.abc import Sequence
@@ -23,15 +24,20 @@ from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
 SMALL = 128  # pixels: images up to this size are shown pixel by pixel
+_WIDEST = 4096  # pixels of a row of images
 _THUMB = 256  # pixels: larger images are reduced to this, as JPEG, so that a report stays below some megabytes
 
 _TEMPLATES = Environment(loader=PackageLoader("diffrl.report"), autoescape=True, undefined=StrictUndefined)
 _ELEMENTS: Any = _TEMPLATES.get_template("elements.html.j2").module
 
 
-def page(title: str, body: str) -> str:
-    """A complete, self-contained HTML page; `body` is HTML, `title` is text."""
-    return _TEMPLATES.get_template("page.html.j2").render(title=title, body=body, version=__version__) + "\n"
+def page(title: str, body: str, script: str = "") -> str:
+    """A complete, self-contained HTML page; `body` is HTML, `title` is text, `script` a file of `templates`, which is
+    the only one that the page's policy lets run."""
+    code = (Path(__file__).parent / "templates" / script).read_text(encoding="utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    parts = {"title": title, "body": body, "version": __version__, "script": code, "digest": digest}
+    return _TEMPLATES.get_template("page.html.j2").render(parts) + "\n"
 
 
 def escape(value: object) -> str:
@@ -59,8 +65,10 @@ def strip(title: str, images: Sequence[tuple[Path, str]], seed: str = "") -> str
     return str(_ELEMENTS.strip(title, [(picture(path), caption) for path, caption in images], seed))
 
 
-def picture(path: Path) -> str:
+def picture(path: Path, row: bool = False) -> str:
     """`src`, size and class of an `<img>` that holds the file itself: lossless when small, else a thumbnail.
+
+    `row`: small images side by side in one file, which are as small as it is high.
 
     One that cannot be read is named, and left out: a report must not end for a picture that a crash has torn.
     """
@@ -71,7 +79,7 @@ def picture(path: Path) -> str:
         log.warning("%s: not a readable picture (%s); it is left out", path, in_one_line(error, most=120))
         return f'title="{escape(path.name)}: not a readable picture"'
     buffer = io.BytesIO()
-    if max(image.size) <= SMALL:
+    if (image.height if row else max(image.size)) <= SMALL and image.width <= _WIDEST:
         image.save(buffer, format="png", optimize=True)
         kind, style = "png", ' class="pixels"'
     else:
@@ -80,6 +88,21 @@ def picture(path: Path) -> str:
         kind, style = "jpeg", ""
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'src="data:image/{kind};base64,{data}" width="{image.width}" height="{image.height}"{style}'
+
+
+def sortable(rows: Sequence[tuple[int, str, Sequence[str]]], head: Sequence[str]) -> str:
+    """A table of HTML cells, each row with an entry's number and its track; a script of the page may sort it."""
+    return str(_ELEMENTS.sortable(rows, head))
+
+
+def switch(name: str, panels: Sequence[tuple[str, str]]) -> str:
+    """One of several panels `(label, HTML)` at a time, the first at first; without a script. `name` is unique."""
+    return str(_ELEMENTS.switch(name, panels))
+
+
+def keys(entries: Sequence[tuple[int, str, str]]) -> str:
+    """The legend of numbered curves, each `(number, colour, text)`."""
+    return str(_ELEMENTS.keys(entries))
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), kind: str = "facts") -> str:

@@ -26,6 +26,7 @@ _PLACEHOLDER = {name: f"#0f{i:02x}f0" for i, name in enumerate(COLORS)}
 LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
 _SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
+_TALL = (3.5, 3.0)
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "diffrl",
@@ -54,13 +55,29 @@ _STYLE: Any = {
 @dataclass(frozen=True)
 class Line:
     """One curve. `kind`: "line", "dots" (a line with a dot for each value), "faint" (thin, in the background) or
-    "dashed"."""
+    "dashed". `entry`: a number, written at its end, by which the page finds the curve; `halves` of its intervals are
+    then a band, which the page shows when it points at the curve. `ring`: the place of a value with a ring."""
 
     xs: Sequence[float]
     ys: Sequence[float]
     color: str
     label: str = ""
     kind: str = "line"
+    entry: int | None = None
+    halves: Sequence[float | None] = ()
+    ring: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place of a scatter with half its 95 % intervals (None: not known); `entry` as in `Line`."""
+
+    x: float
+    y: float
+    dx: float | None
+    dy: float | None
+    color: str
+    entry: int
 
 
 @dataclass(frozen=True)
@@ -73,20 +90,26 @@ class Axis:
     floor: float | None = None
     level: tuple[float, str] | None = None
     time: bool = False  # x is in seconds
+    score: bool = False  # x is a score
     description: str = field(default="", kw_only=True)  # for readers who do not see it
 
 
 def chart(lines: Sequence[Line], axis: Axis) -> str:
     """Curves over one pair of axes, as an `<svg>` element."""
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure()
+        figure, axes = _figure(_TALL if axis.score else _SIZE)
         for line in lines:
             xs, ys = _thin(line.xs, line.ys)
             style = {"dashed": "--"}.get(line.kind, "-")
             width, alpha, order = (0.9, 0.55, 2) if line.kind == "faint" else (1.7, 1.0, 3)
             marker: dict[str, Any] = {"marker": "o", "markersize": 3.6} if line.kind == "dots" or len(xs) == 1 else {}
-            color = _PLACEHOLDER[line.color]
-            axes.plot(xs, ys, color=color, linestyle=style, linewidth=width, alpha=alpha, zorder=order, **marker)
+            color, gid = _PLACEHOLDER[line.color], None if line.entry is None else f"entry-{line.entry}"
+            axes.plot(
+                xs, ys, color=color, linestyle=style, linewidth=width, alpha=alpha, zorder=order, gid=gid, **marker
+            )
+            if line.ring is not None:
+                axes.plot(xs[line.ring], ys[line.ring], "o", mec=color, mfc="none", markersize=8.5, zorder=4, gid=gid)
+        _number_ends(axes, [line for line in lines if line.entry is not None])
         if axis.level is not None:
             value, text = axis.level
             axes.axhline(value, color=_PLACEHOLDER["warn"], linewidth=1, linestyle=(0, (4, 3)))
@@ -98,6 +121,82 @@ def chart(lines: Sequence[Line], axis: Axis) -> str:
             )  # fmt: skip
         _finish(axes, axis)
         return _svg(figure, axis.description)
+
+
+def scatter(
+    points: Sequence[Point], front: Sequence[tuple[float, float]], base: tuple[float, float], axis: Axis
+) -> str:
+    """Points with their intervals and numbers, the corners of their Pareto front joined, and where training began."""
+    with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
+        figure, axes = _figure(_TALL)
+        if len(front) > 1:
+            color = _PLACEHOLDER["muted"]
+            axes.plot(*zip(*front, strict=True), color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=2, gid="front")
+        axes.plot(*base, "x", color=_PLACEHOLDER["ink"], markersize=6, mew=1.6, zorder=4)
+        for one in points:
+            color, gid = _PLACEHOLDER[one.color], f"entry-{one.entry}"
+            for spread, bar in ((one.dx, axes.hlines), (one.dy, axes.vlines)):
+                across, along = (one.y, one.x) if bar == axes.hlines else (one.x, one.y)
+                if spread:
+                    bar(across, along - spread, along + spread, color=color, linewidth=1.1, alpha=0.45, gid=gid)
+            axes.plot(one.x, one.y, "o", color=color, markersize=5, zorder=3, gid=gid)
+        axes.margins(0.09, 0.08)
+        _finish(axes, axis)
+        texts: list[tuple[str, float, float, str, str | None]] = [("base", *base, "ink", None)]
+        texts += [(str(one.entry), one.x, one.y, one.color, f"entry-{one.entry}") for one in points]
+        _write_beside(axes, texts)
+        return _svg(figure, axis.description)
+
+
+def _number_ends(axes: Axes, lines: Sequence[Line]) -> None:
+    """Each curve's number at its end, and the bands of their intervals, which do not widen the axes."""
+    if not lines:
+        return
+    axes.margins(x=0.1)
+    limits = axes.get_xlim(), axes.get_ylim()
+    for line in lines:
+        if line.halves:
+            halves = [half or 0.0 for half in line.halves]
+            low, high = ([y + turn * half for y, half in zip(line.ys, halves, strict=True)] for turn in (-1, 1))
+            color, gid = _PLACEHOLDER[line.color], f"band-{line.entry}"
+            axes.fill_between(line.xs, low, high, color=color, alpha=0.22, linewidth=0, zorder=1, gid=gid)
+    axes.set(xlim=limits[0], ylim=limits[1])
+    _write_beside(axes, [(str(one.entry), one.xs[-1], one.ys[-1], one.color, f"entry-{one.entry}") for one in lines])
+
+
+def _write_beside(axes: Axes, texts: Sequence[tuple[str, float, float, str, str | None]]) -> None:
+    """Text beside places (text, x, y, colour, id), where little else is."""
+    places = axes.transData.transform([(x, y) for _, x, y, *_ in texts]) * 72 / axes.figure.dpi
+    sizes = [(4.9 * len(text), 7.5) for text, *_ in texts]
+    for (text, x, y, color, gid), offset in zip(texts, clear_of(places.tolist(), sizes), strict=True):
+        kind: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
+        axes.annotate(text, (x, y), offset, color=_PLACEHOLDER[color], zorder=5, gid=gid, **kind)
+
+
+def clear_of(places: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Where the centre of a label (width, height) goes from its place so that it covers no other label and no place.
+
+    Of eight directions, near and farther, the first that covers nothing, else what covers least. All in points.
+    """
+    boxes = [(x, y, 3.0, 3.0) for x, y in places]  # centre, half width, half height
+    offsets = []
+    for (x, y), (width, height) in zip(places, sizes, strict=True):
+        options = [
+            (reach * across * (4 + width / 2), reach * up * (4 + height / 2))
+            for reach in (1.0, 1.6, 2.4)
+            for across, up in ((1, 0), (0.8, 0.8), (0.8, -0.8), (0, 1), (0, -1), (-1, 0), (-0.8, 0.8), (-0.8, -0.8))
+        ]
+        covers = [
+            sum(
+                max(0.0, width / 2 + w - abs(x + dx - a)) * max(0.0, height / 2 + h - abs(y + dy - b))
+                for a, b, w, h in boxes
+            )
+            for dx, dy in options
+        ]
+        chosen = options[covers.index(min(covers))]
+        offsets.append(chosen)
+        boxes.append((x + chosen[0], y + chosen[1], width / 2, height / 2))
+    return offsets
 
 
 def stack(xs: Sequence[float], parts: Mapping[str, Sequence[float]], axis: Axis) -> str:
@@ -180,11 +279,12 @@ def spans_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > 50 * min(values)
 
 
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_SIZE)
+def _figure(size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size)
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
-    figure.subplots_adjust(left=0.17, right=0.965, bottom=0.2, top=0.96)  # fixed: a layout engine doubles the time
+    low, high = 0.45 / size[1], 1 - 0.09 / size[1]
+    figure.subplots_adjust(left=0.17, right=0.965, bottom=low, top=high)  # fixed: a layout engine doubles the time
     axes.yaxis.set_label_coords(-0.165, 0.5)
     return figure, axes
 
@@ -216,6 +316,9 @@ def _finish(axes: Axes, axis: Axis) -> None:
         axes.set_xticks([tick * unit for tick in locator.tick_values(steps[0] / unit, steps[1] / unit)])
         axes.set_xlim(steps)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g}"))
+    elif axis.score:
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _score(value, False)))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
@@ -259,6 +362,7 @@ def _svg(figure: Figure, description: str) -> str:
     text = re.sub(r"(font-size: [\d.]+px) [^;\"]*", r"\1", text)
     for name, placeholder in _PLACEHOLDER.items():
         text = text.replace(placeholder, f"var(--{name})")
+    text = re.sub(r'\bid="(entry|band)-(\d+)"', r'class="\1" data-entry="\2"', text)
     # Identifiers of several pictures meet on one page.
     mark = hashlib.sha256((text + description).encode()).hexdigest()[:8]
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{mark}-", text).replace("xlink:href", "href")

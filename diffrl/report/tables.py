@@ -126,13 +126,14 @@ def _images(one: Group) -> float | None:
 def _markdown(groups: Sequence[Group]) -> str:
     heads, rows, bold = cells(groups)
     marked = [[f"**{c}**" if b else c for c, b in zip(*both, strict=True)] for both in zip(rows, bold, strict=True)]
-    parts = [_pipes(heads, marked)]
+    parts = [pipes(heads, marked)]
     if len(groups) > 1:
-        parts.append(_pipes(*differing(groups)))
+        parts.append(pipes(*differing(groups)))
     return "\n\n".join([*parts, "\n".join(notes(groups))]) + "\n"
 
 
-def _pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
@@ -141,26 +142,27 @@ def _latex(groups: Sequence[Group]) -> str:
     """Tables to \\input; the preamble needs \\usepackage{booktabs}."""
     heads, rows, bold = cells(groups)
     marked = [
-        [rf"\textbf{{{_tex(c)}}}" if b else _tex(c) for c, b in zip(*both, strict=True)]
+        [rf"\textbf{{{tex(c)}}}" if b else tex(c) for c, b in zip(*both, strict=True)]
         for both in zip(rows, bold, strict=True)
     ]
-    parts = [f"% {note}" for note in notes(groups)] + [r"% \usepackage{booktabs}", _tabular(heads, marked, after=1)]
+    parts = [f"% {note}" for note in notes(groups)] + [r"% \usepackage{booktabs}", tabular(heads, marked, after=1)]
     if len(groups) > 1:
         more, changes = differing(groups)
-        parts += ["", _tabular(more, [[_tex(cell) for cell in row] for row in changes])]
+        parts += ["", tabular(more, [[tex(cell) for cell in row] for row in changes])]
     return "\n".join(parts) + "\n"
 
 
-def _tabular(heads: Sequence[str], rows: Sequence[Sequence[str]], after: int = 0) -> str:
-    """`after`: a line below so many rows, if any."""
+def tabular(heads: Sequence[str], rows: Sequence[Sequence[str]], after: int = 0) -> str:
+    """A LaTeX table (booktabs) of cells that are LaTeX. `after`: a line below so many rows, if any."""
     lines = [" & ".join(row) + r" \\" for row in rows]
     if after:
         lines.insert(after, r"\midrule")
     columns = "l" + "r" * (len(heads) - 1)
-    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_tex, heads)) + r" \\", r"\midrule"]
+    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(tex, heads)) + r" \\", r"\midrule"]
     return "\n".join([*top, *lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Text as LaTeX."""
     signed = re.sub(r"(?<!\S)-(?=\d)", "$-$", text.translate(_LATEX))
     return signed.replace(" ± ", r" $\pm$ ").replace("<", "$<$")

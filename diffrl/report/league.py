@@ -1,0 +1,258 @@
+"""The page of the league: what each method gains and what it loses at equal cost, from league.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from diffrl.errors import foreign
+from diffrl.records.disk import write_text
+from diffrl.report.league_data import (
+    AXES,
+    HOLDS,
+    OPPOSITE,
+    Entry,
+    League,
+    Result,
+    Track,
+    hacking_curve,
+    read_league,
+    turned,
+    verdict,
+)
+from diffrl.report.league_table import LIMITS, as_file, headlines, notes, pareto, rows
+from diffrl.report.page import escape, figure, grid, keys, page, picture, section, sortable, switch, table
+from diffrl.report.plots import Axis, Line, Point, chart, scatter
+
+COLORS = 7  # of the style sheet's series; the last one is grey
+COSTS = {"images": "images scored", "forwards": "network forwards", "seconds": "time on one core"}
+WHERE = {"seconds": "`diffrl league cost` measures them", "forwards": "`diffrl league cost` counts them"}
+
+
+def write_league(path: Path, out: Path) -> Path:
+    """Write the page of a league.json, self-contained, and return its path.
+
+    Raises:
+        UserError: the file is not there, or not what diffrl writes there.
+    """
+    league = read_league(path)
+    with foreign(path):
+        body = _body(league)
+    return _write(out, page("The league · diffrl", body, "league.js"))
+
+
+def write_league_table(path: Path, out: Path) -> Path:
+    """Write its table as Markdown, or as LaTeX where the file is called so (.tex). UserError as `write_league`."""
+    league = read_league(path)
+    with foreign(path):
+        text = as_file(league, out.suffix)
+    return _write(out, text)
+
+
+def _write(target: Path, text: str) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, text)
+    return target
+
+
+def _body(league: League) -> str:
+    tracks = [track for track in league.tracks.values() if league.of(track)]
+    body = _head(league) + _warnings(league)
+    for i, track in enumerate(tracks):
+        body += _track(i, track, league.of(track))
+    table_note = " ".join(notes()) + " A click on a column's head sorts by it."
+    body += section("All results", _table(league), table_note)
+    strips = "".join(_strips(track, league.of(track)) for track in tracks)
+    body += section("The same prompts, the same noise", strips, "One row for each entry, after its training.")
+    body += section("What each paper claims", _claims(league), CLAIMS)
+    body += section("What was left out", _listed(league.left_out))
+    body += section("What the playground cannot tell about SD3.5", _listed(LIMITS))
+    return body + section("How it was made", _made(league))
+
+
+CLAIMS = (
+    "Holds, or the opposite holds: by the paired test between the two entries (p < 0.05 after Holm's correction within "
+    "the track and the value), or against the base by the gain's 95 % interval. Not parted: neither, with these seeds."
+)
+
+
+def _head(league: League) -> str:
+    seeds = sorted({one.seeds for one in league.results})
+    counts = {"entry": len({one.entry.name for one in league.results}), "result": len(league.results)}
+    counts = {"track": len({one.track.name for one in league.results})} | counts
+    parts = [_counted(number, word) for word, number in counts.items()]
+    if seeds:
+        parts.append(f"{seeds[0] if seeds[0] == seeds[-1] else f'{seeds[0]} to {seeds[-1]}'} seeds each")
+    lines = [[escape(track.name), escape(text)] for track, text in headlines(league)]
+    sentences = table(lines) if lines else "<p>No result yet.</p>"
+    return f'<header><h1>The league</h1><p class="sub">{escape(" · ".join(parts))}</p></header>{sentences}'
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word if number == 1 else word.removesuffix('y') + 'ies' if word.endswith('y') else word + 's'}"
+
+
+def _warnings(league: League) -> str:
+    lines = [
+        f'<p class="warning"><b>{escape(one.entry.title)}</b> on {escape(one.track.name)} was caught and takes part in '
+        f"nothing: {escape(' '.join(one.caught))}</p>"
+        for one in league.results
+        if one.caught
+    ]
+    return section("Caught", "".join(lines))
+
+
+def _color(entry: Entry) -> str:
+    return f"c{(entry.number - 1) % COLORS}"
+
+
+def _track(place: int, track: Track, results: Sequence[Result]) -> str:
+    legend = keys([(one.entry.number, _color(one.entry), one.entry.title) for one in results])
+    cards = [_scatter(track, results, name) for name in track.judged]
+    cards += [_hacking(track, results, proxy, gold) for proxy in track.proxy for gold in track.gold if proxy != gold]
+    costly = dict.fromkeys((*track.judged, "variety"))
+    cards += [_by_cost(f"cost-{place}-{i}", track, results, name) for i, name in enumerate(costly)]
+    images = "" if track.images is None else f"; {track.images:,} images"
+    gold = f"; gold: {', '.join(track.gold)}" if track.gold else "; no gold beside it"
+    about = f"Trained on {', '.join(track.proxy)}{gold}{images}. {track.shows}"
+    return section(track.name, legend + grid([card for card in cards if card]), about)
+
+
+def _lower(track: Track, name: str) -> str:
+    return "lower is better" if name in track.lower else ""
+
+
+def _scatter(track: Track, results: Sequence[Result], name: str) -> str:
+    points = [
+        Point(one.kept.mean, gain.mean, one.kept.half, gain.half, _color(one.entry), one.entry.number)
+        for one in results
+        if one.kept is not None and (gain := one.gains.get(name)) is not None
+    ]
+    if not points:
+        return ""
+    _, corners = pareto(track, results, name)
+    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, description=f"Gain in {name} against variety kept")
+    kind = "gold" if name in track.gold else "proxy"
+    tag = ", ".join(part for part in (kind, _lower(track, name)) if part)
+    svg = scatter(points, corners, (1.0, 0.0), axis)
+    return figure(f"{name} against variety", svg, tag, [("muted", "dashed", "Pareto front"), *_BARS])
+
+
+_BARS = [("other", "", "95 % interval over seeds")]
+
+
+def _hacking(track: Track, results: Sequence[Result], proxy: str, gold: str) -> str:
+    lines = []
+    for one in results:
+        curve = hacking_curve(one, proxy, gold)
+        if len(curve) > 1:
+            seen = [values for _, values in one.curve if proxy in values and gold in values]
+            halves = [values[gold].half for values in seen]
+            best, all_seen = turned(one, gold), [values for _, values in one.curve if gold in values]
+            ring = seen.index(all_seen[best]) if best is not None and all_seen[best] in seen else None
+            xs, ys = [x for x, _ in curve], [y for _, y in curve]
+            lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves, ring))
+    if not lines:
+        return ""
+    axis = Axis(x=f"gain in {proxy}", y=f"gain in {gold}", score=True, description=f"Gain in {gold} against {proxy}")
+    rings = [("ink", "ring", "from here on it falls")] if any(line.ring is not None for line in lines) else []
+    return figure(f"{gold} against {proxy}", chart(lines, axis), "over the training", rings)
+
+
+def _by_cost(name: str, track: Track, results: Sequence[Result], value: str) -> str:
+    """A value over images, forwards and seconds: one chart each, of which the reader chooses."""
+    if not any(value in seen for one in results for _, seen in one.curve):
+        return ""
+    panels = [(axis, _cost_panel(results, value, axis)) for axis in AXES]
+    return figure(f"{value} at equal cost", switch(name, panels), _lower(track, value))
+
+
+def _cost_panel(results: Sequence[Result], value: str, axis: str) -> str:
+    lines, without = [], []
+    for one in results:
+        points = [(cost[axis], seen[value]) for cost, seen in one.curve if value in seen and cost[axis] is not None]
+        if not points:
+            without.append(one.entry.title)
+            continue
+        xs, ys = [x or 0.0 for x, _ in points], [y.mean for _, y in points]
+        halves = [y.half for _, y in points]
+        lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves))
+    if not lines:
+        text = f"No entry of this track has {axis} along its curve. {WHERE.get(axis, '')}".replace("`", "")
+        return f'<p class="note">{escape(text.strip())}</p>'
+    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", description=f"{value} against {COSTS[axis]}")
+    missing = f'<p class="note">Not known for {escape(", ".join(without))}.</p>' if without else ""
+    return chart(lines, where) + missing
+
+
+def _table(league: League) -> str:
+    found = rows(league)
+    if not found.results:
+        return ""
+    names = dict.fromkeys(one.track.name for one in found.results)
+    options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in names)
+    choice = f'<select class="only" aria-label="Track" hidden><option value="">all tracks</option>{options}</select>'
+    lines = []
+    for one, cells in zip(found.results, found.cells, strict=True):
+        marked = ["<br>".join(escape(line) for line in cell) for cell in cells]
+        marked = [f'<b class="bad">{text}</b>' if text == "caught" else text for text in marked]
+        lines.append((one.entry.number, one.track.name, [escape(one.entry.title), *marked]))
+    return (choice if len(names) > 1 else "") + sortable(lines, ["entry", *found.heads])
+
+
+def _strips(track: Track, results: Sequence[Result]) -> str:
+    named: list[tuple[str, Path | None]] = [("base model", track.strip)]
+    named += [(one.entry.title, one.strip) for one in results]
+    lines = [
+        f'<tr><th>{escape(title)}</th><td><img {picture(path, row=True)} alt="{escape(title)}"></td></tr>'
+        for title, path in named
+        if path is not None
+    ]
+    if not any(one.strip for one in results):
+        return ""
+    prompts = "; ".join(track.prompts)
+    about = f'<p class="note">{escape(prompts)}</p>' if prompts else ""
+    return (
+        f'<h3>{escape(track.name)}</h3>{about}<div class="scroll"><table class="lineup">{"".join(lines)}</table></div>'
+    )
+
+
+def _claims(league: League) -> str:
+    lines = []
+    for entry in league.entries.values():
+        if not entry.claim:
+            continue
+        results = [_verdict(league, entry, one) for one in entry.expects]
+        where = f'<br><span class="note">{escape(entry.page)}</span>' if entry.page else ""
+        lines.append(
+            [escape(entry.title) + where, escape(entry.claim), "<br>".join(results) or "not put to a test here"]
+        )
+    return table(lines, ["method", "its paper says", "here"], "claims") if lines else ""
+
+
+def _verdict(league: League, entry: Entry, expected: Mapping[str, object]) -> str:
+    word, figures = verdict(league, entry, expected)
+    against = expected.get("against")
+    other = (
+        "the base" if against is None else league.entries[str(against)].title if against in league.entries else against
+    )
+    more = "more" if expected.get("more", True) else "less"
+    what = escape(f"{expected['track']}: {more} {expected['name']} than {other}")
+    if word is None:
+        return f"{what}: no result"
+    kind = "good" if word == HOLDS else "bad" if word == OPPOSITE else ""
+    return f'<b class="{kind}">{word}</b>, {what}: {escape(figures)}'
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
+def _made(league: League) -> str:
+    commits = sorted({commit for one in league.results for commit in one.commits})
+    facts = {"file": league.path, "command": league.command, "diffrl": league.version, "weights": league.weights}
+    lines = [[name, f"<code>{escape(text)}</code>"] for name, text in facts.items() if text]
+    lines += [["commits", escape(", ".join(commits))]] if commits else []
+    counted = [f"{one.title}: {one.trials}" for one in league.entries.values() if one.trials is not None]
+    lines += [["trials for its settings", escape(", ".join(counted))]] if counted else []
+    return table(lines)
