@@ -12,7 +12,8 @@ from diffrl.report.intervals import interval
 ROOT = Path(__file__).parents[1]
 BRAKES = ROOT / "assets" / "results" / "brakes"
 PROXY, GOLD = "preference", "strict"
-METHODS = {"nft": "DiffusionNFT", "crd": "CRD", "grpo": "Flow-GRPO", "grpo_guard": "GRPO-Guard", "dppo": "Flow-DPPO", "awm": "AWM", "dgpo": "DGPO"}  # fmt: skip
+METHODS = {"nft": "DiffusionNFT", "crd": "CRD", "grpo": "Flow-GRPO", "grpo_guard": "GRPO-Guard"}
+METHODS |= {"dppo": "Flow-DPPO", "awm": "AWM", "dgpo": "DGPO"}
 
 
 def mean_half(values: Sequence[float]) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def league_of_brakes() -> dict[str, Any]:
             page = "docs/methods/brakes.md"
             entries[method + end] = {"kind": "base", "title": title + words, "page": page, "claim": "", "trials": None}
             results.append(result_of(method + end, BRAKES / f"preference_{method}_{steps}.json"))
-    track = {"proxy": [PROXY], "gold": [GOLD], "images": 12288, "shows": "", "lower_is_better": ["artefact", "unreadable"]}  # fmt: skip
+    track: dict[str, Any] = {"proxy": [PROXY], "gold": [GOLD], "images": 12288, "shows": ""}
+    track["lower_is_better"] = ["artefact", "unreadable"]
     return {
         "schema": 1, "diffrl_version": "0.2.0", "command": "diffrl league run", "weights": "", "left_out": [],
         "tracks": {PROXY: track}, "entries": entries, "results": results, "paired": [], "findings": [],

@@ -17,6 +17,7 @@ from diffrl.report.league_data import (
     Track,
     hacking_curve,
     read_league,
+    signed,
     turned,
     verdict,
 )
@@ -70,9 +71,14 @@ def _body(league: League) -> str:
     return body + section("How it was made", _made(league))
 
 
+POINTING = (
+    "Curves are the evaluations during training, means over seeds; a click on an entry's name shows its own with their "
+    "95 % intervals. A Pareto front is of the means."
+)
 CLAIMS = (
-    "Holds, or the opposite holds: by the paired test between the two entries (p < 0.05 after Holm's correction within "
-    "the track and the value), or against the base by the gain's 95 % interval. Not parted: neither, with these seeds."
+    "Holds, or the opposite holds: by the test between the two entries, paired by seed (p < 0.05 after Holm's "
+    "correction within the track and the value), or against the base by the gain's 95 % interval. Not parted: neither, "
+    "with these seeds. Grey: what the entry gained, and the variety that it kept."
 )
 
 
@@ -82,7 +88,8 @@ def _head(league: League) -> str:
     counts = {"track": len({one.track.name for one in league.results})} | counts
     parts = [_counted(number, word) for word, number in counts.items()]
     if seeds:
-        parts.append(f"{seeds[0] if seeds[0] == seeds[-1] else f'{seeds[0]} to {seeds[-1]}'} seeds each")
+        spread = _counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        parts.append(f"{spread} each")
     lines = [[escape(track.name), escape(text)] for track, text in headlines(league)]
     sentences = table(lines) if lines else "<p>No result yet.</p>"
     return f'<header><h1>The league</h1><p class="sub">{escape(" · ".join(parts))}</p></header>{sentences}'
@@ -110,11 +117,11 @@ def _track(place: int, track: Track, results: Sequence[Result]) -> str:
     legend = keys([(one.entry.number, _color(one.entry), one.entry.title) for one in results])
     cards = [_scatter(track, results, name) for name in track.judged]
     cards += [_hacking(track, results, proxy, gold) for proxy in track.proxy for gold in track.gold if proxy != gold]
-    costly = dict.fromkeys((*track.judged, "variety"))
+    costly = dict.fromkeys((*track.judged, track.named("variety")))
     cards += [_by_cost(f"cost-{place}-{i}", track, results, name) for i, name in enumerate(costly)]
     images = "" if track.images is None else f"; {track.images:,} images"
     gold = f"; gold: {', '.join(track.gold)}" if track.gold else "; no gold beside it"
-    about = f"Trained on {', '.join(track.proxy)}{gold}{images}. {track.shows}"
+    about = f"Trained on {', '.join(track.proxy)}{gold}{images}. {track.shows} {POINTING}"
     return section(track.name, legend + grid([card for card in cards if card]), about)
 
 
@@ -131,7 +138,7 @@ def _scatter(track: Track, results: Sequence[Result], name: str) -> str:
     if not points:
         return ""
     _, corners = pareto(track, results, name)
-    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, description=f"Gain in {name} against variety kept")
+    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, description=f"{track.name}: {name} against variety")
     kind = "gold" if name in track.gold else "proxy"
     tag = ", ".join(part for part in (kind, _lower(track, name)) if part)
     svg = scatter(points, corners, (1.0, 0.0), axis)
@@ -154,7 +161,9 @@ def _hacking(track: Track, results: Sequence[Result], proxy: str, gold: str) -> 
             lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves, ring))
     if not lines:
         return ""
-    axis = Axis(x=f"gain in {proxy}", y=f"gain in {gold}", score=True, description=f"Gain in {gold} against {proxy}")
+    axis = Axis(
+        x=f"gain in {proxy}", y=f"gain in {gold}", score=True, description=f"{track.name}: {gold} against {proxy}"
+    )
     rings = [("ink", "ring", "from here on it falls")] if any(line.ring is not None for line in lines) else []
     return figure(f"{gold} against {proxy}", chart(lines, axis), "over the training", rings)
 
@@ -163,11 +172,11 @@ def _by_cost(name: str, track: Track, results: Sequence[Result], value: str) -> 
     """A value over images, forwards and seconds: one chart each, of which the reader chooses."""
     if not any(value in seen for one in results for _, seen in one.curve):
         return ""
-    panels = [(axis, _cost_panel(results, value, axis)) for axis in AXES]
+    panels = [(axis, _cost_panel(track, results, value, axis)) for axis in AXES]
     return figure(f"{value} at equal cost", switch(name, panels), _lower(track, value))
 
 
-def _cost_panel(results: Sequence[Result], value: str, axis: str) -> str:
+def _cost_panel(track: Track, results: Sequence[Result], value: str, axis: str) -> str:
     lines, without = [], []
     for one in results:
         points = [(cost[axis], seen[value]) for cost, seen in one.curve if value in seen and cost[axis] is not None]
@@ -180,7 +189,7 @@ def _cost_panel(results: Sequence[Result], value: str, axis: str) -> str:
     if not lines:
         text = f"No entry of this track has {axis} along its curve. {WHERE.get(axis, '')}".replace("`", "")
         return f'<p class="note">{escape(text.strip())}</p>'
-    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", description=f"{value} against {COSTS[axis]}")
+    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", description=f"{track.name}: {value} by {axis}")
     missing = f'<p class="note">Not known for {escape(", ".join(without))}.</p>' if without else ""
     return chart(lines, where) + missing
 
@@ -220,14 +229,19 @@ def _strips(track: Track, results: Sequence[Result]) -> str:
 def _claims(league: League) -> str:
     lines = []
     for entry in league.entries.values():
-        if not entry.claim:
-            continue
-        results = [_verdict(league, entry, one) for one in entry.expects]
-        where = f'<br><span class="note">{escape(entry.page)}</span>' if entry.page else ""
-        lines.append(
-            [escape(entry.title) + where, escape(entry.claim), "<br>".join(results) or "not put to a test here"]
-        )
+        results = [one for one in league.results if one.entry is entry]
+        if entry.claim and results:
+            where = f'<br><span class="tag">{escape(entry.page)}</span>' if entry.page else ""
+            here = [_verdict(league, entry, one) for one in entry.expects] + [_measured(one) for one in results]
+            lines.append([escape(entry.title) + where, escape(entry.claim), "<br>".join(here)])
     return table(lines, ["method", "its paper says", "here"], "claims") if lines else ""
+
+
+def _measured(one: Result) -> str:
+    gains = [f"{name} {signed(one.gains.get(name))}" for name in one.track.judged]
+    kept = [] if one.kept is None else [f"variety kept {one.kept.mean:.2f}"]
+    text = "caught by a check" if one.caught else ", ".join([*gains, *kept])
+    return f'<span class="tag">{escape(f"{one.track.name}: {text}")}</span>'
 
 
 def _verdict(league: League, entry: Entry, expected: Mapping[str, object]) -> str:

@@ -17,6 +17,7 @@ from diffrl.report.groups import Value
 
 SCHEMA = 1
 SURE = 0.05  # p below which a paired difference decides about a claim
+NORMAL = 1.96  # standard errors to the side of a 95 % interval: prompts are many
 AXES = ("images", "forwards", "seconds")  # by which cost is made equal
 HOLDS, OPPOSITE, OPEN = "holds", "the opposite holds", "not parted"
 
@@ -39,6 +40,10 @@ class Track:
         """Proxies, then golds, each once."""
         return tuple(dict.fromkeys((*self.proxy, *self.gold)))
 
+    def named(self, measure: str) -> str:
+        """What a measure beside the rewards is called here: that of the model by which gold is judged."""
+        return "/".join([*self.gold[0].split("/")[:-1], measure]) if self.gold else measure
+
     def sign(self, name: str) -> int:
         return -1 if name in self.lower else 1
 
@@ -59,20 +64,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Result:
-    """An entry on a track. `curve`: (images, forwards, seconds, {name: value}) of each held-out evaluation."""
+    """An entry on a track. `curve`: ({axis of cost: spent}, {name: value}) of each held-out evaluation."""
 
     track: Track
     entry: Entry
     seeds: int
     commits: tuple[str, ...]
     gains: Mapping[str, Value]
-    after: Mapping[str, float]
+    over_prompts: Mapping[str, float]  # half the gains' 95 % intervals over prompts instead of seeds
     gap: Value | None
     kept: Value | None  # variety after over before
     drift: float | None
     spread: float | None  # standard deviation of the proxy's gain over the seeds
     collapsed: int | None  # seeds with less than half of the base's variety
-    cost: Mapping[str, float | None]  # of one seed, `AXES` and "memory" (MB)
+    cost: Mapping[str, float | None]  # of one seed, `AXES` and "mib"
     curve: tuple[tuple[Mapping[str, float | None], Mapping[str, Value]], ...]
     strip: Path | None
     checked: bool
@@ -157,9 +162,9 @@ def _result(path: Path, track: Track, entry: Entry, one: Mapping[str, Any]) -> R
     seeds = len(one["seeds"])
     values = {name: value for name, value in one["values"].items() if value is not None}
     gains = {name: _value({"mean": value["gain"], "half": value.get("half")}, seeds) for name, value in values.items()}
-    after = {name: _number(value.get("after")) for name, value in values.items()}
+    errors = {name: _number(value.get("se_prompts")) for name, value in values.items()}
     stability, check = one.get("stability") or {}, one.get("check") or {}
-    cost = {key: _number((one.get("cost") or {}).get(key)) for key in (*AXES, "memory")}
+    cost = {key: _number((one.get("cost") or {}).get(key)) for key in (*AXES, "mib")}
     collapsed = stability.get("collapsed")
     curve = []
     for point in one.get("curve") or ():
@@ -172,7 +177,7 @@ def _result(path: Path, track: Track, entry: Entry, one: Mapping[str, Any]) -> R
         seeds=seeds,
         commits=tuple(map(str, one.get("commit") or ())),
         gains={name: value for name, value in gains.items() if value is not None},
-        after={name: value for name, value in after.items() if value is not None},
+        over_prompts={name: NORMAL * error for name, error in errors.items() if error is not None},
         gap=_value(one.get("gap"), seeds),
         kept=_value(one.get("variety_kept"), seeds),
         drift=_number(one.get("drift")),
@@ -181,8 +186,8 @@ def _result(path: Path, track: Track, entry: Entry, one: Mapping[str, Any]) -> R
         cost=cost,
         curve=tuple(curve),
         strip=_beside(path, one.get("strip")),
-        checked=bool(check),
-        caught=tuple(map(str, check.get("why") or ("no reason given",))) if check.get("caught") else (),
+        checked=bool(check.get("seeds")),
+        caught=() if check.get("passed", True) else tuple(map(str, check.get("lines") or ("no reason given",))),
     )
 
 

@@ -58,6 +58,10 @@ def _gains(which: Callable[[Track], tuple[str, ...]]) -> Callable[[Track, Sequen
     return cells
 
 
+def _over_prompts(track: Track, results: Sequence[Result]) -> list[list[str]]:
+    return [[_small(one.over_prompts.get(name)) for name in track.gold] for one in results]
+
+
 def _ranked(which: Callable[[Track], tuple[str, ...]]) -> Callable[[Track, Sequence[Result]], list[list[str]]]:
     def cells(track: Track, results: Sequence[Result]) -> list[list[str]]:
         columns = [ranked(results, name) for name in which(track)]
@@ -102,18 +106,19 @@ COLUMNS = (
     Column("proxy gain", _gains(lambda track: track.proxy)),
     Column("rank by proxy", _ranked(lambda track: track.proxy)),
     Column("gold gain", _gains(lambda track: track.gold)),
+    Column("gold, ± over prompts", _over_prompts),
     Column("rank by gold", _ranked(lambda track: track.gold)),
     _each("hacking gap", lambda one: signed(one.gap)),
     _each("variety kept", lambda one: _plain(one.kept)),
     Column("rank by variety", lambda _, results: [[_range(r)] for r in ranked(results)]),
-    _each("artefact", lambda one: signed(one.gains.get("artefact"))),
+    _each("artefact", lambda one: signed(one.gains.get(one.track.named("artefact")))),
     _each("drift", lambda one: _small(one.drift)),
     _each("spread over seeds", lambda one: _small(one.spread)),
     _each("collapsed seeds", lambda one: _or_dash(one.collapsed)),
     _each("images", lambda one: "–" if one.cost["images"] is None else f"{one.cost['images']:,.0f}"),
     _each("forwards", lambda one: "–" if one.cost["forwards"] is None else f"{one.cost['forwards']:,.0f}"),
     _each("seconds", lambda one: "–" if one.cost["seconds"] is None else f"{one.cost['seconds']:.0f}"),
-    _each("memory (MB)", lambda one: "–" if one.cost["memory"] is None else f"{one.cost['memory']:.0f}"),
+    _each("memory (MiB)", lambda one: "–" if one.cost["mib"] is None else f"{one.cost['mib']:.0f}"),
     _each("trials", lambda one: _or_dash(one.entry.trials)),
     _each("seeds", lambda one: str(one.seeds)),
     _each("check", _checked),
@@ -137,7 +142,8 @@ def notes() -> list[str]:
         "Gains since before training on held-out prompts: means over seeds ± half the 95 % interval (Student's t).",
         "Ranks are within a track and differ only where intervals part: from 1 + the number of entries that are better "
         "to the number of all less those that are worse.",
-        "Hacking gap: what the proxy gained and gold did not. Variety kept: after over before.",
+        "Hacking gap: the proxies' mean gain less the golds', each in standard deviations of the base over prompts. "
+        "Variety kept: after over before. Spread: the standard deviation over seeds of the proxies' gain in those units.",
         "Lower is better: artefact, drift, gap, costs.",
     ]
 
@@ -165,23 +171,24 @@ def headlines(league: League) -> list[tuple[Track, str]]:
 
 
 def _headline(track: Track, results: Sequence[Result]) -> str:
-    name, many = track.proxy[0], len(results)
-    budget = "" if track.images is None else f" ({count(track.images)} images)"
-    clauses = [f"{_surely(track, results, each, 1)} of {many} raise {each}" for each in track.judged]
+    raised = {name: _surely(track, results, name) for name in track.judged}
+    clauses = [f"{many} raise {name}" for name, many in raised.items()]
     known = [one.kept for one in results if one.kept is not None and one.kept.half is not None]
     if known:
-        lost = sum(one.mean + (one.half or 0.0) < 1 for one in known)
-        clauses.append(f"{lost} of {len(known)} lose variety")
-    text = f"{'; '.join(clauses)}{budget}."
-    for each in dict.fromkeys((name, *track.gold[:1])):
-        text += _first(f"Furthest on {each}", results, each)
+        clauses.append(f"{sum(one.mean + (one.half or 0.0) < 1 for one in known)} lose variety")
+    budget = "" if track.images is None else f" ({count(track.images)} images each)"
+    text = f"Of {len(results)} {'entry' if len(results) == 1 else 'entries'}{budget} {', '.join(clauses)}."
+    proxies = track.proxy if len(track.proxy) == 1 else ()  # of many at once none is the one to be ranked by
+    for name in dict.fromkeys((*proxies, *track.gold[:1])):
+        text += _first(f"Furthest on {name}", results, name) if raised[name] else ""
     text += _first("Most variety kept", results)
     return text + _in_front(track, results)
 
 
-def _surely(track: Track, results: Sequence[Result], name: str, turn: int) -> int:
+def _surely(track: Track, results: Sequence[Result], name: str) -> int:
+    """How many gained by more than half their interval."""
     gains = [one.gains[name] for one in results if name in one.gains]
-    return sum(turn * track.sign(name) * one.mean > one.half for one in gains if one.half is not None)
+    return sum(track.sign(name) * one.mean > one.half for one in gains if one.half is not None)
 
 
 def _first(what: str, results: Sequence[Result], name: str | None = None) -> str:

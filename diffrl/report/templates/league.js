@@ -39,7 +39,6 @@ for (const key of document.querySelectorAll(".key")) {
   key.setAttribute("role", "button");
   const choose = () => {
     const entry = key.classList.contains("on") ? null : key.dataset.entry;
-    document.body.classList.toggle("chosen", entry !== null);
     for (const part of document.querySelectorAll("[data-entry]")) {
       part.classList.toggle("on", part.dataset.entry === entry);
     }
