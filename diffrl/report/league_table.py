@@ -143,7 +143,7 @@ def notes() -> list[str]:
         "Ranks are within a track and differ only where intervals part: from 1 + the number of entries that are better "
         "to the number of all less those that are worse.",
         "Hacking gap: the proxies' mean gain less the golds', each in standard deviations of the base over prompts. "
-        "Variety kept: after over before. Spread: the standard deviation over seeds of the proxies' gain in those units.",
+        "Variety kept: after over before. Spread: the proxies' gain's standard deviation over seeds, in those units.",
         "Lower is better: artefact, drift, gap, costs.",
     ]
 

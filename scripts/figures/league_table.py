@@ -1,4 +1,4 @@
-"""The league's headlines and tables for the pages, from assets/results/league.json; `tables.py` says how they call it."""
+"""The league's headlines and tables for the pages, from assets/results/league.json, for `tables.py`."""
 
 from __future__ import annotations
 
