@@ -102,7 +102,6 @@ def _checked(one: Result) -> str:
 
 COLUMNS = (
     _each("track", lambda one: one.track.name),
-    _each("kind", lambda one: one.entry.kind or "–"),
     Column("proxy gain", _gains(lambda track: track.proxy)),
     Column("rank by proxy", _ranked(lambda track: track.proxy)),
     Column("gold gain", _gains(lambda track: track.gold)),
@@ -119,6 +118,7 @@ COLUMNS = (
     _each("forwards", lambda one: "–" if one.cost["forwards"] is None else f"{one.cost['forwards']:,.0f}"),
     _each("seconds", lambda one: "–" if one.cost["seconds"] is None else f"{one.cost['seconds']:.0f}"),
     _each("memory (MiB)", lambda one: "–" if one.cost["mib"] is None else f"{one.cost['mib']:.0f}"),
+    _each("kind", lambda one: one.entry.kind or "–"),
     _each("trials", lambda one: _or_dash(one.entry.trials)),
     _each("seeds", lambda one: str(one.seeds)),
     _each("check", _checked),

@@ -168,17 +168,25 @@ def _write_beside(axes: Axes, texts: Sequence[tuple[str, float, float, str, str 
     """Text beside places (text, x, y, colour, id), where little else is."""
     places = axes.transData.transform([(x, y) for _, x, y, *_ in texts]) * 72 / axes.figure.dpi
     sizes = [(4.9 * len(text), 7.5) for text, *_ in texts]
-    for (text, x, y, color, gid), offset in zip(texts, clear_of(places.tolist(), sizes), strict=True):
+    box = axes.figure.bbox
+    room = box.width * 72 / axes.figure.dpi, box.height * 72 / axes.figure.dpi
+    for (text, x, y, color, gid), offset in zip(texts, clear_of(places.tolist(), sizes, room), strict=True):
         kind: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
         axes.annotate(text, (x, y), offset, color=_PLACEHOLDER[color], zorder=5, gid=gid, **kind)
 
 
-def clear_of(places: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+Box = tuple[float, float, float, float]  # centre, half width, half height
+
+
+def clear_of(
+    places: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], room: tuple[float, float]
+) -> list[tuple[float, float]]:
     """Where the centre of a label (width, height) goes from its place so that it covers no other label and no place.
 
-    Of eight directions, near and farther, the first that covers nothing, else what covers least. All in points.
+    Of eight directions, near and farther, the first that covers nothing and stays in the room, else what covers least.
+    All in points.
     """
-    boxes = [(x, y, 3.0, 3.0) for x, y in places]  # centre, half width, half height
+    boxes: list[Box] = [(x, y, 3.0, 3.0) for x, y in places]
     offsets = []
     for (x, y), (width, height) in zip(places, sizes, strict=True):
         options = [
@@ -186,17 +194,19 @@ def clear_of(places: Sequence[tuple[float, float]], sizes: Sequence[tuple[float,
             for reach in (1.0, 1.6, 2.4)
             for across, up in ((1, 0), (0.8, 0.8), (0.8, -0.8), (0, 1), (0, -1), (-1, 0), (-0.8, 0.8), (-0.8, -0.8))
         ]
-        covers = [
-            sum(
-                max(0.0, width / 2 + w - abs(x + dx - a)) * max(0.0, height / 2 + h - abs(y + dy - b))
-                for a, b, w, h in boxes
-            )
-            for dx, dy in options
-        ]
-        chosen = options[covers.index(min(covers))]
-        offsets.append(chosen)
-        boxes.append((x + chosen[0], y + chosen[1], width / 2, height / 2))
+        covered = [_covered((x + dx, y + dy, width / 2, height / 2), boxes, room) for dx, dy in options]
+        dx, dy = options[covered.index(min(covered))]
+        offsets.append((dx, dy))
+        boxes.append((x + dx, y + dy, width / 2, height / 2))
     return offsets
+
+
+def _covered(box: Box, others: Sequence[Box], room: tuple[float, float]) -> float:
+    """The area that a box has in common with others and with what is outside of the room."""
+    x, y, w, h = box
+    outside = max(0.0, w - x, x + w - room[0]) * 2 * h + max(0.0, h - y, y + h - room[1]) * 2 * w
+    shared = [(w + p - abs(x - a), h + q - abs(y - b)) for a, b, p, q in others]
+    return outside + sum(across * up for across, up in shared if across > 0 and up > 0)
 
 
 def stack(xs: Sequence[float], parts: Mapping[str, Sequence[float]], axis: Axis) -> str:

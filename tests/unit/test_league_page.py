@@ -136,7 +136,7 @@ def test_the_page_of_the_finished_results(tmp_path: Path) -> None:
 def test_the_table_as_a_file(tmp_path: Path) -> None:
     path = written(tmp_path, league_of_brakes())
     markdown = write_league_table(path, tmp_path / "t.md").read_text()
-    assert "| GRPO-Guard | preference | base | +0.799 ± 0.066 | 14 |" in markdown
+    assert "| GRPO-Guard | preference | +0.799 ± 0.066 | 14 |" in markdown
     latex = write_league_table(path, tmp_path / "t.tex").read_text()
     assert r"\begin{tabular}{lrrr" in latex and r"$-$0.101 $\pm$ 0.072" in latex and "–" not in latex
 
@@ -234,9 +234,9 @@ def test_an_unknown_name_is_an_error_in_python_too(tmp_path: Path) -> None:
 
 
 def test_labels_keep_clear_of_each_other() -> None:
-    places, sizes = [(0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (200.0, 0.0)], [(10.0, 8.0)] * 4
-    offsets = clear_of(places, sizes)
+    places, sizes = [(50.0, 50.0), (51.0, 51.0), (52.0, 50.0), (200.0, 50.0)], [(10.0, 8.0)] * 4
+    offsets = clear_of(places, sizes, (210.0, 100.0))
     boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(places, offsets, strict=True)]
     for i, (a, b) in enumerate(boxes):
         assert all(abs(a - c) >= 10 or abs(b - d) >= 8 for c, d in boxes[:i])
-    assert offsets[3] == (9.0, 0.0), "alone, it stands to the right"
+    assert offsets[3][0] < 9, "alone it would stand to the right, where there is no room"
