@@ -26,6 +26,7 @@ from diffrl.report.page import escape, figure, grid, keys, page, picture, sectio
 from diffrl.report.plots import Axis, Line, Point, chart, scatter
 
 COLORS = 7  # of the style sheet's series; the last one is grey
+FEW = 8  # lines of what was left out that are shown at once
 COSTS = {"images": "images scored", "forwards": "network forwards", "seconds": "time on one core"}
 WHERE = {"seconds": "`diffrl league cost` measures them", "forwards": "`diffrl league cost` counts them"}
 
@@ -66,7 +67,10 @@ def _body(league: League) -> str:
     strips = "".join(_strips(track, league.of(track)) for track in tracks)
     body += section("The same prompts, the same noise", strips, "One row for each entry, after its training.")
     body += section("What each paper claims", _claims(league), CLAIMS)
-    body += section("What was left out", _listed(league.left_out))
+    left = _listed(league.left_out)
+    if len(league.left_out) > FEW:
+        left = f"<details><summary>{_counted(len(league.left_out), 'result')}</summary>{left}</details>"
+    body += section("What was left out", left)
     body += section("What the playground cannot tell about SD3.5", _listed(LIMITS))
     return body + section("How it was made", _made(league))
 

@@ -6,11 +6,12 @@ import copy
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from league_file import league_of_brakes
+from league_file import ROOT, league_of_brakes
 from PIL import Image
 from test_report import Checker
 
@@ -21,6 +22,9 @@ from diffrl.report.league import write_league, write_league_table
 from diffrl.report.league_data import front, hacking_curve, ranks, read_league, turned, verdict
 from diffrl.report.league_table import LIMITS, headlines, rows
 from diffrl.report.plots import clear_of
+
+sys.path.insert(0, str(ROOT / "scripts" / "figures"))
+import league_table  # noqa: E402
 
 EVIL = "<script>alert('x')</script>"
 
@@ -139,6 +143,14 @@ def test_the_table_as_a_file(tmp_path: Path) -> None:
     assert "| GRPO-Guard | preference | +0.799 ± 0.066 | 14 |" in markdown
     latex = write_league_table(path, tmp_path / "t.tex").read_text()
     assert r"\begin{tabular}{lrrr" in latex and r"$-$0.101 $\pm$ 0.072" in latex and "–" not in latex
+
+
+def test_the_pages_of_the_docs_read_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(league_table, "FILE", tmp_path / "league.json")
+    assert league_table.said() == league_table.table() == "Not run yet."
+    written(tmp_path, league_of_brakes())
+    assert league_table.said().startswith("- **preference**: Of 14 entries (12.3k images each) 14 raise preference,")
+    assert "| DiffusionNFT | +1.533 ± 0.027 | 5–10 |" in league_table.table(), "the track stands above its table"
 
 
 def test_a_league_of_hardly_anything_has_a_page(tmp_path: Path) -> None:
