@@ -24,7 +24,7 @@ from diffrl.report.league_table import LIMITS, headlines, rows
 from diffrl.report.plots import clear_of
 
 sys.path.insert(0, str(ROOT / "scripts" / "figures"))
-import league_table  # noqa: E402
+import league_table
 
 EVIL = "<script>alert('x')</script>"
 
