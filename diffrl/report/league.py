@@ -231,21 +231,29 @@ def _strips(track: Track, results: Sequence[Result]) -> str:
 
 
 def _claims(league: League) -> str:
-    lines = []
+    """A row for each claim, with all entries that have it: a method by itself, with one step an epoch, over another."""
+    groups: dict[str, list[Entry]] = {}
     for entry in league.entries.values():
-        results = [one for one in league.results if one.entry is entry]
-        if entry.claim and results:
-            where = f'<br><span class="tag">{escape(entry.page)}</span>' if entry.page else ""
-            here = [_verdict(league, entry, one) for one in entry.expects] + [_measured(one) for one in results]
-            lines.append([escape(entry.title) + where, escape(entry.claim), "<br>".join(here)])
+        if entry.claim and any(one.entry is entry for one in league.results):
+            groups.setdefault(entry.claim, []).append(entry)
+    lines = []
+    for claim, entries in groups.items():
+        pages = "".join(
+            f'<br><span class="tag">{escape(page)}</span>' for page in {one.page: 0 for one in entries} if page
+        )
+        here = [_verdict(league, entry, one) for entry in entries for one in entry.expects]
+        here += [_measured(one, len(entries) > 1) for one in league.results if one.entry in entries]
+        titles = "<br>".join(escape(one.title) for one in entries)
+        lines.append([titles + pages, escape(claim), "<br>".join(here)])
     return table(lines, ["method", "its paper says", "here"], "claims") if lines else ""
 
 
-def _measured(one: Result) -> str:
+def _measured(one: Result, named: bool) -> str:
     gains = [f"{name} {signed(one.gains.get(name))}" for name in one.track.judged]
     kept = [] if one.kept is None else [f"variety kept {one.kept.mean:.2f}"]
     text = "caught by a check" if one.caught else ", ".join([*gains, *kept])
-    return f'<span class="tag">{escape(f"{one.track.name}: {text}")}</span>'
+    where = f"{one.entry.title}, {one.track.name}" if named else one.track.name
+    return f'<span class="tag">{escape(f"{where}: {text}")}</span>'
 
 
 def _verdict(league: League, entry: Entry, expected: Mapping[str, object]) -> str:
