@@ -28,6 +28,7 @@ from diffrl.cli.divgen import add_divgen
 from diffrl.cli.examining import add_doctor
 from diffrl.cli.image_sets import add_image_sets
 from diffrl.cli.interrupted import leave_peers, resumable
+from diffrl.cli.league import add_league
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
@@ -144,6 +145,7 @@ def _parser() -> _Parser:
     _add_train(add)
     _add_sample_and_evaluate(add)
     add_comparing(add)
+    add_league(add)
     add_watch(add)
     add_rewards(add)
     add_objectives(add)

@@ -28,7 +28,7 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import Direction
-from diffrl.rollout import SamplerSpec, initial_noise
+from diffrl.rollout import SamplerSpec, generate, initial_noise
 from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
@@ -64,16 +64,13 @@ class Task:
 @dataclass(frozen=True)
 class Judged:
     """means: of each value, with diversity and figures, and the students' as `STUDENT/NAME`; by_prompt: (P,) of each
-    value that is an image's; pictures (S, 3, H, W) of the first prompts."""
+    value that is an image's."""
 
     means: dict[str, float | None]
     by_prompt: dict[str, Tensor]
-    pictures: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def judge(
-    run: Run, snapshot: str | None, prompts: list[Prompt], per_prompt: int, seed: int = NOISE, keep: int = 0
-) -> Judged:
+def judge(run: Run, snapshot: str | None, prompts: list[Prompt], per_prompt: int, seed: int = NOISE) -> Judged:
     """Score a snapshot of a run, None being the base model, on `per_prompt` images of each prompt."""
 
     def on(policy: Policy, spec: SamplerSpec, snapshot: str | None) -> Evaluated:
@@ -87,7 +84,6 @@ def judge(
             per_prompt=per_prompt,
             batch_size=run.config.rollout.batch_size,
             snapshot=snapshot,
-            keep=keep,
         )
 
     def columns(one: Evaluated, prefix: str = "") -> tuple[dict[str, float | None], dict[str, Tensor]]:
@@ -96,13 +92,12 @@ def judge(
         by_prompt = dict(zip(run.judges.names, table, strict=True))
         return {f"{prefix}{k}": v for k, v in values.items()}, {f"{prefix}{k}": v for k, v in by_prompt.items()}
 
-    result = on(run.policy, evaluation_spec(run.config), snapshot)
-    means, by_prompt = columns(result)
+    means, by_prompt = columns(on(run.policy, evaluation_spec(run.config), snapshot))
     for student in run.evaluation.students:
         with student.wearing(run.policy.state(snapshot or "default")) as policy:
             more = columns(on(policy, student.spec, None if snapshot is None else "default"), f"{student.name}/")
         means, by_prompt = means | more[0], by_prompt | more[1]
-    return Judged(means, by_prompt, result.pictures)
+    return Judged(means, by_prompt)
 
 
 def judge_base(run: Run, direction: Direction | None, task: Task) -> Judged:
@@ -140,11 +135,12 @@ def one_seed(task: Task) -> dict[str, Any]:
     history = read_metrics(task.folder)
     run, direction = opened(task)
     try:
-        part = {"seed": task.seed, "commit": commit(), **judgement(run, direction, task), **of_training(history)}
+        judged = known_to_all(run, direction, task)
+        part = {"seed": task.seed, "commit": commit(), **judgement(run, task, *judged), **of_training(history)}
         if task.track:
             from diffrl.league.checks import verdict
 
-            part["check"] = verdict(run, task).as_json()
+            part["check"] = verdict(run, task, judged).as_json()
     finally:
         run.close()
     return part
@@ -159,14 +155,18 @@ def opened(task: Task) -> tuple[Run, Direction | None]:
     return run, direction
 
 
-def judgement(run: Run, direction: Direction | None, task: Task) -> dict[str, Any]:
+def known_to_all(run: Run, direction: Direction | None, task: Task) -> tuple[Judged, Judged]:
+    """Base and trained model on the test prompts with the judgement's noise."""
+    prompts = load_prompts(run.config.prompts.test)[: task.prompts]
+    return judge_base(run, direction, task), judge(run, run.judged, prompts, task.per_prompt)
+
+
+def judgement(run: Run, task: Task, base: Judged, tuned: Judged) -> dict[str, Any]:
     """Before and after, each value's paired test and the standard error of its gain over prompts, the drift, and the
     digest of the LoRA."""
     prompts = load_prompts(run.config.prompts.test)[: task.prompts]
-    base = judge_base(run, direction, task)
-    tuned = judge(run, run.judged, prompts, task.per_prompt, keep=SHOWN if task.strip else 0)
     if task.strip is not None:
-        write_strip(tuned.pictures, task.strip)
+        write_strips(run, task, prompts[:SHOWN])
     tests, errors, spreads = {}, {}, {}
     for name, before in base.by_prompt.items():
         pairs = (tuned.by_prompt[name] - before).double().numpy()
@@ -245,11 +245,39 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def write_strip(pictures: Tensor, file: Path) -> None:
-    """Pictures (S, 3, H, W) beside each other, as WebP; at 64 pixels a side 2 to 6 kB."""
+def digest_of(*files: Path) -> str:
+    """SHA-256 of files with their names."""
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode() + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def write_strips(run: Run, task: Task, prompts: list[Prompt]) -> None:
+    """One picture of each prompt beside each other, as WebP: of the trained model, and of the base from the same noise
+    (TRACK-base.webp beside it); by the student, if the track's gold is a student's. 2 to 6 kB at 64 pixels a side."""
+    assert task.strip is not None
+    task.strip.parent.mkdir(parents=True, exist_ok=True)
+    name = str(task.track["gold"][0]).rpartition("/")[0]
+    student = next((one for one in run.evaluation.students if one.name == name), None)
+    for snapshot, file in ((run.judged, task.strip), (None, base_strip(task.strip))):
+        if student is None:
+            _write_strip(run.policy, prompts, evaluation_spec(run.config), snapshot, file)
+            continue
+        with student.wearing(run.policy.state(run.judged)) as policy:
+            _write_strip(policy, prompts, student.spec, snapshot and "default", file)
+
+
+def base_strip(strip: Path) -> Path:
+    """Where the base's pictures of a track are, beside an entry's TRACK-ENTRY.webp."""
+    return strip.with_name(f"{strip.name.partition('-')[0]}-base.webp")
+
+
+def _write_strip(policy: Policy, prompts: list[Prompt], spec: SamplerSpec, snapshot: str | None, file: Path) -> None:
     from PIL import Image
 
-    pixels = (torch.cat(list(pictures), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    amount: Any = {"seed": NOISE, "per_prompt": 1, "batch_size": len(prompts)}
+    images = torch.cat([part for _, part in generate(policy, prompts, spec, **amount, snapshot=snapshot)])
+    pixels = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     with replacing(file) as temporary:
         Image.fromarray(pixels).save(temporary, format="webp", quality=90, method=6)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffrl.league.experiments import HERE, Experiment, plain, replaced, weights
+from diffrl.league.experiments import HERE, Experiment, plain, read_result, replaced, weights
 from diffrl.records.disk import write_text
 from diffrl.version import __version__
 
@@ -70,7 +70,8 @@ def merge(experiment: Experiment, part: Path, command: str, names: Mapping[str, 
     """Add the seed of `part` to the experiment's result; `names`: {folder in its config: the word that is kept}."""
     here = {str(experiment.here): HERE} if experiment.here else {}
     result = json.loads(replaced(part.read_text(), {**names, **here}))
-    found = experiment.kept() | {run["seed"]: run for run in result["runs"]}
+    there = read_result(experiment.out) if experiment.kept() else {"runs": []}  # seeds that nobody asks for now, too
+    found = {run["seed"]: run for run in [*there["runs"], *result["runs"]]}
     ordered = [found[seed] for seed in sorted(found)]
     settings = {**experiment.settings, **experiment.corrected()}
     write(experiment.out, result_of(ordered, command, result["config"], settings))
