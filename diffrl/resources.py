@@ -34,6 +34,12 @@ def shipped(folder: str, *parts: str) -> Path:
     return root.joinpath(*parts)
 
 
+def shipped_configs() -> list[Path]:
+    """The files of the shipped configs, sorted; without the plan of the league, which are entries and no recipes."""
+    root = shipped("configs")
+    return sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != "league")
+
+
 def find_merge(name: str) -> tuple[str, str | None]:
     """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
 

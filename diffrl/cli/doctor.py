@@ -16,7 +16,7 @@ from pathlib import Path
 
 from diffrl.config import Config
 from diffrl.errors import in_one_line
-from diffrl.resources import shipped
+from diffrl.resources import shipped, shipped_configs
 from diffrl.version import __version__
 
 OK, WARN, BAD = "ok", "warn", "FAIL"
@@ -230,7 +230,7 @@ def machine() -> Iterator[Finding]:
 
 def assets() -> Iterator[Finding]:
     """The shipped configs and the playground's weights."""
-    configs = sorted(shipped("configs").rglob("*.yaml"))
+    configs = shipped_configs()
     yield (OK if configs else BAD), "configs", f"{len(configs)} in {shipped('configs')}"
     folder = shipped("assets", "playground")
     weights = sorted(folder.rglob("*.safetensors"))

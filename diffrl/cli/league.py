@@ -9,14 +9,16 @@ from typing import Any
 
 from diffrl.cli.arguments import subcommand
 from diffrl.cli.comparing import asked_for
+from diffrl.cli.league_runs import OUT, add_runs
 from diffrl.records.disk import check_writable
 
 
 def add_league(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     text = "what does each method gain, and what does it lose, at equal cost?"
-    command = add("league", None, text, "diffrl league report --out league.html")
-    actions = command.add_subparsers(metavar="report", required=True)
+    command = add("league", None, text, "diffrl league run --list", "diffrl league report --out league.html")
+    actions = command.add_subparsers(metavar="run|check|cost|report", required=True)
+    add_runs(actions)
     _add_report(actions)
 
 
@@ -26,8 +28,8 @@ def _add_report(actions: Any) -> None:
         "diffrl league report mine/league.json --out mine.html --table mine.tex",
     )
     report = subcommand(actions, "report", _report, "draw the league's page, write its table", *examples)
-    text = "what `diffrl league run` wrote (default assets/results/league.json)"
-    default = Path("assets/results/league.json")
+    default = OUT / "league.json"
+    text = f"what `diffrl league run` wrote (default {default})"
     report.add_argument("league", nargs="?", type=Path, default=default, metavar="LEAGUE.json", help=text)
     report.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write")
     text = "the table over all results: Markdown, or LaTeX (booktabs)"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from diffrl.errors import UserError
-from diffrl.resources import shipped
+from diffrl.resources import shipped, shipped_configs
 
 
 def add_recipes(add: Callable[..., Any]) -> None:
@@ -43,7 +43,7 @@ def add_recipes(add: Callable[..., Any]) -> None:
 def recipes() -> Iterator[tuple[str, dict[str, Any], str]]:
     """(name, values, first sentence of its comment) of every shipped config."""
     root = shipped("configs")
-    for file in sorted(root.rglob("*.yaml")):
+    for file in shipped_configs():
         text = file.read_text(encoding="utf-8")
         comment = " ".join(line.lstrip("# ") for line in _leading_comment(text))
         # A sentence ends before a capital; "Stable Diffusion 3.5 Medium" and "arXiv 2509.16117" do not end one.

@@ -17,7 +17,7 @@ from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, confi
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import write_text
-from diffrl.resources import shipped
+from diffrl.resources import shipped, shipped_configs
 from diffrl.version import __version__
 
 VERSION = "diffrl_version"
@@ -144,7 +144,7 @@ def find_config(path: str | Path) -> Path:
     if path.is_dir():
         raise UserError(f'config "{path}" is a folder; name a YAML file')
     here = [str(file) for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    known = [str(file.relative_to(root).with_suffix("")) for file in root.rglob("*.yaml")]
+    known = [str(file.relative_to(root).with_suffix("")) for file in shipped_configs()]
     raise UserError(f'no config "{path}"{nearest(str(path), [*here, *known])}')
 
 

@@ -18,6 +18,7 @@ class Clock:
     """Seconds by phase. On an accelerator the host runs ahead, so only whole phases are meaningful there."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    forwards: int = 0  # since `watch`: of the network, counted in rows of images; see there
 
     def add(self, name: str, since: float) -> float:
         now = time.perf_counter()
@@ -32,19 +33,29 @@ class Clock:
         return seconds
 
     def watch(self, policy: Policy) -> None:
-        """Add the seconds of the policy's forwards and decodes from now on."""
+        """Add the seconds of the policy's forwards and decodes from now on, and count the forwards.
+
+        A row of an image counts one, under guidance that runs the empty prompt beside it two. One with gradient counts
+        three times as much: its backward costs about two forwards. What is computed again for it is not counted.
+        """
 
         def timed(function: Any, name: str) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 mark = time.perf_counter()
                 result = function(*args, **kwargs)
                 self.add(name, mark)
+                if name == "forward":
+                    self._count(policy, result.v, kwargs.get("guidance", args[3] if len(args) > 3 else 1.0))
                 return result
 
             return call
 
         policy.predict = timed(policy.predict, "forward")  # type: ignore[method-assign]
         policy.decode = timed(policy.decode, "decode")  # type: ignore[method-assign]
+
+    def _count(self, policy: Policy, v: Tensor, guidance: float) -> None:
+        rows = len(v) * (2 if guidance != 1.0 and policy.backbone.classifier_free else 1)
+        self.forwards += rows * (3 if v.requires_grad else 1)
 
 
 def split_epoch(

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from diffrl.resources import shipped_configs
+
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = ("sources", "differs", "hardware", "time", "evidence")
 ORIGINS = ("paper", "code", "ours")
@@ -52,9 +54,9 @@ class Recipe:
     values: list[Value] = field(default_factory=list)
 
 
-def recipes(folder: Path = ROOT / "configs") -> list[Recipe]:
+def recipes() -> list[Recipe]:
     """All, by name."""
-    return [read(path) for path in sorted(folder.rglob("*.yaml"))]
+    return [read(path) for path in shipped_configs()]
 
 
 def read(path: Path) -> Recipe:

@@ -19,7 +19,6 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments import RESULTS, ROOT, experiments
 
-from diffrl.config import load_config
 from diffrl.run.headroom import SURE, headroom
 
 RECIPES = ("nft", "grpo", "ocr", "gardo/clip_no_kl", "gardo/preference_no_kl", "crd/clip_crd", "pilots/grpo_preference")
@@ -31,7 +30,7 @@ def measured(name: str) -> dict[str, Any]:
     file = MEASURED / f"{name.replace('/', '-')}.json"
     if not file.is_file():
         one = next(one for one in experiments() if one.name == name)
-        result = headroom(load_config(ROOT / one.config, list(one.overrides)))
+        result = headroom(one.read)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(file.read_text())

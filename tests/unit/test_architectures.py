@@ -7,10 +7,10 @@ import yaml
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.resources import shipped
+from diffrl.resources import shipped_configs
 from diffrl.run.hollow import architecture, hollow_backbone
 
-RECIPES = sorted(shipped("configs").rglob("*.yaml"))
+RECIPES = shipped_configs()
 # Parameters of the network; the UNets' are published to the unit, the transformers' as 2.5 B (with the table of
 # positions, which is no parameter) and 12 B.
 PARAMETERS = {

@@ -12,8 +12,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import experiments
-import reproduce
-from experiments import Experiment, differences, kept
+
+from diffrl.league import experiments as asked_for
+from diffrl.league import running
+from diffrl.league.experiments import Experiment, linked, plain
+from diffrl.league.results import merge
 
 EVERY = experiments.experiments()
 
@@ -34,7 +37,7 @@ def test_axes_are_an_entry_for_each_combination() -> None:
     assert len(found) == 3 * 7 * 2 and found["brakes/clip_dppo_4"].config == "configs/playground/dppo.yaml"
     for reward, images in (("verifier", 6144), ("clip", 6144), ("preference", 12288)):
         for name in (name for name in found if name.startswith(f"brakes/{reward}")):
-            config = experiments.load_config(experiments.ROOT / found[name].config, list(found[name].overrides))
+            config = found[name].read
             assert config.optimiser_steps == int(name[-1]) and config.epochs * config.rollout.images == images
             assert config.epochs * config.optimiser_steps == images // 96
             assert config.epochs // config.evaluate.every == 8
@@ -42,10 +45,10 @@ def test_axes_are_an_entry_for_each_combination() -> None:
 
 
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+def one(tmp_path: Path) -> Experiment:
     """An experiment with a result of seeds 0 and 1, as `asked` gives it."""
-    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
-    return replace(next(each for each in EVERY if each.name == "gardo/clip_gardo"), name="one", seeds=(0, 1))
+    one = next(each for each in EVERY if each.name == "gardo/clip_gardo")
+    return replace(one, name="one", seeds=(0, 1), out=tmp_path / "one.json")
 
 
 def result(experiment: Experiment, **config: Any) -> dict[str, Any]:
@@ -54,15 +57,15 @@ def result(experiment: Experiment, **config: Any) -> dict[str, Any]:
 
 
 def test_a_seed_stands_as_long_as_what_is_asked(one: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept(one) == {}, "nothing was run"
+    assert one.kept() == {}, "nothing was run"
     one.out.write_text(json.dumps(result(one)))
-    assert sorted(kept(one)) == [0, 1] and reproduce.state_of(one) == ("done", 0.0)
-    assert sorted(kept(replace(one, seeds=(1, 2)))) == [1]
+    assert sorted(one.kept()) == [0, 1] and one.state() == ("done", 0.0)
+    assert sorted(replace(one, seeds=(1, 2)).kept()) == [1]
     other = replace(one, overrides=(*one.overrides, "epochs=7"))
-    assert kept(other) == {} and reproduce.state_of(other) == ("other config", 2 * one.minutes)
-    assert differences(replace(one, settings={"prompts": 8, "per_prompt": 4}), result(one)) == ["prompts"]
-    monkeypatch.setattr(experiments, "weights", lambda: "other")
-    assert reproduce.state_of(one)[0] == "other weights" and kept(one) == {}
+    assert other.kept() == {} and other.state() == ("other config", 2 * one.minutes)
+    assert replace(one, settings={"prompts": 8, "per_prompt": 4}).differences(result(one)) == ["prompts"]
+    monkeypatch.setattr(asked_for, "weights", lambda: "other")
+    assert one.state()[0] == "other weights" and one.kept() == {}
 
 
 def test_a_key_that_a_result_lacks_has_its_default_and_a_removed_one_that_said_nothing_is_left_out(
@@ -73,23 +76,23 @@ def test_a_key_that_a_result_lacks_has_its_default_and_a_removed_one_that_said_n
     told["config"]["grpo"]["clip_low"] = None
     told["config"]["rewards"]["clip"]["params"] = {}
     told["config"]["watch"]["strict"]["weight"] = 1.0
-    assert differences(one, told) == []
+    assert one.differences(told) == []
     told["config"]["rewards"]["clip"]["param"] = 1  # a reward's own, which the schema does not know
-    assert differences(one, told) == ["config"]
-    assert differences(one, result(one, epochs="many")) == ["config"]
+    assert one.differences(told) == ["config"]
+    assert one.differences(result(one, epochs="many")) == ["config"]
 
 
 @pytest.mark.parametrize("change", [{"rehearsal": {"weight": 0.1}}, {"never": 1}, {"penalty": "mse"}])
 def test_a_removed_key_that_said_something_is_another_config(one: Experiment, change: dict[str, Any]) -> None:
-    assert differences(one, result(one, **change)) == ["config"]
+    assert one.differences(result(one, **change)) == ["config"]
 
 
 def test_a_correction_of_the_code_outdates_the_results_before_it_and_no_others(one: Experiment) -> None:
     told = result(one)
     del told["code"]  # as results are that are older than the entry
-    assert differences(one, told) == []
+    assert one.differences(told) == []
     corrected = replace(one, code="the weight at pure noise")
-    assert differences(corrected, told) == ["code"] and differences(corrected, result(corrected)) == []
+    assert corrected.differences(told) == ["code"] and corrected.differences(result(corrected)) == []
     assert corrected.name_of(0) != one.name_of(0), "another folder: nothing of the old run is gone on with"
 
 
@@ -98,8 +101,8 @@ def test_a_merged_seed_says_which_correction_it_is_of(one: Experiment, tmp_path:
     run = {"seed": 0, "before": {"clip": 0.5}, "after": {"clip": 0.6}}
     part = tmp_path / "part.json"
     part.write_text(json.dumps(result(one) | {"runs": [run]}))
-    reproduce.merge(corrected, part)
-    assert kept(corrected) == {0: run} and kept(one) == {}
+    merge(corrected, part, "command", {})
+    assert corrected.kept() == {0: run} and one.kept() == {}
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
@@ -112,38 +115,35 @@ def test_a_result_is_small_and_says_what_it_is_of(experiment: Experiment) -> Non
 
 @pytest.mark.parametrize("experiment", EVERY, ids=[experiment.name for experiment in EVERY])
 def test_no_micro_batch_is_left_to_the_estimate_of_memory(experiment: Experiment) -> None:
-    config = experiments.load_config(experiments.ROOT / experiment.config, list(experiment.overrides))
-    assert config.optimise.micro_batch != "auto"
+    assert experiment.read.optimise.micro_batch != "auto"
 
 
 def test_what_builds_on_other_runs_is_trained_after_them_in_their_folders(tmp_path: Path, monkeypatch: Any) -> None:
     """Each distilled seed gets the LoRAs of its own seed's teachers; the result names them and not the folders."""
-    monkeypatch.setattr(experiments, "RESULTS", tmp_path / "results")
     student = next(each for each in EVERY if each.name == "marble/distilled")
-    chosen = [replace(one, seeds=(0,)) for one in (student, *student.after.values())]
+    chosen = linked([replace(one, seeds=(0,), out=tmp_path / one.name) for one in (student, *student.after.values())])
     trained: list[str] = []
 
-    def run(command: list[str]) -> None:
-        overrides = [word for word in command[3:] if not word.startswith("--") and "=" in word]
-        config = experiments.plain(experiments.load_config(command[2], overrides).resolved())
+    def run(file: Path) -> None:
+        task = json.loads(file.read_text())
+        config = plain(asked_for.load_config(task["config"], task["overrides"]).resolved())
         told = {"config": config, "runs": [{"seed": 0, "after": {}, "before": {}}]}
-        Path(command[command.index("--out") + 1]).write_text(json.dumps(told))
+        Path(task["out"]).write_text(json.dumps(told))
         trained.append(json.dumps(config.get("opd", {})))
 
     def run_jobs(jobs: Any, *_: Any, **__: Any) -> list[Any]:
         for job in jobs:
-            run(job.command)
+            run(Path(job.command[-1]))
             job.done()
         return []
 
-    monkeypatch.setattr(reproduce, "run_jobs", run_jobs)
+    monkeypatch.setattr(running, "run_jobs", run_jobs)
     runs = tmp_path / "runs"
-    runs.mkdir()
-    assert reproduce.run_all(chosen, 1, runs) == 0
+    assert running.run_all(chosen, 1, runs, lambda experiment: "command") == 0
     folders = [str(one.folder(0, runs)) for one in student.after.values()]
-    assert len(folders) == 5 and all(folder in trained[-1] and folder not in trained[0] for folder in folders)
+    assert len(folders) == 5 and all(folder in trained[5] and folder not in trained[0] for folder in folders)
     told = json.loads(chosen[0].out.read_text())
     assert told["config"]["opd"]["teachers"]["ocr"]["lora"] == "RUN(marble/teacher_ocr)"
-    assert sorted(kept(chosen[0])) == [0] and len(told["after"]) == 5
+    assert sorted(chosen[0].kept()) == [0] and len(told["after"]) == 5
     told["after"]["marble/teacher_ocr"] = "another"
-    assert differences(chosen[0], told) == ["after"]
+    assert chosen[0].differences(told) == ["after"]

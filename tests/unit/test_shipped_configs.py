@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from diffrl.config import load_config
-from diffrl.resources import shipped
+from diffrl.resources import shipped, shipped_configs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "figures"))
 import recipe_table
 
-RECIPES = sorted(path for path in shipped("configs").rglob("*.yaml"))
+RECIPES = shipped_configs()
 
 
 # What the released configurations say, so that a recipe that is meant to be one of them cannot drift from it.

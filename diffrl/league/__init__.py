@@ -1,0 +1,1 @@
+"""The league: what each method gains and loses at equal cost, on tracks where the truth is known."""

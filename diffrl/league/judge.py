@@ -1,0 +1,283 @@
+"""One seed of an experiment: trained, then judged once beside the base model, on prompts and noise kept for that.
+
+Base and trained LoRA are judged on the same prompts with the same noise, so the tests are paired: per prompt, the mean
+over its images. The base model is judged once for all experiments of the folder `runs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from diffrl.config import load_config
+from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.league.results import commit
+from diffrl.policy import Policy
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.records.disk import replacing
+from diffrl.records.tracking import read_metrics
+from diffrl.rewards.direction import Direction
+from diffrl.rollout import SamplerSpec, generate, initial_noise
+from diffrl.run.direction import prepare_direction
+from diffrl.run.folder import RunFolder
+from diffrl.run.parts import evaluation_spec
+from diffrl.run.train import Run, train
+from diffrl.samplers import schedule
+from diffrl.version import __version__
+
+LOGGED = re.compile("/stopped|/divergence/")  # of a method's own numbers, what goes into a result
+NOISE = 10_000  # seed of the judgement's noise, which no evaluation during training has seen
+SHOWN = 4  # prompts of a strip
+DRIFT_PROMPTS = 64  # on which the drift is measured
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained and judged. `folder`: of the run; `runs`: of all of them, where bases are kept.
+
+    prompts, per_prompt: of the judgement. strip: where pictures of the first prompts go. track: its facts, for the
+    checks of the league (`diffrl.league.checks`); none: no checks.
+    """
+
+    config: str
+    overrides: list[str]
+    seed: int
+    folder: Path
+    runs: Path
+    prompts: int = 256
+    per_prompt: int = 4
+    strip: Path | None = None
+    track: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """means: of each value, with diversity and figures, and the students' as `STUDENT/NAME`; by_prompt: (P,) of each
+    value that is an image's."""
+
+    means: dict[str, float | None]
+    by_prompt: dict[str, Tensor]
+
+
+def judge(run: Run, snapshot: str | None, prompts: list[Prompt], per_prompt: int, seed: int = NOISE) -> Judged:
+    """Score a snapshot of a run, None being the base model, on `per_prompt` images of each prompt."""
+
+    def on(policy: Policy, spec: SamplerSpec, snapshot: str | None) -> Evaluated:
+        return score_policy(
+            policy,
+            run.judges,
+            run.features,
+            prompts,
+            spec,
+            seed=seed,
+            per_prompt=per_prompt,
+            batch_size=run.config.rollout.batch_size,
+            snapshot=snapshot,
+        )
+
+    def columns(one: Evaluated, prefix: str = "") -> tuple[dict[str, float | None], dict[str, Tensor]]:
+        values = summarise(run.judges.names, one.scores) | one.breadth()
+        table = one.scores.view(len(prompts), per_prompt, -1).nanmean(dim=1).unbind(1)
+        by_prompt = dict(zip(run.judges.names, table, strict=True))
+        return {f"{prefix}{k}": v for k, v in values.items()}, {f"{prefix}{k}": v for k, v in by_prompt.items()}
+
+    means, by_prompt = columns(on(run.policy, evaluation_spec(run.config), snapshot))
+    for student in run.evaluation.students:
+        with student.wearing(run.policy.state(snapshot or "default")) as policy:
+            more = columns(on(policy, student.spec, None if snapshot is None else "default"), f"{student.name}/")
+        means, by_prompt = means | more[0], by_prompt | more[1]
+    return Judged(means, by_prompt)
+
+
+def judge_base(run: Run, direction: Direction | None, task: Task) -> Judged:
+    """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
+    config = run.config.resolved()
+    depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
+    depends += [config["engine"]["base"], [student.name for student in run.evaluation.students]]
+    depends += [evaluation_spec(run.config).model_dump(), task.prompts, task.per_prompt, __version__]
+    if direction is not None:  # each seed has a corrected reward of its own
+        depends += [asdict(direction.identity), direction.vector.tolist()]
+    if run.scorer.learning:  # and each seed's has learned something else
+        depends += [run.config.seed]
+    name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+    file = task.runs / f"judged-{name}.json"
+    if file.is_file():
+        kept = json.loads(file.read_text())
+        return Judged(kept["means"], {key: torch.tensor(values) for key, values in kept["by_prompt"].items()})
+    result = judge(run, None, load_prompts(run.config.prompts.test)[: task.prompts], task.per_prompt)
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")  # its own: two seeds may judge it at once
+    by_prompt = {name: values.tolist() for name, values in result.by_prompt.items()}
+    temporary.write_text(json.dumps({"means": result.means, "by_prompt": by_prompt}))
+    temporary.replace(file)
+    return result
+
+
+def one_seed(task: Task) -> dict[str, Any]:
+    """Train a seed, or go on with it, and judge it: its part of a result.
+
+    Raises:
+        what `diffrl.run.train.train` raises.
+    """
+    config = load_config(task.config, [*task.overrides, f"seed={task.seed}", f"run_dir={task.folder}"])
+    if [row["epoch"] for row in read_metrics(task.folder)][-1:] != [config.epochs]:
+        train(config, resume=task.folder if task.folder.exists() else None)
+    history = read_metrics(task.folder)
+    run, direction = opened(task)
+    try:
+        judged = known_to_all(run, direction, task)
+        part = {"seed": task.seed, "commit": commit(), **judgement(run, task, *judged), **of_training(history)}
+        if task.track:
+            from diffrl.league.checks import verdict
+
+            part["check"] = verdict(run, task, judged).as_json()
+    finally:
+        run.close()
+    return part
+
+
+def opened(task: Task) -> tuple[Run, Direction | None]:
+    """A trained run as its newest checkpoint left it, to be judged, and what D2-Align's stage 1 learned in it."""
+    config = load_config(task.config, [*task.overrides, f"seed={task.seed}", f"run_dir={task.folder}"])
+    run = Run(config, RunFolder(task.folder))
+    direction = prepare_direction(config, task.folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    run.restore()
+    return run, direction
+
+
+def known_to_all(run: Run, direction: Direction | None, task: Task) -> tuple[Judged, Judged]:
+    """Base and trained model on the test prompts with the judgement's noise."""
+    prompts = load_prompts(run.config.prompts.test)[: task.prompts]
+    return judge_base(run, direction, task), judge(run, run.judged, prompts, task.per_prompt)
+
+
+def judgement(run: Run, task: Task, base: Judged, tuned: Judged) -> dict[str, Any]:
+    """Before and after, each value's paired test and the standard error of its gain over prompts, the drift, and the
+    digest of the LoRA."""
+    prompts = load_prompts(run.config.prompts.test)[: task.prompts]
+    if task.strip is not None:
+        write_strips(run, task, prompts[:SHOWN])
+    tests, errors, spreads = {}, {}, {}
+    for name, before in base.by_prompt.items():
+        pairs = (tuned.by_prompt[name] - before).double().numpy()
+        pairs, known = pairs[~np.isnan(pairs)], before[~before.isnan()]
+        tests[name] = float(stats.ttest_1samp(pairs, 0.0).pvalue) if len(pairs) > 1 and pairs.std() > 0 else 1.0
+        errors[name] = float(pairs.std(ddof=1) / len(pairs) ** 0.5) if len(pairs) > 1 else None
+        spreads[name] = float(known.double().std()) if len(known) > 1 else None
+    return {
+        "before": base.means,
+        "after": tuned.means,
+        "p_value_paired_over_prompts": tests,
+        "se_over_prompts": errors,
+        "base_std_over_prompts": spreads,
+        "drift": drift(run, prompts[:DRIFT_PROMPTS]),
+        "lora": digest(run.policy.state(run.judged)),
+    }
+
+
+def of_training(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the training cost, what its method logged, and the evaluations on the way."""
+    seconds = sum(row.get("seconds", 0.0) for row in history)
+    overhead = sum(row.get("seconds/overhead", 0.0) for row in history)
+    return {
+        "images": history[-1]["samples"],
+        "forwards": sum(row.get("rollout/forwards", 0) for row in history),  # of the network in rollouts, by images
+        "optimiser_steps": history[-1]["step"],
+        "training_seconds": round(seconds, 1),
+        "evaluation_seconds": round(sum(row.get("seconds/evaluate", 0.0) for row in history), 1),
+        "overhead_share": round(overhead / seconds, 4) if seconds else None,
+        "logged": {name: over_epochs(history, name) for name in history[-1] if LOGGED.search(name)},
+        "curve": [
+            {
+                "samples": row["samples"],
+                **{k: round(v, 5) for k, v in row.items() if k.startswith("eval/") and v is not None},
+            }
+            for row in history
+            if "eval/diversity" in row
+        ],
+    }
+
+
+def over_epochs(history: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of what a method logs; None: in no epoch."""
+    values = [row[name] for row in history if row.get(name) is not None]
+    return float(np.mean(values)) if values else None
+
+
+@torch.no_grad()
+def drift(run: Run, prompts: list[Prompt]) -> float:
+    """Mean squared difference of the trained velocity from the base's, over all numbers of a latent.
+
+    It is taken at every level of the evaluation's schedule on the base's own Euler path, one image for each prompt, so
+    it is the same measure for every method, whatever its own KL is of.
+    """
+    policy, spec = run.policy, evaluation_spec(run.config)
+    texts, levels = [prompt.text for prompt in prompts], schedule(policy, spec)
+    cond = policy.encode(texts)
+    x = initial_noise(policy.latent_shape, texts, [0] * len(texts), seed=NOISE).to(policy.device)
+    total = 0.0
+    for level, following in zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True):
+        t = torch.full((len(x),), level, device=x.device)
+        with policy.using(run.judged):
+            trained = policy.predict(x, t, cond, spec.guidance_scale).v
+        with policy.using(None):
+            base = policy.predict(x, t, cond, spec.guidance_scale)
+        total += float((trained - base.v).square().mean()) / (len(levels) - 1)
+        x = policy.process.add_noise(base.x0, base.eps, torch.full_like(t, following))
+    return total
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, in the names' order."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode() + tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def digest_of(*files: Path) -> str:
+    """SHA-256 of files with their names."""
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode() + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def write_strips(run: Run, task: Task, prompts: list[Prompt]) -> None:
+    """One picture of each prompt beside each other, as WebP: of the trained model, and of the base from the same noise
+    (TRACK-base.webp beside it); by the student, if the track's gold is a student's. 2 to 6 kB at 64 pixels a side."""
+    assert task.strip is not None
+    task.strip.parent.mkdir(parents=True, exist_ok=True)
+    name = str(task.track["gold"][0]).rpartition("/")[0]
+    student = next((one for one in run.evaluation.students if one.name == name), None)
+    for snapshot, file in ((run.judged, task.strip), (None, base_strip(task.strip))):
+        if student is None:
+            _write_strip(run.policy, prompts, evaluation_spec(run.config), snapshot, file)
+            continue
+        with student.wearing(run.policy.state(run.judged)) as policy:
+            _write_strip(policy, prompts, student.spec, snapshot and "default", file)
+
+
+def base_strip(strip: Path) -> Path:
+    """Where the base's pictures of a track are, beside an entry's TRACK-ENTRY.webp."""
+    return strip.with_name(f"{strip.name.partition('-')[0]}-base.webp")
+
+
+def _write_strip(policy: Policy, prompts: list[Prompt], spec: SamplerSpec, snapshot: str | None, file: Path) -> None:
+    from PIL import Image
+
+    amount: Any = {"seed": NOISE, "per_prompt": 1, "batch_size": len(prompts)}
+    images = torch.cat([part for _, part in generate(policy, prompts, spec, **amount, snapshot=snapshot)])
+    pixels = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    with replacing(file) as temporary:
+        Image.fromarray(pixels).save(temporary, format="webp", quality=90, method=6)
