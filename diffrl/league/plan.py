@@ -196,7 +196,8 @@ def read_league(folder: Path | None = None, others: Path | None = None) -> Leagu
     for name, entry in list(entries.items()):
         if entry.on_policy:
             there = {track: entry.on(track) or [] for track in entry.on_policy}
-            more = {"overrides": [*entry.overrides, "rollout.groups=6"], "on_policy": [], "tracks": there}
+            overrides = [*entry.overrides, "rollout.groups=6"]
+            more = {"overrides": overrides, "on_policy": [], "tracks": there, "expects": []}
             title = f"{entry.title or name}, one step an epoch"
             entries[f"{name}{ON_POLICY}"] = entry.model_copy(update={**more, "title": title})
     for home in _homes(others):

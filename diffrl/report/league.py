@@ -80,9 +80,9 @@ POINTING = (
     "95 % intervals. A Pareto front is of the means."
 )
 CLAIMS = (
-    "Holds, or the opposite holds: by the test between the two entries, paired by seed (p < 0.05 after Holm's "
-    "correction within the track and the value), or against the base by the gain's 95 % interval. Not parted: neither, "
-    "with these seeds. Grey: what the entry gained, and the variety that it kept."
+    "Holds, or the opposite holds: the difference from the other entry, paired by seed, is larger than half its 95 % "
+    "interval. Not parted: it is not, with these seeds. Each claim is judged by itself: of forty, two part by chance. "
+    "Grey: what the entry gained, and the variety that it kept."
 )
 
 

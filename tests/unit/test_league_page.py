@@ -17,6 +17,7 @@ from test_report import Checker
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
+from diffrl.league import plan
 from diffrl.report.groups import Value
 from diffrl.report.league import write_league, write_league_table
 from diffrl.report.league_data import front, hacking_curve, ranks, read_league, turned, verdict
@@ -27,6 +28,11 @@ sys.path.insert(0, str(ROOT / "scripts" / "figures"))
 import league_table
 
 EVIL = "<script>alert('x')</script>"
+
+
+@pytest.fixture(scope="module")
+def brakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return league_of_brakes(tmp_path_factory.mktemp("brakes"))
 
 
 def result(track: str = "t", entry: str = "a", **more: Any) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def test_the_curve_by_which_hacking_shows(tmp_path: Path) -> None:
     assert turned(single, "strict") is None, "one seed has no interval"
 
 
-def test_a_claim_is_decided_by_the_paired_test_or_the_interval(tmp_path: Path) -> None:
+def test_a_claim_is_decided_by_the_interval(tmp_path: Path) -> None:
     value = {"clip": {"before": 0, "after": 1, "gain": -0.2, "half": 0.1}}
     facts = league(result(values=value), result(entry="b"), result(entry="c"))
     facts["paired"] = [{"track": "t", "a": "b", "b": "a", "name": "clip", "difference": 0.3, "half": 0.1, "p": 0.01}]
@@ -108,21 +114,31 @@ def test_a_claim_is_decided_by_the_paired_test_or_the_interval(tmp_path: Path) -
     assert word("b") == "the opposite holds" and word("b", more=False) == "holds" and word("a", of="b") == "holds"
     assert word("c") is None and word("nobody") is None and word(None) == "the opposite holds"
     assert word(None, of="b") is None, "one seed has no interval"
-    facts["paired"][0]["p"] = 0.2
+    facts["paired"][0]["half"] = 0.4
     facts["results"][2]["check"] = {"seeds": 1, "passed": False, "lines": ["x"]}
     one = read_league(written(tmp_path, facts))
     assert word("b") == "not parted" and word(None, of="c") is None, "what was caught decides nothing"
 
 
-def test_the_page_of_the_finished_results(tmp_path: Path) -> None:
-    facts = league_of_brakes()
-    text = drawn(tmp_path, facts)
+def test_the_shipped_claims_can_be_tested() -> None:
+    league = plan.read_league()
+    for entry in league.entries.values():
+        for one in entry.expects:
+            there = [entry, *([] if one.against is None else [league.entries[one.against]])]
+            assert all(each.on(one.track) is not None for each in there)
+            assert one.name in (*league.tracks[one.track].proxy, *league.tracks[one.track].gold, "variety")
+
+
+def test_the_page_of_the_finished_results(brakes: dict[str, Any], tmp_path: Path) -> None:
+    text = drawn(tmp_path, brakes)
     assert "<h1>The league</h1>" in text and "14 entries" in text and "3 seeds each" in text
     for title in ("preference against variety", "strict against preference", "variety at equal cost"):
         assert f"<figcaption>{title}" in text
     assert text.count('class="entry" data-entry="14"') > 8, "every chart's curve is found by its number"
     assert text.count("No entry of this track has seconds") == 3
     assert all(line.partition("'")[0] in text for line in LIMITS)
+    assert '<b class="good">holds</b>, preference: more preference than Flow-GRPO: +0.260 ± 0.054' in text
+    assert "preference: more strict than Flow-GRPO" in text and "not parted" in text
     table = rows(read_league(tmp_path / "league.json"))
     assert "drift" not in table.heads and "check" not in table.heads, "columns without a value are left out"
     places = {one.entry.name: cells for one, cells in zip(table.results, table.cells, strict=True)}
@@ -137,18 +153,20 @@ def test_the_page_of_the_finished_results(tmp_path: Path) -> None:
     assert "Furthest on strict" not in sentence, "who gains nothing is not ranked in words"
 
 
-def test_the_table_as_a_file(tmp_path: Path) -> None:
-    path = written(tmp_path, league_of_brakes())
+def test_the_table_as_a_file(brakes: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, brakes)
     markdown = write_league_table(path, tmp_path / "t.md").read_text()
     assert "| GRPO-Guard | preference | +0.799 ± 0.066 | 14 |" in markdown
     latex = write_league_table(path, tmp_path / "t.tex").read_text()
     assert r"\begin{tabular}{lrrr" in latex and r"$-$0.101 $\pm$ 0.072" in latex and "–" not in latex
 
 
-def test_the_pages_of_the_docs_read_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_the_docs_read_the_same_file(
+    brakes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(league_table, "FILE", tmp_path / "league.json")
     assert league_table.said() == league_table.table() == "Not run yet."
-    written(tmp_path, league_of_brakes())
+    written(tmp_path, brakes)
     assert league_table.said().startswith("- **preference**: Of 14 entries (12.3k images each) 14 raise preference,")
     assert "| DiffusionNFT | +1.533 ± 0.027 | 5–10 |" in league_table.table(), "the track stands above its table"
 
