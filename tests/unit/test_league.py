@@ -107,7 +107,7 @@ def test_the_summary_has_gains_curves_and_paired_differences(league: League, tmp
 def test_a_cost_counts_what_an_entry_builds_on(every: Mapping[str, Experiment]) -> None:
     one = every["five/distilled"]
     row = {"setup": {"forwards": 10, "seconds": 1.0}, "image": {"forwards": 2.0, "seconds": 0.5}, "mib": 9}
-    costs = {name: row for name in (one.name, *(part.name for part in one.after.values()))}
+    costs = dict.fromkeys((one.name, *(part.name for part in one.after.values())), row)
     assert cost_of(one, costs)["whole"] == {"forwards": 60 + 2 * 7200, "seconds": 6 + 0.5 * 7200, "mib": 9}
     assert cost_of(one, {one.name: row})["whole"]["forwards"] is None, "a teacher was not measured"
 
@@ -237,7 +237,7 @@ def test_a_broken_plan_is_one_line(
 
 
 def test_somebody_elses_entry_takes_part(every: Mapping[str, Experiment], league: League) -> None:
-    """Its config names its own folder by a word, so that a result counts on another machine; its code is a part of it."""
+    """Its config names its folder by a word, so that a result counts on another machine; its code is a part of it."""
     one = every["clip/example"]
     asked = one.asked()
     assert asked["config"]["objective"] == "HERE/exponential.py:Exponential" and str(ROOT) not in json.dumps(asked)
