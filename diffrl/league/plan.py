@@ -8,7 +8,7 @@ overrides call `HERE/file.py:Class`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from diffrl.config import Config
+from diffrl.config.source import Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.league.experiments import Experiment, linked
 from diffrl.resources import shipped
@@ -65,7 +66,7 @@ class Track(_Row):
 
 
 class Expected(_Row):
-    """A claim that can be tested: on `track`, more (or less) of the value `name` than `against`, or than the base."""
+    """A claim that can be tested: on `track`, more (or less) of `name` than the entry `against`, or than the base."""
 
     track: str
     name: str
@@ -121,23 +122,28 @@ class League:
             for name in asked:
                 if name not in known:
                     raise UserError(f'league: no {what} "{name}"{nearest(name, known)}')
-        every = list(self._all(out, seeds))
-        chosen = [e for e in every if _track(e) in (tracks or self.tracks) and _entry(e) in (methods or self.entries)]
         for name in methods:
-            if not any(_entry(one) == name for one in chosen):
+            if tracks and not any(self.entries[name].on(track) is not None for track in tracks):
                 there = ", ".join(track for track in self.tracks if self.entries[name].on(track) is not None)
                 raise UserError(f'league: "{name}" is on none of the tracks {", ".join(tracks)}; it is on {there}')
-        if not (methods or tracks):
-            return linked(every)
-        needed = {name for one in chosen for name in one.needs()}
-        names = {one.name for one in chosen} | needed
-        return linked([one for one in every if one.name in names])
-
-    def _all(self, out: Path, seeds: int) -> Iterator[Experiment]:
-        for name, entry in self.entries.items():
-            for track in self.tracks:
-                if entry.on(track) is not None:
-                    yield self.experiment(track, name, out, seeds)
+        places = [
+            (track, name)
+            for name, entry in self.entries.items()
+            for track in self.tracks
+            if entry.on(track) is not None
+        ]
+        chosen = {
+            f"{track}/{name}": self.experiment(track, name, out, seeds)
+            for track, name in places
+            if track in (tracks or self.tracks) and name in (methods or self.entries)
+        }
+        if not chosen:
+            raise UserError("league: nothing to run: there are no entries")
+        needed = {name for one in chosen.values() for name in one.needs()} - chosen.keys()
+        for track, name in places:
+            if f"{track}/{name}" in needed:
+                chosen[f"{track}/{name}"] = self.experiment(track, name, out, seeds)
+        return linked(list(chosen.values()))
 
     def experiment(self, track: str, name: str, out: Path, seeds: int) -> Experiment:
         """One entry on one track. Raises UserError, with both names, for a config that does not fit the track."""
@@ -203,7 +209,8 @@ def read_league(folder: Path | None = None, others: Path | None = None) -> Leagu
     for home in _homes(others):
         if home.name in entries:
             raise UserError(f'league: {home}: an entry is called "{home.name}" already; rename the folder')
-        entry = _row(home / "entry.yaml", "", _yaml(home / "entry.yaml"), Entry)
+        source = _source(home / "entry.yaml")
+        entry = _row(source, (), source.data, Entry)
         file = home / entry.config
         if not file.is_file():
             raise UserError(f"{home / 'entry.yaml'}: config: no file {file}")
@@ -236,38 +243,30 @@ def _code(home: Path) -> str:
 
 
 def _read(file: Path, kind: type[_Read], defaults: bool = False) -> dict[str, _Read]:
-    values = _yaml(file)
-    common = values.pop("defaults", {}) if defaults else {}
-    for name, row in values.items():
+    source = _source(file)
+    common = source.data.pop("defaults", {}) if defaults else {}
+    for name, row in source.data.items():
         if not isinstance(row, dict):
-            raise UserError(f"{file}: {name}: expected keys and values, got {str(row)[:40]}")
-    return {str(name): _row(file, f"{name}: ", {**common, **row}, kind) for name, row in values.items()}
+            raise UserError(f"{source.where((name,))}: {name}: expected keys and values, got {str(row)[:40]}")
+    return {name: _row(source, (name,), {**common, **row}, kind) for name, row in source.data.items()}
 
 
-def _row(file: Path, where: str, values: Mapping[str, Any], kind: type[_Read]) -> _Read:
+def _row(source: Source, path: tuple[str, ...], values: Mapping[str, Any], kind: type[_Read]) -> _Read:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # a slip explains what is missing
+        keys = [*path, *(str(part) for part in first["loc"])]
+        where = f"{source.where(tuple(keys))}: {'.'.join(keys)}"
         if first["type"] == "extra_forbidden":
-            raise UserError(f"{file}: {where}unknown key {key}{nearest(key, kind.model_fields)}") from error
-        raise UserError(f"{file}: {where}{key}: {first['msg'].lower()}") from error
+            raise UserError(f"{where}: unknown key{nearest(keys[-1], kind.model_fields)}") from error
+        raise UserError(f"{where}: {first['msg'].lower()}") from error
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def _source(file: Path) -> Source:
     if not file.is_file():
         raise UserError(f"league: no file {file}")
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{file}{line}: not YAML: {' '.join(str(reason).split())[:120]}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file}: expected names with keys and values")
-    return values
+    return read(file)
 
 
 def _drawn(track: Track, per_prompt: int) -> tuple[str, ...]:
@@ -290,14 +289,6 @@ def _flow(value: Any) -> str:
     """YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
     return text.removesuffix("...").strip()
-
-
-def _track(one: Experiment) -> str:
-    return one.name.partition("/")[0]
-
-
-def _entry(one: Experiment) -> str:
-    return one.name.partition("/")[2]
 
 
 def title_of(entry: Entry, name: str, config: Config) -> str:

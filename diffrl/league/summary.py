@@ -249,13 +249,13 @@ def paired(name: str, track: Track, runs: Mapping[str, Sequence[Run]]) -> list[d
 
 
 def _track(name: str, track: Track, every: Sequence[Experiment], out: Path) -> dict[str, Any]:
-    test = next(one for one in every if one.name.startswith(f"{name}/")).read.prompts.test
+    test = next((one.read.prompts.test for one in every if one.name.startswith(f"{name}/")), None)
     strip = out / FOLDER / "strips" / f"{name}-base.webp"
     return {
         **{key: getattr(track, key) for key in ("proxy", "gold", "shared", "images", "shows")},
         "lower_is_better": lower(track),
         "strip": strip.relative_to(out).as_posix() if strip.is_file() else None,
-        "prompts": [prompt.text for prompt in load_prompts(test)[:SHOWN]],
+        "prompts": [] if test is None else [prompt.text for prompt in load_prompts(test)[:SHOWN]],
     }
 
 

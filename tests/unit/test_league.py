@@ -1,0 +1,245 @@
+"""The league's plan: one budget and one judgement for all entries of a track, and what is said of bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffrl.cli.main import main
+from diffrl.config import Config
+from diffrl.league import checks
+from diffrl.league.checks import excess, fresh_prompts, same, shared_prompts
+from diffrl.league.experiments import Experiment
+from diffrl.league.judge import digest
+from diffrl.league.plan import OTHERS, PART, League, read_league
+from diffrl.league.results import ROOT, commit
+from diffrl.league.summary import cost_of, lower, spent, summarise
+from diffrl.playground.grammar import parse
+from diffrl.prompts import Prompt, load_prompts
+from diffrl.run.parts import evaluation_spec
+
+RESULTS = ROOT / "assets" / "results"
+MOVES = {"five/weighted_sum": "marble/weighted_sum", "five/advantages": "marble/advantages", "ocr/nft": "ocr"}
+MOVES |= {"five/marble": "marble/amortised", "five/marble_fresh": "marble/fresh", "ocr/gardo_ocr": "gardo/ocr_gardo"}
+
+
+@pytest.fixture(scope="module")
+def league() -> League:
+    return read_league(others=OTHERS)
+
+
+@pytest.fixture(scope="module")
+def every(league: League) -> dict[str, Experiment]:
+    return {one.name: one for one in league.experiments(Path("nowhere"))}
+
+
+def test_every_entry_gets_its_tracks_images_and_is_judged_alike(
+    league: League, every: Mapping[str, Experiment]
+) -> None:
+    judged: dict[str, list[Any]] = {}
+    for name, one in every.items():
+        track, _, entry = name.partition("/")
+        config, about = one.read, league.tracks[track]
+        if league.entries[entry].kind == PART:
+            continue
+        assert spent(one) + sum(spent(part) for part in one.after.values()) == about.images, name
+        values = {*config.rewards, *config.watch}
+        assert {value.rpartition("/")[2] for value in (*about.proxy, *about.gold)} <= values, name
+        assert set(about.watch) <= values and config.optimise.micro_batch != "auto", name
+        names = [evaluation_spec(config), config.prompts.test, sorted(config.evaluate.also), config.evaluate.prompts]
+        judged.setdefault(track, names)
+        assert judged[track] == names, f"{name} is judged in another way than the rest of its track"
+        if "shows" in one.league:
+            assert Path(one.league["strip"]).suffix == ".webp"
+    assert set(judged) == set(league.tracks) == {"verifier", "clip", "ocr", "preference", "five", "turbo"}
+
+
+def test_entries_name_a_page_a_claim_and_at_most_eight_trials(league: League) -> None:
+    for name, entry in league.entries.items():
+        assert entry.claim or entry.kind == PART, name
+        assert name in league.homes or (ROOT / entry.page).is_file(), name
+        for one in entry.expects:
+            assert one.against is None or one.against in league.entries, name
+
+
+@pytest.mark.parametrize("method", ["nft", "crd", "grpo", "grpo_guard", "dppo", "awm", "dgpo"])
+def test_results_that_are_there_are_the_leagues(method: str, every: Mapping[str, Experiment]) -> None:
+    """Finished runs of seven methods on the preference model, with one and with four steps an epoch."""
+    for steps, end in ((4, ""), (1, "_on_policy")):
+        result = json.loads((RESULTS / f"brakes/preference_{method}_{steps}.json").read_text())
+        assert every[f"preference/{method}{end}"].differences(result) == []
+
+
+@pytest.mark.parametrize(("name", "file"), MOVES.items())
+def test_and_so_are_those_of_the_other_tracks(name: str, file: str, every: Mapping[str, Experiment]) -> None:
+    assert every[name].differences(json.loads((RESULTS / f"{file}.json").read_text())) == []
+
+
+def test_the_summary_has_gains_curves_and_paired_differences(league: League, tmp_path: Path) -> None:
+    for name in ("nft", "grpo"):
+        place = tmp_path / "league" / "preference" / f"{name}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(RESULTS / f"brakes/preference_{name}_4.json", place)
+    some = league.experiments(tmp_path, ["nft", "grpo", "crd"], ["preference"])
+    summarise(league, some, tmp_path, "command")
+    whole = json.loads((tmp_path / "league.json").read_text())
+    first, second = whole["results"]
+    runs = json.loads((tmp_path / first["result"]).read_text())["runs"]
+    gains = [run["after"]["preference"] - run["before"]["preference"] for run in runs]
+    value = first["values"]["preference"]
+    assert value["by_seed"] == gains and value["gain"] == pytest.approx(sum(gains) / 3)
+    assert (first["entry"], second["entry"]) == ("nft", "grpo") and first["seeds"] == [0, 1, 2]
+    assert [point["images"] for point in first["curve"]] == [1536 * i for i in range(9)]
+    assert first["cost"] == {"images": 12288, "forwards": None, "seconds": None, "mib": None}
+    assert first["variety_kept"]["mean"] == pytest.approx(0.56, abs=0.1) and first["drift"] is None is first["strip"]
+    pair = next(pair for pair in whole["paired"] if pair["name"] == "preference")
+    assert pair["difference"] == pytest.approx(value["after"] - second["values"]["preference"]["after"])
+    assert whole["tracks"]["preference"]["lower_is_better"] == ["artefact", "unreadable"]
+    assert whole["left_out"][0] == "preference, CRD: not run"
+
+
+def test_a_cost_counts_what_an_entry_builds_on(every: Mapping[str, Experiment]) -> None:
+    one = every["five/distilled"]
+    row = {"setup": {"forwards": 10, "seconds": 1.0}, "image": {"forwards": 2.0, "seconds": 0.5}, "mib": 9}
+    costs = dict.fromkeys((one.name, *(part.name for part in one.after.values())), row)
+    assert cost_of(one, costs)["whole"] == {"forwards": 60 + 2 * 7200, "seconds": 6 + 0.5 * 7200, "mib": 9}
+    assert cost_of(one, {one.name: row})["whole"]["forwards"] is None, "a teacher was not measured"
+
+
+def test_a_student_has_values_of_its_own_of_which_less_is_better(league: League) -> None:
+    assert lower(league.tracks["turbo"]) == ["artefact", "unreadable", "turbo/artefact", "turbo/unreadable"]
+
+
+def test_other_words_or_another_order_of_them_are_the_same_prompt() -> None:
+    test = [Prompt("a red circle left of a blue square"), Prompt("a cat on a mat")]
+    assert shared_prompts(["a blue square right of a red circle, dark"], test) == [test[0].text]
+    assert shared_prompts(["On a mat: a cat"], test) == [test[1].text]
+    assert shared_prompts(["square blue a of left circle red a"], test) == [test[0].text]
+    assert not shared_prompts(["a blue square left of a red circle", "a dog on a mat"], test)
+
+
+def test_fresh_prompts_are_in_no_list_and_follow_from_the_secret() -> None:
+    source = "playground/compositional/test"
+    one, again, other = (fresh_prompts(source, 40, secret) for secret in (7, 7, 8))
+    assert one == again != other and len(one) == 40
+    listed = {p.text for split in ("train", "validation", "test") for p in load_prompts(source.replace("test", split))}
+    assert not listed & {*one} and {parse(text).split() for text in one} == {"test"}
+    assert fresh_prompts("mine.txt", 40, 7) == []
+
+
+def test_a_gain_on_the_known_alone_has_a_small_p() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known, fresh = (torch.randn(200, generator=generator) for _ in range(2))
+    assert (excess(known, fresh)["p"] or 0) > 0.01 > checks.LEVEL > (excess(known + 1, fresh)["p"] or 0)
+    assert excess(torch.zeros(5), torch.zeros(5))["p"] is None
+
+
+LEAK = """
+{imports}
+class Leak:
+    name = "leak"
+    def __init__(self, seed: int = 0): ...
+    def __call__(self, images, prompts, metadata): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("plugin", "imports", "said"),
+    [
+        ("clip", "", "one plugin"),
+        ("leak", "from diffrl_zoo.clip import Clip", "such that one imports the other"),
+        ("leak", "import diffrl_zoo.clip as hidden", "such that one imports the other"),
+        ("leak", "", ""),
+        ("playground", "", ""),
+    ],
+)
+def test_a_gold_that_is_the_proxy_is_known(plugin: str, imports: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "leak.py"
+    file.write_text(LEAK.format(imports=imports))
+    gold = f"{file}:Leak" if plugin == "leak" else plugin
+    config = Config.model_validate({"rewards": {"clip": {}}, "watch": {"gold": {"plugin": gold}}})
+    assert same(config, "gold", "clip") == said
+
+
+def test_a_digest_is_of_names_and_numbers() -> None:
+    one = {"a": torch.ones(2), "b": torch.zeros(3)}
+    assert digest(one) == digest(dict(reversed(one.items()))) != digest(one | {"b": torch.full((3,), 1e-30)})
+
+
+def test_without_a_checkout_a_result_says_the_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert commit()
+    monkeypatch.setattr("diffrl.league.results.ROOT", tmp_path)
+    assert commit().startswith("diffrl ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--methods", "nft,crdd"], 'no method "crdd" (nearest: "crd")'),
+        (["run", "--tracks", "preferences"], 'no track "preferences" (nearest: "preference")'),
+        (["run", "--tracks", "five", "--methods", "nft"], '"nft" is on none of the tracks five; it is on verifier,'),
+        (["run", "--others", "none"], "--others: no folder none"),
+        (["check"], "name a RESULT.json or --entry TRACK/NAME"),
+        (["check", "none.json"], '"none.json" is not a result'),
+        (["check", "--entry", "clip/nfft"], 'no entry "clip/nfft" (nearest: "clip/nft")'),
+        (["cost", "--methods", "nfft"], 'no method "nfft"'),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["league", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+TRACKS = """t:
+  shows: a track
+  images: 16
+  minutes: 1
+  proxy: [clip]
+  gold: [strict]
+  evaluations: 2
+  prompts: 4
+  per_prompt: 2
+  rewards: {clip: {}}
+  watch: {strict: {plugin: playground, mode: strict}}
+"""
+ENTRY = "e: {config: configs/playground/nft.yaml, kind: base, claim: it learns, trials: 0, tracks: [t]}\n"
+
+
+@pytest.mark.parametrize(
+    ("tracks", "entries", "said"),
+    [
+        (TRACKS, "e: {config: [", "entries.yaml:1: not valid YAML"),
+        (TRACKS, ENTRY.replace("trials", "trails"), 'entries.yaml:1: e.trails: unknown key (nearest: "trials")'),
+        (TRACKS, ENTRY.replace("trials: 0", "trials: 9"), "entries.yaml:1: e.trials: input should be less than or"),
+        (TRACKS, ENTRY.replace("[t]", "[tt]"), 'e: no track "tt"'),
+        (TRACKS.replace("images: 16", "images: many"), ENTRY, "tracks.yaml:3: t.images: input should be a valid"),
+        (TRACKS, ENTRY, "t/e: 16 images are no whole number of epochs of 384"),
+        (TRACKS.replace("rewards: {clip: {}}", "rewards: {clipp: {}}"), ENTRY, "t/e: command line: "),
+        ("t: 3\n", ENTRY, "tracks.yaml:1: t: expected keys and values, got 3"),
+        (TRACKS, "", "nothing to run"),
+    ],
+)
+def test_a_broken_plan_is_one_line(
+    tracks: str, entries: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tracks.yaml").write_text(tracks)
+    (tmp_path / "entries.yaml").write_text(entries)
+    assert main(["league", "run", "--league", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_somebody_elses_entry_takes_part(every: Mapping[str, Experiment], league: League) -> None:
+    """Its config names its folder by a word, so that a result counts on another machine; its code is a part of it."""
+    one = every["clip/example"]
+    asked = one.asked()
+    assert asked["config"]["objective"] == "HERE/exponential.py:Exponential" and str(ROOT) not in json.dumps(asked)
+    assert one.differences({**asked, "runs": []}) == [] and asked["code"]
+    assert str(league.homes["example"]) in " ".join(one.placed(one.overrides, {}))
