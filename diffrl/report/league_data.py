@@ -152,6 +152,7 @@ def _track(path: Path, name: str, one: Mapping[str, Any]) -> Track:
 
 def _entry(number: int, name: str, one: Mapping[str, Any]) -> Entry:
     texts = {key: str(one.get(key) or "") for key in ("kind", "page", "claim")}
+    texts["kind"] += ", contributed" if one.get("others") else ""
     expects = tuple(one.get("expects") or ())
     title, trials = str(one.get("title") or name), one.get("trials")
     return Entry(name=name, number=number, title=title, trials=trials, expects=expects, **texts)
