@@ -279,6 +279,4 @@ def _made(league: League) -> str:
     facts = {"file": league.path, "command": league.command, "diffrl": league.version, "weights": league.weights}
     lines = [[name, f"<code>{escape(text)}</code>"] for name, text in facts.items() if text]
     lines += [["commits", escape(", ".join(commits))]] if commits else []
-    counted = [f"{one.title}: {one.trials}" for one in league.entries.values() if one.trials is not None]
-    lines += [["trials for its settings", escape(", ".join(counted))]] if counted else []
     return table(lines)
