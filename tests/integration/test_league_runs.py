@@ -140,7 +140,7 @@ def memorise(run: Run, task: Task, steps: int) -> None:
 
 
 def test_what_was_trained_on_the_tests_prompts_and_noise_is_caught(tmp_path: Path) -> None:
-    one = experiment(tmp_path, "optimise.ema=null")
+    one = experiment(tmp_path, "optimise.ema=0")
     task = replace(task_of(one, 0, tmp_path), strip=None)
     run = Run(one.read, RunFolder(tmp_path / "run"))
     prompts = load_prompts(run.config.prompts.test)[: task.prompts]
@@ -183,10 +183,8 @@ class Leak:
 
 def test_a_gold_that_hides_the_proxy_is_caught_by_how_it_ranks(tmp_path: Path) -> None:
     (tmp_path / "leak.py").write_text(LEAK)
-    plan = league(
-        tmp_path,
-        e=ENTRY.format(json.dumps([f"watch.strict.plugin={tmp_path / 'leak.py'}:Leak", "watch.strict.mode=null"])),
-    )
+    gold = f"watch.strict={{plugin: '{tmp_path / 'leak.py'}:Leak'}}"
+    plan = league(tmp_path, e=ENTRY.format(json.dumps([gold])))
     found = of_entry(plan, "small/e", tmp_path / "runs")
     assert [line.partition(":")[0] for line in found.caught] == [
         'the gold "strict" ranks images as the trained "clip" does'
