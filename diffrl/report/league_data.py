@@ -137,13 +137,13 @@ def _league(path: Path, facts: Mapping[str, Any]) -> League:
 
 
 def _track(path: Path, name: str, one: Mapping[str, Any]) -> Track:
-    images = _number(one.get("images"))
+    images, shows = _number(one.get("images")), str(one.get("shows") or "").rstrip(".")
     return Track(
         name=name,
         proxy=tuple(map(str, one["proxy"])),
         gold=tuple(map(str, one.get("gold") or ())),
         images=None if images is None else int(images),
-        shows=str(one.get("shows") or ""),
+        shows=f"{shows}." if shows else "",
         lower=frozenset(one.get("lower_is_better") or ()),
         strip=_beside(path, one.get("strip")),
         prompts=tuple(map(str, one.get("prompts") or ())),

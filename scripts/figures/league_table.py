@@ -16,7 +16,7 @@ def league() -> League | None:
 
 
 def table() -> str:
-    """A table for each track, best by nothing: in the order of the entries."""
+    """A table for each track, in the order of the entries."""
     found = league()
     if found is None:
         return NONE
