@@ -65,7 +65,10 @@ def test_entries_name_a_page_a_claim_and_at_most_eight_trials(league: League) ->
         assert entry.claim or entry.kind == PART, name
         assert name in league.homes or (ROOT / entry.page).is_file(), name
         for one in entry.expects:
-            assert one.against is None or one.against in league.entries, name
+            about = league.tracks[one.track]
+            assert one.name in (*about.proxy, *about.gold, "variety"), f"{name}: {one.name} is not compared in pairs"
+            others = [name] if one.against is None else [name, one.against]
+            assert all(league.entries[other].on(one.track) is not None for other in others), name
 
 
 @pytest.mark.parametrize("method", ["nft", "crd", "grpo", "grpo_guard", "dppo", "awm", "dgpo"])
