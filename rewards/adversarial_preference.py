@@ -1,6 +1,6 @@
 """A preference model whose last layers learn while the policy does (Adv-GRPO, arXiv:2511.20256).
 
-Shapes: B images, H x W pixels, D the width of an embedding, n pairs of a reference and an image.
+Shapes: B images, H x W pixels, N tokens of width W, D the width of an embedding, n pairs of a reference and an image.
 """
 
 from __future__ import annotations
@@ -16,6 +16,21 @@ from diffrl.errors import UserError
 from diffrl.rewards.learning import Learner
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.learning_preference import Inputs, LearningPreference
+
+
+class _Kept(nn.Module):
+    """A layer that keeps what comes to it."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.hidden = hidden
+        return hidden
+
+
+class _Given(_Kept):
+    """A layer that gives what it has, whatever comes."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return self.hidden
 
 
 class AdversarialPreference(LearningPreference):
@@ -37,8 +52,8 @@ class AdversarialPreference(LearningPreference):
         citation="Adv-GRPO (arXiv:2511.20256), its form for preference models",
         weights="those of the preference model, in fp32; the layers that learn four times more",
         licence="that of the preference model and of the references",
-        cost="a forward of each image and of a reference, two more of both for each step; main memory for an epoch's "
-        "images and as many references",
+        cost="a forward of each image and of a reference, two more of the last layers for each step; main memory for "
+        "the tokens of an epoch's images and references (ViT-H/14: 1.3 MB each)",
         exploits="what the model likes too much where the references have it, too",
     )
 
@@ -63,20 +78,26 @@ class AdversarialPreference(LearningPreference):
         if any(parameter.dtype != torch.float32 for parameter in last.parameters()):
             raise UserError(f'reward "{self.name}": layers learn in fp32 only; give "{reward}" precision fp32')
         self.learner = Learner(last, learning_rate, betas=(0.5, 0.999))
+        # The layers below are asked once for each image; what learns begins with what they said.
+        self._below, self._given = _Kept(), _Given()
+        self._trunk = base.with_image_layers(nn.ModuleList([*frozen[: total - layers], self._below]))
         self._now, self._then = (
-            base.with_image_layers(nn.ModuleList([*frozen[: total - layers], *part]))
+            base.with_image_layers(nn.ModuleList([self._given, *part]))
             for part in (last, cast(nn.ModuleList, self.learner.first))
         )
 
     def scores(self, inputs: Inputs, first: bool = False) -> Tensor:
-        """(B,) of images (B, 3, H, W) and their texts' embeddings (B, D)."""
-        images, texts = inputs
+        """(B,) of what the frozen layers say of images (B, N, W), and of their texts' embeddings (B, D)."""
+        hidden, texts = inputs
+        self._given.hidden = hidden.to(self.learner.parameters[0].device)
         model = self._then if first else self._now
-        return model.score(model.embed_image(images), texts)  # type: ignore[no-any-return]
+        return model.score(model.embed_image(torch.zeros(len(hidden), 3, 8, 8)), texts)  # type: ignore[no-any-return]
 
+    @torch.no_grad()
     def inputs(self, images: Tensor, prompts: Sequence[str]) -> Inputs:
-        """The images themselves, in main memory, and their texts' embeddings."""
-        return images.detach().cpu(), self.base.embed_text(prompts)
+        """What the frozen layers say of images (B, 3, H, W), in main memory, and the texts' embeddings."""
+        self._trunk.embed_image(images)
+        return self._below.hidden.float().cpu(), self.base.embed_text(prompts)
 
     def overtaken(self, gap: Tensor, mean: float) -> Tensor:
         """All pairs while the images score above the references, else none."""

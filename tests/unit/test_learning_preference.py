@@ -79,13 +79,16 @@ def test_the_last_layers_learn_and_everything_else_is_shared(junk: str) -> None:
     reward = AdversarialPreference(references=junk, layers=1, learning_rate=1e-4, steps=2)
     before = plain(images, PROMPTS, NONE)
     assert torch.equal(reward(images, PROMPTS, NONE), before)
-    layers, tower = plain.image_layers, dict(plain.clip.model.named_parameters())
-    mine = dict(reward._now.clip.model.named_parameters())
-    apart = {name for name in tower if mine[name] is not tower[name]}
-    assert apart == {name for name in tower if name.startswith(f"visual.transformer.resblocks.{len(layers) - 1}.")}
-    old = {name: mine[name].clone() for name in apart}
+    tower = {parameter.data_ptr(): name for name, parameter in plain.clip.model.named_parameters()}
+    mine = {parameter.data_ptr(): name for name, parameter in reward._now.clip.model.named_parameters()}
+    apart = {address: name for address, name in mine.items() if address not in tower}
+    assert apart.keys() == {parameter.data_ptr() for parameter in reward.learner.parameters}
+    assert sorted(apart.values()) == sorted(
+        f"visual.transformer.resblocks.1.{name}" for name, _ in plain.image_layers[-1].named_parameters()
+    )
+    old = [parameter.clone() for parameter in reward.learner.parameters]
     assert alone(reward, images)["steps"] == 2
-    assert all(not torch.equal(mine[name], old[name]) for name in apart)
+    assert all(not torch.equal(one, now) for one, now in zip(old, reward.learner.parameters, strict=True))
     assert torch.equal(plain(images, PROMPTS, NONE), before)
     assert not torch.equal(reward(images, PROMPTS, NONE), before)
 
