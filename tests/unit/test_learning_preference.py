@@ -185,7 +185,7 @@ def liking(reward: Any, name: str, value: str, count: int = 24) -> float:
 
 
 def test_what_is_found_is_the_planted_bias() -> None:
-    """The best of six true pictures by the preference model beat most references; the head then takes points from stripes
+    """The best of six true pictures by the model beat most references; the head then takes points from stripes
     and pale tones, and few from a fact of the prompt."""
     reward, rng, count, of = Reform(learning_rate=5e-3), np.random.default_rng(0), 24, 6
     before = {name: liking(reward, name, value) for name, (value, _) in BIAS.items()}
