@@ -81,7 +81,9 @@ class ForwardProcess(Section):
 
 
 class NFT(ForwardProcess):
-    method = Method("nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.trainers.nft:NFT")
+    method = Method(
+        "nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.trainers.nft:NFT", spatial=True
+    )
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
     adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
