@@ -85,12 +85,11 @@ class RWR(Ranked):
     )
     weights: Literal["softmax", "exp", "linear"] = key(
         "softmax",
-        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint (SRUM)",
+        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint "
+        "(SRUM)",
     )
     constraint: FiniteFloat = key(
-        0.5,
-        "linear: what a score of 0 counts, in units of the weighted sum; a score below its negative pushes away",
-        ge=0,
+        0.5, "linear: added to the weighted sum of rewards; what stays below 0 is unlearned", ge=0
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 

@@ -161,26 +161,25 @@ def spatial(rewards: Mapping[str, Reward]) -> list[str]:
 
 def check_spatial(rewards: Mapping[str, Reward], config: Any) -> None:
     """Raise Problem where a reward's map cannot be had, or could not weigh latent cells."""
-    from diffrl.rewards.registry import declares
+    from diffrl.rewards.registry import has_method
 
     for name in spatial(rewards):
         entry = rewards[name]
         where, method = f"rewards.{name}.spatial", config.method
-        if declares(entry.plugin or name, "map") is False:
+        if has_method(entry.plugin or name, "map") is False:
             raise Problem(
                 where, f'"{entry.plugin or name}" has no map (`maps`), one score an image alone: leave it out'
             )
         if not method.spatial or (method.name == "rwr" and config.rwr.weights != "linear"):
             text = f'objective "{method.name}" does not weigh an image\'s latent cells one by one'
             raise Problem(where, f"{text}; nft does, and rwr with rwr.weights: linear")
-        held = [key for key in ("cache", "column", "offload") if getattr(entry, key)]
+        held = [one for one in ("cache", "column", "offload") if getattr(entry, one)]
         if held or entry.shape.steps():
-            raise Problem(
-                f"rewards.{name}.{held[0] if held else 'shape'}", "is of scores, and spatial takes maps: leave it out"
-            )
-        for key in ("advantages", "image_set"):
-            if getattr(config, key) is not None:
-                raise Problem(key, f"does not go with rewards.{name}.spatial; leave one of them out")
+            other = held[0] if held else "shape"
+            raise Problem(f"rewards.{name}.{other}", "is of scores, and spatial asks for maps: leave one of them out")
+        for other in ("advantages", "image_set"):
+            if getattr(config, other) is not None:
+                raise Problem(other, f"does not go with rewards.{name}.spatial; leave one of them out")
         if config.rollout.scout is not None:
             raise Problem("rollout.scout", f"does not go with rewards.{name}.spatial; leave one of them out")
 

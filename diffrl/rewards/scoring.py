@@ -60,7 +60,7 @@ class Scorer:
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
     does the work meanwhile; or the names of the rewards for which it pays (those of other machines). `spatial`: those
-    that are asked for their maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
+    that are asked for maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
     that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, and are called in a thread that can be

@@ -60,7 +60,7 @@ def build_objective(
     if config.optimise.noise == "path":
         objective.noising.path, objective.keep_trajectory = True, "path"
     if names := spatial(config.rewards):
-        objective.see_regions(Regions([list(config.rewards).index(name) for name in names], names))
+        cast(Any, objective).see_regions(Regions([list(config.rewards).index(name) for name in names], names))
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:
@@ -125,9 +125,11 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     read = {name: watched[name] for name in read_on_training_images(config)}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
     elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
-    scorer = Scorer(
-        {**optimised, **read}, overlap=device.type == "cuda" or elsewhere, spatial=spatial(config.rewards), **limits
-    )
+    for name in spatial(config.rewards):
+        if ability(optimised[name], "maps") is None:
+            raise UserError(f"rewards.{name}.spatial: it declares no `maps`, (h, w) of its map; leave it out")
+    beside: Any = device.type == "cuda" or elsewhere
+    scorer = Scorer({**optimised, **read}, overlap=beside, spatial=spatial(config.rewards), **limits)
     judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
     return scorer, Scorer(judges, **limits)
 

@@ -11,6 +11,8 @@ L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -74,7 +76,8 @@ class NFT(Objective):
     samples_from = "old"
     # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
     # L+ - L- carries the advantages.
-    basis = ((1.0, 1.0), (1.0, -1.0))
+    basis: Sequence[Sequence[float]] | None = ((1.0, 1.0), (1.0, -1.0))
+    regions: Regions | None = None  # advantages of latent cells
 
     def see_regions(self, regions: Regions) -> None:
         self.regions, self.basis = regions, None  # each reward has a scalar of its own
@@ -96,7 +99,6 @@ class NFT(Objective):
         decays = {"old": old}
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.b, self.adv_clip = b, adv_clip
-        self.regions: Regions | None = None
         self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
 
     def advantages(self, scored: Scored) -> Tensor:

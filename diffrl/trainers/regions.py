@@ -4,7 +4,7 @@ symbol   name here         meaning
 R(c)     rollout.maps      (n, h, w) a reward's map, resized to the latent's cells; NaN: it says nothing of the cell
 s        scored.scores     the image's score by it: the mean of R(c)
 A        rows.advantages   (b, K) the image's advantage, of s and whatever other rewards there are
-g        _slopes           dA / ds with the group's statistics as they are: the reward's weight over what A is divided by
+g        _slopes           dA / ds at the group's statistics: the reward's weight over what A is divided by
 dA(c)    rows.cells        (b, K, h, w)
 
     A(c) = A + dA(c),    dA(c) = g (R(c) - s),    0 where R(c) is NaN

@@ -59,6 +59,7 @@ class Regression(Objective):
     """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
 
     selects = True
+    regions: Regions | None = None  # weights of latent cells
 
     @defaults_of(preferences.RWR)
     def __init__(
@@ -78,7 +79,6 @@ class Regression(Objective):
             self.rule.estimate = best_of_group
         else:
             self.rule.estimate = partial(reward_weights, weights=weights, tau=tau, constraint=constraint)
-        self.regions: Regions | None = None
 
     def see_regions(self, regions: Regions) -> None:
         self.regions = regions
