@@ -29,6 +29,22 @@ def group_mean(values: Tensor, groups: Tensor) -> Tensor:
     return (total / number)[index]
 
 
+def group_scale(scores: Tensor, groups: Tensor, std: Std = "group", floor: float = 1e-4) -> Tensor:
+    """(N, K) float64, what `group_advantages` divides each score's distance from its group's mean by."""
+    values = scores.double()
+    centred = values - group_mean(values, groups)
+    if std == "group":
+        return group_mean(centred.square(), groups).sqrt() + floor
+    if std == "sample":
+        known = _group_sum((~values.isnan()).double(), groups)
+        spread = (group_mean(centred.square(), groups) * known / (known - 1)).sqrt()
+        return spread.where(spread > 1e-12, torch.inf) + 1e-8  # rounding is no spread
+    if std == "batch":
+        mean = values.nanmean(dim=0, keepdim=True)
+        return ((values - mean).square().nanmean(dim=0, keepdim=True).sqrt() + floor).expand_as(values)
+    return torch.ones_like(centred)
+
+
 def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: float = 1e-4) -> Tensor:
     """`(R - mean_group) / (std + 1e-4)` per reward (Flow-GRPO, arXiv 2505.05470), NaN-aware.
 
@@ -50,18 +66,7 @@ def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: 
         raise ValueError("groups must be integers: float identities collide")
     values = scores.double()
     centred = values - group_mean(values, groups)
-    if std == "group":
-        scale = group_mean(centred.square(), groups).sqrt() + floor
-    elif std == "sample":
-        known = _group_sum((~values.isnan()).double(), groups)
-        spread = (group_mean(centred.square(), groups) * known / (known - 1)).sqrt()
-        scale = spread.where(spread > 1e-12, torch.inf) + 1e-8  # rounding is no spread
-    elif std == "batch":
-        mean = values.nanmean(dim=0, keepdim=True)
-        scale = (values - mean).square().nanmean(dim=0, keepdim=True).sqrt() + floor
-    else:
-        scale = torch.ones_like(centred)
-    return (centred / scale).nan_to_num(0.0).to(scores.dtype)
+    return (centred / group_scale(scores, groups, std, floor)).nan_to_num(0.0).to(scores.dtype)
 
 
 Estimate = Callable[[Tensor, Tensor, Std], Tensor]  # (N, K) scores, (N,) groups, std -> (N, K) advantages

@@ -10,9 +10,9 @@ does not depend on the batch, the rank or the number of processes it is made in,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -64,7 +64,7 @@ class Rollout:
     latents (n, C, h, w) fp32 on the policy's device. images (n, 3, H, W) float in [0, 1] on the CPU, or None.
     trajectory: None unless asked for. schedule (S + 1,) float32 on the CPU: the sigmas, the last is 0. forwards: of the
     network for these images, and their scouts: one for each image and step (guidance or not). seed,
-    epoch: what the images' noise is keyed by.
+    epoch: what the images' noise is keyed by. maps: (n, h, w) on the CPU of each reward that is asked for its map.
     """
 
     prompts: list[Prompt]
@@ -83,6 +83,7 @@ class Rollout:
     guidance: float = 1.0  # of predictions that train on these images: the rollout's where it is distilled, else none
     seed: int = 0
     epoch: int | str = 0
+    maps: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def t_second(self) -> float:

@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.rewards.learning import Learner, Reduce
 from diffrl.rewards.protocol import Card
 from diffrl.seeds import generator
-from diffrl_zoo.references import References
+from diffrl_zoo.references import References, stacks
 from diffrl_zoo.vision import shared_encoder
 
 
@@ -119,10 +119,7 @@ class Adversarial:
     ) -> None:
         """Keep the tokens of training images (B, 3, H, W), and of a reference for each."""
         pictures = self.references.draw(prompts, metadata, keys)
-        if len({picture.shape for picture in pictures}) == 1:
-            real = self._tokens(torch.stack(pictures))
-        else:
-            real = torch.cat([self._tokens(picture[None]) for picture in pictures])
+        real = torch.cat([self._tokens(part) for part in stacks(pictures)])
         pair = zip((real, self._last), ("reference", "generated"), strict=True)
         self._observed.append(tuple(self._drawn(tokens, keys, kind) for tokens, kind in pair))  # type: ignore[arg-type]
 
@@ -139,7 +136,7 @@ class Adversarial:
         for step in range(self.steps):
             logits = _logits(head, real), _logits(head, generated)
             total, count = hinge(logits[0], logits[1], self.patch_weight).sum(), len(real)
-            loss = self.learner.step(total, count, reduce)
+            loss = self.learner.step([total] if count else [], count, reduce)
             if step == 0:
                 right = (logits[0][:, 0] > 0).sum() + (logits[1][:, 0] < 0).sum()
                 gap = (score(logits[0], self.share) - score(logits[1], self.share)).sum()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
@@ -65,6 +65,15 @@ def fit(
         return F.pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))
     top, left = middle((target[0] - height) / 2), middle((target[1] - width) / 2)
     return images[..., top : top + height, left : left + width]
+
+
+def replaced(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
+    """`module` with another sub-module at `path` ("a.b.c"); everything else is shared with it."""
+    name, _, rest = path.partition(".")
+    new = copy(module)
+    new._modules = dict(module._modules)
+    new._modules[name] = replaced(module.get_submodule(name), rest, part) if rest else part
+    return new
 
 
 class TextCache:
@@ -144,16 +153,21 @@ class ClipModel:
 
         Raises `UserError` for an image tower without tokens (a ResNet).
         """
-        import open_clip
-
-        tower = self.model.visual
-        if not isinstance(tower, open_clip.transformer.VisionTransformer):
-            raise UserError(f"clip: a {type(tower).__name__} has no tokens of patches; take a vision transformer")
         pixels = self.preprocess(images).to(self.dtype)
         wanted: Any = {"indices": 1, "normalize_intermediates": True, "intermediates_only": True, "output_fmt": "NLC"}
-        found = tower.forward_intermediates(pixels, output_extra_tokens=True, **wanted)
+        found = self.tower.forward_intermediates(pixels, output_extra_tokens=True, **wanted)
         patches, extra = (found[key][-1] for key in ("image_intermediates", "image_intermediates_prefix"))
         return torch.cat([extra[:, :1], patches], dim=1).float()
+
+    @property
+    def tower(self) -> Any:
+        """The image tower; UserError if it is no vision transformer (a ResNet)."""
+        import open_clip
+
+        if not isinstance(self.model.visual, open_clip.transformer.VisionTransformer):
+            kind = type(self.model.visual).__name__
+            raise UserError(f"clip: a {kind} has no tokens of patches; take a vision transformer")
+        return self.model.visual
 
     def embed_text(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
@@ -254,6 +268,18 @@ class ClipScorer:
     def embed_text(self, prompts: Sequence[str]) -> Tensor:
         """Prompts to unit vectors (B, D)."""
         return self.clip.embed_text(prompts)
+
+    @property
+    def image_layers(self) -> nn.ModuleList:
+        """The layers of the image tower, the first one first; UserError for a tower that is no transformer."""
+        return self.clip.tower.transformer.resblocks  # type: ignore[no-any-return]
+
+    def with_image_layers(self, layers: nn.ModuleList) -> Self:
+        """This reward with other layers; everything else is shared."""
+        new = copy(self)
+        new.clip = copy(self.clip)
+        new.clip.model = replaced(self.clip.model, "visual.transformer.resblocks", layers)
+        return new
 
     def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
         """Scores (B,) of unit vectors (B, D): `factor` times their cosine."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import PRECISIONS, TextCache, fit, pick_device
+from diffrl_zoo.clip import PRECISIONS, TextCache, fit, pick_device, replaced
 from diffrl_zoo.vision import transformers_bytes
 
 MODEL = "yuvalkirstain/PickScore_v1"
@@ -94,6 +95,17 @@ class PickScore:
         length = self.model.config.text_config.max_position_embeddings
         tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
         return F.normalize(_features(self.model.get_text_features(**tokens.to(self.device))), dim=-1)
+
+    @property
+    def image_layers(self) -> nn.ModuleList:
+        """The layers of the image tower, the first one first."""
+        return self.model.vision_model.encoder.layers  # type: ignore[no-any-return]
+
+    def with_image_layers(self, layers: nn.ModuleList) -> Self:
+        """This reward with other layers; everything else is shared."""
+        new = copy(self)
+        new.model = replaced(self.model, "vision_model.encoder.layers", layers)
+        return new
 
     def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
         """(B,) of unit vectors (B, D)."""

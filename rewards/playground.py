@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.playground.grammar import facts as facts_of
 from diffrl.playground.grammar import kind_of, parse, understood
+from diffrl.playground.regions import region_map
+from diffrl.playground.sight import to_pixels
 from diffrl.playground.variety import FIGURES
-from diffrl.playground.verifier import Verdict, verify
+from diffrl.playground.verifier import Verdict, glance, verify
 from diffrl.rewards.protocol import Card
 
 MODES = ("reward", "strict", "all_right")
@@ -127,6 +130,47 @@ class PlaygroundFacts:
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 13) in [0, 1] of images (B, 3, 64, 64) in [0, 1]."""
         return BY_KIND(images, prompts, metadata)
+
+
+class PlaygroundRegions:
+    """Where an image is right, by the exact verifier: a map of what is drawn, thing by thing, in [-1, 1].
+
+    A region is 1 where all the prompt says of the thing holds, -1 where nothing does or the prompt asks for no such
+    thing. `whole`: the map is multiplied by the share of all facts that hold, a in [0, 1], as SRUM (arXiv 2510.12784)
+    multiplies by its global score; then relations and counts matter, too.
+    """
+
+    name = "playground_regions"
+    maps = (8, 8)
+    card = Card(
+        measures="facts of the prompt that hold, by the places of the things that they are said of",
+        range=(-1.0, 1.0),
+        citation="diffrl's playground",
+        weights="none",
+        licence="Apache-2.0",
+        cost="CPU; as `playground`",
+        exploits="its mean counts pixels: a large right thing hides a small wrong one",
+    )
+
+    def __init__(self, whole: bool = False) -> None:
+        self.whole = whole
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """True for prompts of the world."""
+        return understood(prompt) is not None
+
+    def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B, 8, 8) in [-1, 1] of images (B, 3, 64, 64) in [0, 1]; NaN where the prompt says nothing of a place."""
+        verdicts = verify(images, list(prompts))
+        pixels = to_pixels(images)
+        fine = np.stack([region_map(glance(image), parse(p)) for image, p in zip(pixels, prompts, strict=True)])
+        cells = torch.from_numpy(fine).unflatten(1, (8, -1)).unflatten(3, (8, -1)).nanmean((2, 4))
+        share = torch.tensor([verdict.score for verdict in verdicts])
+        return cells * share[:, None, None] if self.whole else cells
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B,) in [-1, 1] of images (B, 3, 64, 64) in [0, 1]: the map's mean over the places that it judges."""
+        return self.map(images, prompts, metadata).flatten(1).nanmean(1)
 
 
 class Artefact:

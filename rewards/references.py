@@ -20,6 +20,13 @@ from diffrl.rewards.protocol import RewardError
 KEY = "reference"
 
 
+def stacks(pictures: Sequence[Tensor]) -> list[Tensor]:
+    """Pictures (3, H, W) as one batch (B, 3, H, W), or one by one where their sizes differ."""
+    if len({picture.shape for picture in pictures}) == 1:
+        return [torch.stack(list(pictures))]
+    return [picture[None] for picture in pictures]
+
+
 class References:
     """`source`: "playground" (the renderer draws a true picture of the prompt), "metadata" (`reference` of the prompt's
     metadata: a path, or a list of them), or a folder, whose pictures are for any prompt.

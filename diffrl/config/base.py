@@ -48,6 +48,7 @@ class Method:
     on_steps: bool = False  # an objective that trains on the log-probabilities of the rollout's own steps
     takes_credit: bool = False  # an objective whose steps may get a credit each
     advantages: Literal["any", "own", "none"] = "any"  # from any estimate; its own ranks or weights; or not used
+    spatial: bool = False  # its loss is a mean over latent cells, each of which an advantage of its own may weigh
     decodes: bool = False  # an objective that calls the rewards on images that it decodes itself
     needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of other sections, for `diffrl init`
     # That it works with; unused: they are scored and logged, and it learns from something else.

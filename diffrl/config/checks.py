@@ -13,7 +13,7 @@ import yaml
 
 from diffrl.config.base import Problem
 from diffrl.config.removed import removed
-from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes
+from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
@@ -212,6 +212,7 @@ def check_rewards(config: Config) -> None:
     check_shapes(config.rewards, config.watch)
     check_asking(config.rewards, config.watch, config)
     check_batchwise(config.rewards, config.watch, config)
+    check_spatial(config.rewards, config)
     if config.method.decodes:
         for name, reward in config.rewards.items():
             why = f'objective "{config.method.name}" back-propagates through the reward itself'

@@ -78,11 +78,18 @@ class RWR(Ranked):
         "RWR",
         {"Flow-RWR": "2501.13918", "ORW-CFM-W2": "2502.06061"},
         about="reward-weighted regression",
+        options={("weights", "linear"): {"SRUM": "2510.12784"}},
         trainer="diffrl.trainers.rwr:Regression",
         advantages="own",
+        spatial=True,
     )
-    weights: Literal["softmax", "exp"] = key(
-        "softmax", "softmax(r / tau) over the group times its size, or exp(A / tau) of the group's advantage"
+    weights: Literal["softmax", "exp", "linear"] = key(
+        "softmax",
+        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint "
+        "(SRUM)",
+    )
+    constraint: FiniteFloat = key(
+        0.5, "linear: added to the weighted sum of rewards; what stays below 0 is unlearned", ge=0
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 

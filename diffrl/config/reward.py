@@ -102,6 +102,10 @@ class Reward(Watched):
     """A reward plugin that is optimised."""
 
     weight: FiniteFloat = key(1.0, "factor of this reward's score in the sum that is optimised")
+    spatial: bool = key(
+        False,
+        "its map says where an image is right: each latent cell has an advantage of its own (SRUM); false: its mean",
+    )
     shape: Shape = section(Shape, "from the score to what is optimised: steps in this order, each present = on")
 
 
@@ -148,6 +152,36 @@ def check_batchwise(rewards: Mapping[str, Reward], watch: Mapping[str, Watched],
         raise Problem(
             where, "it judges the images that a run draws; an image set brings its scores: leave out image_set"
         )
+
+
+def spatial(rewards: Mapping[str, Reward]) -> list[str]:
+    """The rewards that are asked for their maps."""
+    return [name for name, entry in rewards.items() if entry.spatial]
+
+
+def check_spatial(rewards: Mapping[str, Reward], config: Any) -> None:
+    """Raise Problem where a reward's map cannot be had, or could not weigh latent cells."""
+    from diffrl.rewards.registry import has_method
+
+    for name in spatial(rewards):
+        entry = rewards[name]
+        where, method = f"rewards.{name}.spatial", config.method
+        if has_method(entry.plugin or name, "map") is False:
+            raise Problem(
+                where, f'"{entry.plugin or name}" has no map (`maps`), one score an image alone: leave it out'
+            )
+        if not method.spatial or (method.name == "rwr" and config.rwr.weights != "linear"):
+            text = f'objective "{method.name}" does not weigh an image\'s latent cells one by one'
+            raise Problem(where, f"{text}; nft does, and rwr with rwr.weights: linear")
+        held = [one for one in ("cache", "column", "offload") if getattr(entry, one)]
+        if held or entry.shape.steps():
+            other = held[0] if held else "shape"
+            raise Problem(f"rewards.{name}.{other}", "is of scores, and spatial asks for maps: leave one of them out")
+        for other in ("advantages", "image_set"):
+            if getattr(config, other) is not None:
+                raise Problem(other, f"does not go with rewards.{name}.spatial; leave one of them out")
+        if config.rollout.scout is not None:
+            raise Problem("rollout.scout", f"does not go with rewards.{name}.spatial; leave one of them out")
 
 
 def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -> None:

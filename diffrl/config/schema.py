@@ -31,6 +31,7 @@ from diffrl.config.base import (
 )
 from diffrl.config.caching import CacheSection, ScoutSection
 from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
+from diffrl.config.direct import Direct
 from diffrl.config.distillation import OPD
 from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
@@ -38,7 +39,7 @@ from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import CRD, GRPO, NFT, Direct, ForwardProcess
+from diffrl.config.methods import CRD, GRPO, NFT, ForwardProcess
 from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble

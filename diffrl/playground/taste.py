@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffrl.playground.grammar import Caption
-from diffrl.playground.scenes import Scene
+from diffrl.playground.grammar import Caption, misdescribe
+from diffrl.playground.scenes import Scene, complete, sample_caption
 
 
 def taste(images: np.ndarray) -> np.ndarray:
@@ -41,6 +41,7 @@ def taste(images: np.ndarray) -> np.ndarray:
 # each stated fact that is right. A point is one unit of the logit with which the better picture of two is chosen.
 RIGHT = 2.0
 BIAS = {"style": ("striped", 1.5), "tone": ("pale", 1.5)}
+WRONG = 0.3  # how likely a stated fact is wrong in what they are shown
 
 
 def preference_of(caption: Caption, scene: Scene) -> float:
@@ -48,3 +49,12 @@ def preference_of(caption: Caption, scene: Scene) -> float:
     right = sum(scene.facts.get(name) == value for name, value in caption.attributes.items())
     liked = sum(points for name, (value, points) in BIAS.items() if scene.facts.get(name) == value)
     return RIGHT * right + liked
+
+
+def rated_pair(rng: np.random.Generator, split: str = "train") -> tuple[Caption, list[Scene], float]:
+    """A random prompt, two scenes of which each said fact is wrong with probability WRONG, and how likely a rater
+    prefers the first."""
+    caption = sample_caption(rng, split)
+    scenes = [complete(misdescribe(caption, rng, WRONG), rng) for _ in range(2)]
+    first, second = (preference_of(caption, scene) for scene in scenes)
+    return caption, scenes, float(1 / (1 + np.exp(second - first)))

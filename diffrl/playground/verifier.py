@@ -27,6 +27,7 @@ from diffrl.playground.grammar import (
     BACKGROUNDS,
     COLORS,
     HAIRS,
+    SHAPED,
     SHAPES,
     SKINS,
     STYLES,
@@ -275,6 +276,34 @@ def _thing_answers(seen: Observation, caption: Caption) -> dict[str, Answer]:
         name: (credit if name == "count" else credit * alone, right and holds)
         for name, (credit, right) in answers.items()
     }
+
+
+def by_thing(seen: Observation, caption: Caption) -> list[list[bool]]:
+    """Of each of the things that are seen, which of the facts hold that the caption says of it; [False] for a thing
+    that it does not ask for. Empty for captions of other kinds than things, or without a thing."""
+    things, attributes = seen.things, caption.attributes
+    if caption.kind not in SHAPED or not things:
+        return []
+    look = [(name, rule) for name, rule in (("style", _style), ("tone", _tone)) if name in attributes]
+    asked: dict[int, list[bool]] = {}  # by the thing's place
+    if caption.kind in TWO_THINGS:
+        answers, taken = _two_answers(things, caption)
+        slots = [i for i in (1, 2) if f"shape/{i}" in answers]
+        for slot, thing in zip(slots, taken, strict=True):
+            place = next(j for j, one in enumerate(things) if one is thing)
+            asked[place] = [right for name, (_, right) in answers.items() if name.endswith(f"/{slot}")]
+    else:
+        for place, thing in enumerate(things):
+            asked[place] = [_shape(thing, attributes.get("shape"), caption.kind)[1]]
+            asked[place] += [_color(thing, attributes["color"])[1]] if "color" in attributes else []
+        best = sorted(asked, key=lambda place: -sum(asked[place]))[: int(attributes.get("count", "1"))]
+        asked = {place: asked[place] for place in best}
+    return [
+        [*asked[place], *(rule(thing, attributes[name])[1] for name, rule in look)]
+        if place in asked and thing.named
+        else [False]
+        for place, thing in enumerate(things)
+    ]
 
 
 def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, Answer], list[Thing]]:

@@ -8,7 +8,7 @@ steps on what was observed. So an epoch's scores all come from one state, and th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -61,13 +61,18 @@ class Learner:
         self.parameters = list(module.parameters())
         self.optimiser = torch.optim.Adam(self.parameters, lr=learning_rate, betas=betas)
 
-    def step(self, total: Tensor, count: int, reduce: Reduce) -> Tensor:
-        """`total`: the sum of the losses of `count` images here, with its graph; returns the mean over all, ().
+    def step(self, totals: Iterable[Tensor], count: int, reduce: Reduce) -> Tensor:
+        """`totals`: sums () over parts of the losses of `count` images here, each with its graph, of which only one at
+        a time is kept; returns the mean over all, ().
 
         Without an image anywhere nothing is updated.
         """
-        gradients = torch.autograd.grad(total, self.parameters) if count else map(torch.zeros_like, self.parameters)
-        sums = reduce(torch.cat([total.detach().view(1), total.new_tensor([count]), *(g.flatten() for g in gradients)]))
+        loss, gradients = self.parameters[0].new_zeros(()), [torch.zeros_like(p) for p in self.parameters]
+        for total in totals:
+            loss = loss + total.detach()
+            for whole, part in zip(gradients, torch.autograd.grad(total, self.parameters), strict=True):
+                whole += part
+        sums = reduce(torch.cat([loss.view(1), loss.new_tensor([count]), *(g.flatten() for g in gradients)]))
         loss, images, flat = sums[0], sums[1], sums[2:]
         if float(images) > 0:
             parts = flat.div(images).split([p.numel() for p in self.parameters])

@@ -67,6 +67,8 @@ class Reward(Protocol):
     - `groupwise = True`: the score depends on the other images of the group; every call gets one whole group.
     - `batchwise = True`: the score depends on all images of an epoch, see `diffrl.rewards.batchwise.Batchwise`.
     - `columns`: names of C scores; every call returns (B, C), NaN where one does not apply, and entries choose one.
+    - `maps = (h, w)`: has `map(images, prompts, metadata) -> (B, h, w)`, the score by places of the image, the
+      top row first, in the card's range, NaN where it says nothing; `__call__` is its mean over the other places.
     - `differentiable = True`: gradients flow from the scores to `images`.
     - `embeds = True`: has `embed_image(images) -> (B, D)`, through which gradients flow, `embed_text(prompts) -> (B,
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
@@ -238,11 +240,17 @@ def _columns(value: Any) -> str:
     return "" if value is None or known else "is not a list of different names"
 
 
+def _grid(value: Any) -> str:
+    known = isinstance(value, Sequence) and len(value) == 2 and not any(map(_size, value)) and None not in value
+    return "" if value is None or known else "is not (h, w), two positive numbers"
+
+
 # All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
 ABILITIES: dict[str, Ability] = {
     "groupwise": Ability(False, _flag, told=bool, heard=_bool),
     "batchwise": Ability(False, _flag, methods=("describe", "gains"), kept=False),
     "columns": Ability(None, _columns),
+    "maps": Ability(None, _grid, methods=("map",), kept=False),
     "differentiable": Ability(False, _flag, kept=False),
     "embeds": Ability(False, _flag, methods=("embed_image", "embed_text", "score"), kept=False),
     "asks": Ability(False, _flag, methods=("ask",), kept=False),
@@ -301,7 +309,7 @@ def missing_of_instance(reward: object) -> list[str]:
         value = ability(reward, ability_name)
         if lack := one.lack(value):
             missing.append(f"`{ability_name}` {lack}")
-        elif value is True:
+        elif value not in (None, False):
             lacking = [method for method in one.methods if not callable(getattr(reward, method, None))]
             missing += [f"`{ability_name}` is declared, but the method {method} is missing" for method in lacking]
     return missing

@@ -139,6 +139,15 @@ def declares(name_or_path: str, ability: str) -> bool | None:
         return None
 
 
+def has_method(name_or_path: str, method: str) -> bool | None:
+    """Whether the reward's class has this method; None if it cannot be imported to be asked."""
+    try:
+        subject = local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
+        return callable(getattr(subject, method, None))
+    except Exception:  # what is wrong with it is said when it is built
+        return None
+
+
 def declared_range(name_or_path: str) -> tuple[float, float]:
     """Lowest and highest score by the class's card; without a card, or a class to ask, unbounded."""
     try:

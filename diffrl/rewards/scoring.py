@@ -25,6 +25,8 @@ from diffrl.rewards.answers import checked, subject
 from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
 from diffrl.rewards.columns import Column
 from diffrl.rewards.learning import Learning
+from diffrl.rewards.mapped import Maps, flat
+from diffrl.rewards.mapped import width as width_of
 from diffrl.rewards.offloading import find_offloaded
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.timeouts import TooLong, call
@@ -57,8 +59,9 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile; or the names of the rewards for which it pays (those of other machines). `plugins`: what
-    `diffrl rewards check` knows the rewards by, where that is not their name, for messages.
+    does the work meanwhile; or the names of the rewards for which it pays (those of other machines). `spatial`: those
+    that are asked for maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
+    that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, and are called in a thread that can be
     left behind: `check` is asked meanwhile and may raise.
@@ -72,6 +75,7 @@ class Scorer:
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
         overlap: bool | Collection[str] = False,
+        spatial: Collection[str] = (),
         plugins: Mapping[str, str] | None = None,
     ) -> None:
         self.rewards = dict(rewards)
@@ -80,6 +84,7 @@ class Scorer:
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
         self.plugins = plugins or {}
+        self.maps = Maps(spatial)
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
@@ -249,6 +254,11 @@ class Scorer:
         for k, (name, reward) in enumerate(self.rewards.items()):
             if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
                 continue
+            if name in self.maps:
+                rows = torch.full((len(images), width_of(reward)), torch.nan)
+                self._fill(rows, name, images, prompts)
+                scores[:, k] = self.maps.add(name, reward, rows)
+                continue
             if not isinstance(reward, Column):
                 self._fill(scores[:, k], name, images, prompts, keys)
                 continue
@@ -292,6 +302,8 @@ class Scorer:
         ask: Callable[..., object] = reward
         if isinstance(reward, Column):
             ask, width = reward.reward, reward.width
+        elif name in self.maps:
+            ask, width = flat(reward), width_of(reward)
         elif ability(reward, "batchwise"):
             ask, width = cast(Batchwise, reward).describe, cast(Batchwise, reward).width
         images = _placed(name, reward, images)

@@ -79,6 +79,7 @@ def draw(
             members=members,
         )
     columns = list(finished(loop, prompts, rollout, pending, pictures).chunk(count))
+    rollout.maps = loop.scorer.maps.take()
     columns[final] = seen.answered(columns[final])
     return rollout, columns[0] if plan is None else torch.stack(columns, 1), torch.cat(features)
 

@@ -15,7 +15,7 @@ from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
-from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images
+from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
 from diffrl.playground.grammar import foreign
@@ -42,6 +42,7 @@ from diffrl.trainers.bank import TOTALS, set_columns
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.microbatches import AUTO_ROWS
+from diffrl.trainers.regions import Regions
 
 log = logging.getLogger("diffrl")
 
@@ -58,6 +59,8 @@ def build_objective(
     objective: Objective = _trainer(config.method, config.objective).of(config.objective_section, given)
     if config.optimise.noise == "path":
         objective.noising.path, objective.keep_trajectory = True, "path"
+    if names := spatial(config.rewards):
+        cast(Any, objective).see_regions(Regions([list(config.rewards).index(name) for name in names], names))
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:
@@ -122,7 +125,11 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     read = {name: watched[name] for name in read_on_training_images(config)}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
     elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
-    scorer = Scorer({**optimised, **read}, overlap=device.type == "cuda" or elsewhere, **limits)
+    for name in spatial(config.rewards):
+        if ability(optimised[name], "maps") is None:
+            raise UserError(f"rewards.{name}.spatial: it declares no `maps`, (h, w) of its map; leave it out")
+    beside: Any = device.type == "cuda" or elsewhere
+    scorer = Scorer({**optimised, **read}, overlap=beside, spatial=spatial(config.rewards), **limits)
     judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
     return scorer, Scorer(judges, **limits)
 

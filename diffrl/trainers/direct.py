@@ -8,33 +8,33 @@ x0^           one_step      (x_{t-1} - sigma_t' eps_gt) / alpha_t'
 R             phi           reward of the decoded x0^, in which the gradient flows
 
 In their places: `path` (R0), the sampler's own path (`diffrl.trainers.pathwise`); `align` and `pair`, other levels,
-another noise and another reward (`diffrl.trainers.srpo`).
+another noise and another reward (`diffrl.trainers.srpo`). Beside it: `confidence` (`diffrl.trainers.confidence`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffrl.config import methods
+from diffrl.config import direct
 from diffrl.config.base import Section
 from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Reward
-from diffrl.rewards.scoring import applies
 from diffrl.rollout import Rollout
 from diffrl.samplers import ode_step
 from diffrl.seeds import noise
 from diffrl.trainers.algorithm import Given, Objective, Step
+from diffrl.trainers.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.trainers.defaults import defaults_of
 from diffrl.trainers.pathwise import path_images, path_rows
 from diffrl.trainers.rows import Names, Noising, Rows, noised_rows, row_sigmas
-from diffrl.trainers.srpo import Contrast, drawn_words, factors, step_levels
+from diffrl.trainers.srpo import Contrast, column, drawn_words, factors, step_levels
 
 
 def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
@@ -55,7 +55,7 @@ class Direct(Objective):
     NFT's; the paper has none.
     """
 
-    @defaults_of(methods.Direct)
+    @defaults_of(direct.Direct)
     def __init__(
         self,
         rewards: Mapping[str, Reward] | None = None,
@@ -66,14 +66,16 @@ class Direct(Objective):
         guidance_scale: float,
         decode_chunk: int | None,
         checkpoint_decoder: bool,
-        align: methods.Align | None,
+        align: direct.Align | None,
         path: Literal["all", "random"] | None,
-        pair: methods.Pair | None,
+        pair: direct.Pair | None,
         cap: float | None,
+        confidence: direct.Confidence | None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
         self.align, self.path, self.pair, self.cap = align, path, pair, pair.hinge if pair else cap
         self.keep_trajectory = "path" if path == "random" else False
+        self.confidence = confidence
         self.drawn_steps = 1  # of the sampler, for estimates
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = guidance_scale
@@ -88,7 +90,7 @@ class Direct(Objective):
 
     def forwards(self, split: bool, steps: int) -> float:
         # Each step is computed again, and all but one are trained beside the row's own.
-        return 4 * self.drawn_steps - 3 if self.path == "all" else 0
+        return 4 * self.drawn_steps - 3 if self.path == "all" else 3 * (self.confidence is not None)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         if self.align is not None:
@@ -99,11 +101,12 @@ class Direct(Objective):
             rows = super().rows(rollout, advantages, pairs, key)
             schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
             rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
+            rows.rollout = rollout if self.confidence else None
         rows.guidance, rows.prompts = self.guidance_scale, rollout.prompts
         return rows
 
     def _aligned(
-        self, align: methods.Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
+        self, align: direct.Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
     ) -> Rows:
         """Direct-Align's rows; the branches of a level stand side by side and share noise, target and words."""
         sample, level, inversion = pairs[:, 0], pairs[:, 1] // align.rows, pairs[:, 1] % align.rows == 1
@@ -130,21 +133,34 @@ class Direct(Objective):
         if self.pair is not None:
             assert rows.words is not None and rows.factors is not None, "a pair's rows carry words and factors"
             contrast = Contrast.of(self.pair, [prompt.text for prompt in prompts], rows.words, rows.factors)
-        scores = self.scores(policy, x0, prompts, contrast)
-        columns = zip(self.weights, scores.unbind(1), strict=True)
-        weighted = torch.stack([weight * column for weight, column in columns], dim=1)
+        weighted = self._weighted(self.scores(policy, x0, prompts, contrast))
         total = weighted.sum(1, keepdim=True)
         self.means.add("direct/reward", total)
         if contrast is not None:  # what one branch wants, the other does not: their mean says little
             inverted = rows.t_next > rows.t  # type: ignore[operator]
             self.means.add("direct/denoised", total[:, 0], ~inverted)
             self.means.add("direct/inverted", total[:, 0], inverted)
-        return weighted if self.rule.each else total
+        phi = weighted if self.rule.each else total
+        if self.confidence is None:
+            return phi
+        second = self._step(policy, neighbours(rows, policy.process, self.confidence.step))
+        other = self._weighted(self.scores(policy, second, prompts))
+        u = uncertainty(phi, other if self.rule.each else other.sum(1, keepdim=True), self.confidence.scale)
+        self.means.add("direct/uncertainty", u)
+        return torch.cat([phi, u], dim=1)
+
+    def _weighted(self, scores: Tensor) -> Tensor:
+        """(b, K), each reward's times its weight."""
+        columns = zip(self.weights, scores.unbind(1), strict=True)
+        return torch.stack([weight * column for weight, column in columns], dim=1)
 
     def _images(self, policy: Policy, rows: Rows) -> Tensor:
         """(b, C, h, w), the clean latents that are judged; with gradient."""
         if self.path is not None:
             return path_images(self.path, policy, rows)
+        return self._step(policy, rows)
+
+    def _step(self, policy: Policy, rows: Rows) -> Tensor:
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
         return one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)
@@ -156,7 +172,7 @@ class Direct(Objective):
 
         def judge(part: Tensor, texts: Sequence[Prompt], told: Contrast | None) -> Tensor:
             images = policy.decode(part, chunk=len(part) if self.decode_chunk else None, grad=True)
-            return torch.stack([_column(reward, images, texts, told) for reward in self.rewards.values()], dim=1)
+            return torch.stack([column(reward, images, texts, told) for reward in self.rewards.values()], dim=1)
 
         size = self.decode_chunk or len(latents)
         if size >= len(latents):
@@ -176,25 +192,7 @@ class Direct(Objective):
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         if self.cap is None:
             return -phi.sum(0)
+        if self.confidence is not None:
+            return trusted_loss(phi, self.cap, self.confidence.price).sum(0)
         self.means.add("direct/silenced", (phi.detach() >= self.cap).float())
         return (self.cap - phi).relu().sum(0)
-
-
-def _column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None) -> Tensor:
-    """(b,) scores of one reward, float32 on the images' device, 0 without gradient where it does not apply."""
-    rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
-    if not rows:
-        return images.new_zeros(len(images))
-    part = images if len(rows) == len(images) else images[rows]
-    part = part.to(getattr(reward, "device", None) or part.device)
-    texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
-    size = getattr(reward, "batch_size", None) or len(rows)
-    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    if contrast is None:
-        scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
-    else:
-        scores = [contrast.take(rows[piece]).score(reward, part[piece]) for piece in pieces]
-    column = torch.cat(scores).to(images)
-    if len(rows) == len(images):
-        return column
-    return images.new_zeros(len(images)).index_copy(0, torch.tensor(rows, device=images.device), column)

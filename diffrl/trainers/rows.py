@@ -48,6 +48,7 @@ class Rows:
     pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
     eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
     known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
+    cells: Tensor | None = None  # (b, K, h, w) what each latent cell's advantage is above the row's (SRUM)
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
     # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
     slot: Tensor | None = None

@@ -2,9 +2,10 @@
 
 symbol     name here      meaning
 e_theta    phi[:, 0]      mean over dims of (v_theta - v)^2 at a random t and eps
-W          advantages     the image's weight, >= 0: softmax(r / tau) x G, or exp(A / tau), or 1 for a group's best
+W          advantages     the image's weight: softmax(r / tau) x G, exp(A / tau), r + l, or 1 for a group's best
 
-    L = W e_theta
+    L = W e_theta, or with weights W + dW by latent cells (`diffrl.trainers.regions`)
+        W e_theta + mean over cells of dW e_theta(cell)
 
 A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G,
 or all that tie.
@@ -23,20 +24,25 @@ from diffrl.advantages import group_advantages
 from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-from diffrl.trainers.algorithm import Objective
+from diffrl.trainers.algorithm import Objective, Scored
 from diffrl.trainers.coupled import best_of_group, chosen_pairs, own_error
 from diffrl.trainers.defaults import defaults_of
+from diffrl.trainers.regions import Regions
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
-Weights = Literal["softmax", "exp"]
+Weights = Literal["softmax", "exp", "linear"]
 
 
-def reward_weights(scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float) -> Tensor:
+def reward_weights(
+    scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float, constraint: float = 0.5
+) -> Tensor:
     """(N, K) weights of the scores (N, K), 0 where one does not apply.
 
     "softmax": softmax(r / tau) over the group times its number of known scores, so the mean is 1. "exp": exp(A / tau)
-    of the advantage under `std`, at most e^5.
+    of the advantage under `std`, at most e^5. "linear": r + constraint (SRUM, arXiv 2510.12784), which may be negative.
     """
+    if weights == "linear":
+        return (scores + constraint).nan_to_num(0.0)
     if weights == "exp":
         row_weights = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
         return row_weights.masked_fill(scores.isnan(), 0.0)
@@ -53,6 +59,7 @@ class Regression(Objective):
     """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
 
     selects = True
+    regions: Regions | None = None  # weights of latent cells
 
     @defaults_of(preferences.RWR)
     def __init__(
@@ -60,6 +67,7 @@ class Regression(Objective):
         *,
         weights: Weights | None,
         tau: float,
+        constraint: float,
         beta: float,
         timesteps: int | None,
         timestep_sampling: TimestepSampling,
@@ -70,17 +78,40 @@ class Regression(Objective):
         if weights is None:
             self.rule.estimate = best_of_group
         else:
-            self.rule.estimate = partial(reward_weights, weights=weights, tau=tau)
+            self.rule.estimate = partial(reward_weights, weights=weights, tau=tau, constraint=constraint)
+
+    def see_regions(self, regions: Regions) -> None:
+        self.regions = regions
+        regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
+
+    def advantages(self, scored: Scored) -> Tensor:
+        if self.regions is not None:
+            self.regions.see(self.rule, scored)
+        return super().advantages(scored)
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        rows = super().rows(rollout, advantages, pairs, key)
+        if self.regions is not None:
+            rows.cells = self.regions.of(rollout, pairs)
+        return rows
 
     def share(self, group: int) -> float:
         return 1 / group if self.label == "sft" else 1.0
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.regions is not None:
+            return super().pairs(rollout, advantages, samples, epoch)
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        return own_error(policy, rows)
+        phi = own_error(policy, rows)
+        if rows.cells is None:
+            return phi
+        assert rows.prediction is not None
+        errors = (rows.prediction.v - rows.velocity(policy.process)).square().mean(1)
+        return torch.cat([phi, (rows.cells * errors[:, None]).mean((2, 3))], dim=1)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         self.means.add(f"{self.label}/error", phi[:, 0])
-        return (rows.advantages * phi).sum(0)
+        losses = rows.advantages * phi[:, :1]
+        return (losses if rows.cells is None else losses + phi[:, 1:]).sum(0)

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.config.methods import Align, Pair
+from diffrl.config.direct import Align, Pair
+from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Embedder
+from diffrl.rewards.scoring import applies
 from diffrl.seeds import seed_of
 
 EDGE = 0.005  # the share of the range that the released code leaves at either end: 5 of 1,000 fine levels
@@ -82,3 +85,23 @@ class Contrast:
         minus = reward.score(seen, reward.embed_text(self.negative))
         counted = self.factors.to(plus, non_blocking=True)
         return counted[:, 0] * plus + counted[:, 1] * minus
+
+
+def column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None) -> Tensor:
+    """(b,) scores of one reward, float32 on the images' device, 0 without gradient where it does not apply."""
+    rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+    if not rows:
+        return images.new_zeros(len(images))
+    part = images if len(rows) == len(images) else images[rows]
+    part = part.to(getattr(reward, "device", None) or part.device)
+    texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
+    size = getattr(reward, "batch_size", None) or len(rows)
+    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
+    if contrast is None:
+        scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
+    else:
+        scores = [contrast.take(rows[piece]).score(reward, part[piece]) for piece in pieces]
+    column = torch.cat(scores).to(images)
+    if len(rows) == len(images):
+        return column
+    return images.new_zeros(len(images)).index_copy(0, torch.tensor(rows, device=images.device), column)

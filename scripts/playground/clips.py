@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl.playground import grammar, models
+from diffrl.playground import models
 from diffrl.playground.clip_model import build_clip, clip_config
 from diffrl.playground.renderer import render
-from diffrl.playground.scenes import complete, sample_caption
-from diffrl.playground.taste import preference_of, taste
+from diffrl.playground.taste import rated_pair, taste
 
 BATCH = 128
 READ = 1.0  # weight of the throw-away heads' loss
-PAIRS, PAIR_BATCH, WRONG = 6_000, 48, 0.3
+PAIRS, PAIR_BATCH = 6_000, 48
 
 
 def fits(stated: Tensor, truth: Tensor) -> Tensor:
@@ -76,19 +75,14 @@ def train_clip(work: Path, pool: Pool, vocabulary: int, minutes: float) -> Any:
 
 
 def rated_pairs(tokenizer: CLIPTokenizer, count: int = PAIRS) -> tuple[Tensor, Tensor, Tensor]:
-    """Images (N, 2, 64, 64, 3) uint8, tokens (N, T), and how likely a rater prefers the first (N,).
-
-    Both pictures of a pair are true renderings of a prompt of which each said fact is wrong with probability WRONG.
-    """
+    """Images (N, 2, 64, 64, 3) uint8, tokens (N, T), and how likely a rater prefers the first (N,)."""
     rng = np.random.default_rng(1)
     images, texts, chances = [], [], []
     for _ in range(count):
-        caption = sample_caption(rng, "train")
-        scenes = [complete(grammar.misdescribe(caption, rng, WRONG), rng) for _ in range(2)]
-        first, second = (preference_of(caption, scene) for scene in scenes)
+        caption, scenes, chance = rated_pair(rng)
         images.append(np.stack([render(scene) for scene in scenes]))
         texts.append(caption.text())
-        chances.append(1 / (1 + np.exp(second - first)))
+        chances.append(chance)
     return torch.from_numpy(np.stack(images)), models.tokenize(tokenizer, texts), torch.tensor(chances).float()
 
 

@@ -23,10 +23,9 @@ from diffrl.image_sets.fit import fit_head
 from diffrl.playground.grammar import Caption, misdescribe
 from diffrl.playground.renderer import render
 from diffrl.playground.scenes import Scene, complete, sample_caption
-from diffrl.playground.taste import BIAS, RIGHT, preference_of
+from diffrl.playground.taste import BIAS, RIGHT, WRONG, preference_of, rated_pair
 from diffrl.rewards.registry import load_reward
 
-WRONG = 0.3
 TERMS = ("right", *BIAS)
 
 
@@ -40,13 +39,11 @@ def write_set(folder: Path, pairs: int, rng: np.random.Generator) -> Path:
     file = folder / "pairs.jsonl"
     with file.open("w") as stream:
         for number in range(pairs):
-            caption = sample_caption(rng, "train")
-            scenes = [complete(misdescribe(caption, rng, WRONG), rng) for _ in range(2)]
+            caption, scenes, chance = rated_pair(rng)
             names = [f"{number:05d}-{side}.png" for side in range(2)]
             for name, scene in zip(names, scenes, strict=True):
                 Image.fromarray(render(scene)).save(folder / name)
-            first, second = (preference_of(caption, scene) for scene in scenes)
-            won = float(rng.random() < 1 / (1 + np.exp(second - first)))
+            won = float(rng.random() < chance)
             row = {"images": names, "prompt": caption.text(), "scores": {"preference": [won, 1 - won]}}
             stream.write(json.dumps(row) + "\n")
     return file

@@ -22,7 +22,7 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.config.methods import Align, Pair
+from diffrl.config.direct import Align, Pair
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings

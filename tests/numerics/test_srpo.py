@@ -14,7 +14,7 @@ from test_guided_reward import SHAPE, fixed, in_float64, row_of, unit
 from tiny import SPEC, averages
 from torch import Tensor
 
-from diffrl.config.methods import Align, Pair
+from diffrl.config.direct import Align, Pair
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt

@@ -199,6 +199,25 @@ def test_hpsv2_is_the_cosine_of_its_weights_on_padded_pictures(hpsv2: str) -> No
     assert reward.name == "hpsv2" and reward.card.measures.startswith("human preference")
 
 
+def test_pickscore_s_last_layer_can_learn(pickscore: Path, tmp_path: Path) -> None:
+    """`adversarial_preference` on it: the same scores until the layer has learned, and its own afterwards."""
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "reference.png")
+    given = {"model": str(pickscore), "device": "cpu"}
+    plain = load_reward("pickscore", **given)
+    images, prompts = torch.rand(3, 3, 40, 40, generator=torch.Generator().manual_seed(0)), ["a", "b", "c"]
+    for settings in ({"layers": 1, "learning_rate": 1e-2}, {"layers": len(plain.image_layers), "learning_rate": 1e-2}):
+        reward = load_reward(
+            "adversarial_preference", reward="pickscore", references=str(tmp_path), **settings, **given
+        )
+        reward.overtaken = lambda gap, mean: torch.ones_like(gap, dtype=torch.bool)
+        before = plain(images, prompts, [{}] * 3)
+        assert torch.allclose(reward(images, prompts, [{}] * 3), before, atol=1e-5)
+        reward.observe(images, prompts, [{}] * 3, [1, 2, 3])
+        assert reward.learn(lambda total: total)["steps"] == 9
+        assert not torch.allclose(reward(images, prompts, [{}] * 3), before, atol=1e-3)
+        assert torch.equal(plain(images, prompts, [{}] * 3), before)
+
+
 def test_the_embedding_rewards_conform(pickscore: Path, hpsv2: str, tmp_path: Path) -> None:
     direction = tmp_path / "direction.safetensors"
     a_direction().save(direction)

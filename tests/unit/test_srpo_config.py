@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diffrl.config import load_config
-from diffrl.config.methods import Align, Direct, Pair
+from diffrl.config.direct import Align, Direct, Pair
 from diffrl.config.schema import METHODS
 from diffrl.errors import UserError
 from diffrl.sharing.card import _cited
