@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 
+from diffrl.cli.main import main
 from diffrl.league import checks
 from diffrl.league.checking import of_entry
 from diffrl.league.checks import Verdict, before_training, fresh
 from diffrl.league.experiments import Experiment
 from diffrl.league.judge import NOISE, Judged, Task, judge, one_seed
-from diffrl.league.plan import League, read_league
+from diffrl.league.plan import OTHERS, League, read_league
 from diffrl.league.running import task_of
 from diffrl.playground.grammar import parse
 from diffrl.playground.renderer import render
@@ -191,3 +193,25 @@ def test_a_gold_that_hides_the_proxy_is_caught_by_how_it_ranks(tmp_path: Path) -
     ]
     honest = of_entry(league(tmp_path, e=ENTRY.format([])), "small/e", tmp_path / "runs")
     assert honest.passed and honest.facts["correlation"]["strict, clip"] < checks.MOST_ALIKE
+
+
+def test_somebody_elses_entry_is_trained_judged_and_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A copy of the example, which an objective in its own folder trains; another machine's folder changes nothing."""
+    league(tmp_path / "plan", e=ENTRY.format([]))
+    others = tmp_path / "others"
+    shutil.copytree(OTHERS / "example", others / "example")
+    entry = others / "example" / "entry.yaml"
+    entry.write_text(entry.read_text().replace("[verifier, clip, preference]", "[small]"))
+    where = ["--others", others, "--league", tmp_path / "plan", "--runs", tmp_path / "runs"]
+    words = [str(word) for word in where]
+    chosen = ["--methods", "example", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(["league", "run", *words, *chosen]) == 0
+    file = tmp_path / "out" / "league" / "small" / "example.json"
+    result = json.loads(file.read_text())
+    assert result["config"]["objective"] == "HERE/exponential.py:Exponential" and str(tmp_path) not in file.read_text()
+    assert main(["league", "check", str(file), *words]) == 0
+    assert "seed 0: nothing was found\n  correlation of strict, clip" in capfd.readouterr().out
+    result["runs"][0]["lora"] = "another"
+    file.write_text(json.dumps(result))
+    assert main(["league", "check", str(file), *words]) == 1
+    assert "is not the one that the result is of" in capfd.readouterr().out
