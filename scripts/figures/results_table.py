@@ -82,8 +82,9 @@ def table(folder: str, columns: str, *variants: str) -> str:
     cells = [["base", "", "", *(f"{first[name]:.3f}" if name in measured else "" for name in names)]]
     for label, result in results.items():
         runs = result["runs"]
-        before = [[run["before"][name] for name in measured] for run in runs]
-        if not np.allclose(before, [first[name] for name in measured], atol=1e-4):
+        shared = [name for name in measured if name in runs[0]["before"]]  # each may have measured something else
+        before = [[run["before"][name] for name in shared] for run in runs]
+        if not np.allclose(before, [first[name] for name in shared], atol=1e-4):
             raise SystemExit(f"results_table: {label} started from another base model, or was judged on other prompts")
         seconds = np.mean([run["training_seconds"] for run in runs])
         values = [[(run.get("logged", {}) | run["after"]).get(name) for run in runs] for name in names]
