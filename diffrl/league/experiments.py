@@ -64,10 +64,12 @@ class Experiment:
 
     def asked(self) -> dict[str, Any]:
         """What a result must be of: the config of any seed, the judgement's prompts, shipped weights and correction."""
-        config = plain(self.read.resolved())
-        if self.here:
-            config = json.loads(replaced(json.dumps(config), {str(self.here): HERE}))
-        return {"config": config, **self.settings, "weights": weights(), **self.corrected()}
+        return {"config": self._of(self.read.resolved()), **self.settings, "weights": weights(), **self.corrected()}
+
+    def _of(self, config: dict[str, Any]) -> dict[str, Any]:
+        """A config of any seed, and of any machine."""
+        text = json.dumps(plain(config))
+        return dict(json.loads(replaced(text, {str(self.here): HERE}) if self.here else text))
 
     def corrected(self) -> dict[str, Any]:
         """The last correction, and what is asked of the runs that it builds on."""
@@ -79,8 +81,12 @@ class Experiment:
         return runs / f"{Path(self.config).stem}-{self.name_of(seed)}-{seed}"
 
     def name_of(self, seed: int) -> str:
-        """What a seed's folder of runs is called: another one for whatever is asked otherwise."""
-        asked = json.dumps([self.asked(), seed], sort_keys=True, default=str)
+        """What a seed's folder of runs is called: another one for whatever is asked otherwise.
+
+        Values that are defaults do not count: a key that the schema gets later changes no name.
+        """
+        told = self._of(self.read.model_dump(mode="json", exclude_defaults=True))
+        asked = json.dumps([self.asked() | {"config": told}, seed], sort_keys=True, default=str)
         return f"{self.name.replace('/', '-')}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
     def needs(self) -> set[str]:
