@@ -32,16 +32,9 @@ def test_no_two_are_the_same() -> None:
 
 
 def test_axes_are_an_entry_for_each_combination() -> None:
-    """The objectives differ in the method alone: as many images, as many optimiser steps of as many of them."""
-    found = {one.name: one for one in EVERY if one.name.startswith("brakes/")}
-    assert len(found) == 3 * 7 * 2 and found["brakes/clip_dppo_4"].config == "configs/playground/dppo.yaml"
-    for reward, images in (("verifier", 6144), ("clip", 6144), ("preference", 12288)):
-        for name in (name for name in found if name.startswith(f"brakes/{reward}")):
-            config = found[name].read
-            assert config.optimiser_steps == int(name[-1]) and config.epochs * config.rollout.images == images
-            assert config.epochs * config.optimiser_steps == images // 96
-            assert config.epochs // config.evaluate.every == 8
-            assert list(config.rewards) == ["playground" if reward == "verifier" else reward]
+    found = {one.name: one for one in EVERY if one.name.startswith("pilots/srpo_")}
+    rates = {name.partition("_")[2]: one.read.optimise.learning_rate for name, one in found.items()}
+    assert len(rates) == 5 and all(float(text) == rate for text, rate in rates.items())
 
 
 @pytest.fixture

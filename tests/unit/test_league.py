@@ -74,9 +74,20 @@ def test_entries_name_a_page_a_claim_and_at_most_eight_trials(league: League) ->
 @pytest.mark.parametrize("method", ["nft", "crd", "grpo", "grpo_guard", "dppo", "awm", "dgpo"])
 def test_results_that_are_there_are_the_leagues(method: str, every: Mapping[str, Experiment]) -> None:
     """Finished runs of seven methods on the preference model, with one and with four steps an epoch."""
-    for steps, end in ((4, ""), (1, "_on_policy")):
-        result = json.loads((RESULTS / f"brakes/preference_{method}_{steps}.json").read_text())
+    for end in ("", "_on_policy"):
+        result = json.loads((RESULTS / f"league/preference/{method}{end}.json").read_text())
         assert every[f"preference/{method}{end}"].differences(result) == []
+
+
+def test_one_or_four_steps_an_epoch_of_as_many_images(every: Mapping[str, Experiment]) -> None:
+    """The bases differ in the method alone: as many images, as many optimiser steps of as many of them."""
+    for track, images in (("verifier", 6144), ("clip", 6144), ("preference", 12288)):
+        for method in ("nft", "crd", "grpo", "grpo_guard", "dppo", "awm", "dgpo"):
+            for steps, end in ((4, ""), (1, "_on_policy")):
+                config = every[f"{track}/{method}{end}"].read
+                assert config.optimiser_steps == steps and config.epochs * config.rollout.images == images
+                assert config.epochs * config.optimiser_steps == images // 96
+                assert config.epochs // config.evaluate.every == 8
 
 
 @pytest.mark.parametrize(("name", "file"), MOVES.items())
@@ -88,7 +99,7 @@ def test_the_summary_has_gains_curves_and_paired_differences(league: League, tmp
     for name in ("nft", "grpo"):
         place = tmp_path / "league" / "preference" / f"{name}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(RESULTS / f"brakes/preference_{name}_4.json", place)
+        shutil.copy(RESULTS / f"league/preference/{name}.json", place)
     some = league.experiments(tmp_path, ["nft", "grpo", "crd"], ["preference"])
     summarise(league, some, tmp_path, "command")
     whole = json.loads((tmp_path / "league.json").read_text())
