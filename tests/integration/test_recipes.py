@@ -17,7 +17,7 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.resources import shipped
+from diffrl.resources import shipped, shipped_configs
 from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself
 from diffrl.run.selection import micro_batches
@@ -98,7 +98,7 @@ def test_a_recipe_can_start(
     assert "it fits" in capsys.readouterr().out
 
 
-EVERYWHERE = [path for path in sorted(shipped("configs").glob("*/*.yaml")) if path.parent.name != "playground"]
+EVERYWHERE = [path for path in shipped_configs() if path.parent.name != "playground"]
 
 
 @pytest.mark.parametrize("recipe", EVERYWHERE, ids=lambda path: f"{path.parent.name}/{path.stem}")
