@@ -32,7 +32,10 @@ def group_mean(values: Tensor, groups: Tensor) -> Tensor:
 def group_scale(scores: Tensor, groups: Tensor, std: Std = "group", floor: float = 1e-4) -> Tensor:
     """(N, K) float64, what `group_advantages` divides each score's distance from its group's mean by."""
     values = scores.double()
-    centred = values - group_mean(values, groups)
+    return _scale(values, values - group_mean(values, groups), groups, std, floor)
+
+
+def _scale(values: Tensor, centred: Tensor, groups: Tensor, std: Std, floor: float) -> Tensor:
     if std == "group":
         return group_mean(centred.square(), groups).sqrt() + floor
     if std == "sample":
@@ -66,7 +69,7 @@ def group_advantages(scores: Tensor, groups: Tensor, std: Std = "group", floor: 
         raise ValueError("groups must be integers: float identities collide")
     values = scores.double()
     centred = values - group_mean(values, groups)
-    return (centred / group_scale(scores, groups, std, floor)).nan_to_num(0.0).to(scores.dtype)
+    return (centred / _scale(values, centred, groups, std, floor)).nan_to_num(0.0).to(scores.dtype)
 
 
 Estimate = Callable[[Tensor, Tensor, Std], Tensor]  # (N, K) scores, (N,) groups, std -> (N, K) advantages

@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.rewards.learning import Learner, Reduce
 from diffrl.rewards.protocol import Card
 from diffrl.seeds import generator
-from diffrl_zoo.references import References, stacks
+from diffrl_zoo.references import LearnsFromReferences, References, stacks
 from diffrl_zoo.vision import shared_encoder
 
 
@@ -39,7 +39,7 @@ def _logits(head: nn.Module, tokens: Tensor) -> Tensor:
     return head(tokens).squeeze(-1)  # type: ignore[no-any-return]
 
 
-class Adversarial:
+class Adversarial(LearnsFromReferences):
     """How much an image looks like the reference pictures, by a head that is trained to tell them apart.
 
     The encoder is frozen; one head, a layer of `hidden` and GELU, reads its class token and its patches' tokens, all of
@@ -53,7 +53,6 @@ class Adversarial:
     """
 
     name = "adversarial"
-    learns = True
     card = Card(
         measures="likeness to reference pictures, by a discriminator that is trained against the policy; the yardstick "
         "moves, NAME_first keeps the first",
@@ -98,20 +97,15 @@ class Adversarial:
         self.learner = Learner(head, learning_rate, betas=(0.5, 0.999))
         self._observed: list[tuple[Tensor, Tensor]] = []  # of the epoch: references' and generated images' tokens
 
-    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
-        """Whether there is a reference for the prompt."""
-        return self.references.applies(prompt, metadata)
-
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1] by the head as it is now."""
         self._last = self._tokens(images)
         with torch.no_grad():
             return score(_logits(self.learner.module, self._last), self.share)
 
-    @property
-    def first(self) -> _First | None:
-        """This reward with the head that had learned once."""
-        return _First(self) if self.learner.met else None
+    def score_first(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1] by the head that had learned once."""
+        return score(_logits(self.learner.first, self._tokens(images)), self.share)
 
     @torch.no_grad()
     def observe(
@@ -146,14 +140,6 @@ class Adversarial:
         self.learner.remember()
         return figures
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The head, its first state and Adam's moments."""
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`."""
-        self.learner.load_state_dict(state)
-
     @torch.no_grad()
     def _tokens(self, images: Tensor) -> Tensor:
         """Tokens (B, 1 + N, W) of images (B, 3, H, W), each of mean square 1."""
@@ -168,18 +154,6 @@ class Adversarial:
         draws = [torch.randperm(count, generator=generator(self.seed, key, kind))[: self.patches] for key in keys]
         chosen = torch.stack([torch.cat([torch.zeros(1, dtype=torch.long), 1 + draw]) for draw in draws])
         return tokens.gather(1, chosen.to(tokens.device)[..., None].expand(-1, -1, tokens.shape[2]))
-
-
-class _First:
-    """`Adversarial` by its first head."""
-
-    def __init__(self, reward: Adversarial) -> None:
-        self.reward, self.name = reward, f"{reward.name}_first"
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        with torch.no_grad():
-            return score(_logits(self.reward.learner.first, self.reward._tokens(images)), self.reward.share)
 
 
 class Similarity:

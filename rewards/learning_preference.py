@@ -5,6 +5,7 @@ Shapes: B images, H x W pixels, n pairs of a reference and an image. A pair's ga
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.rewards.direction import embedder
-from diffrl.rewards.learning import Learner, Reduce
+from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl.rewards.registry import load_reward, takes
 from diffrl_zoo.clip import fit
-from diffrl_zoo.references import References
+from diffrl_zoo.references import LearnsFromReferences, References
 
 Inputs = tuple[Tensor, ...]  # of B images, whatever their scores are computed from
 Pairs = tuple[Inputs, Inputs]  # the better ones and the worse ones
@@ -29,12 +30,8 @@ def pair_loss(gap: Tensor) -> Tensor:
     return F.softplus(-gap)
 
 
-class LearningPreference:
+class LearningPreference(LearnsFromReferences):
     """What the rewards here share: an embedding reward `reward`, references, and at most `steps` steps an epoch."""
-
-    learns = True
-    name: str
-    learner: Learner
 
     def __init__(
         self, reward: str, references: str, steps: int, device: str | None, arguments: Mapping[str, Any]
@@ -48,21 +45,17 @@ class LearningPreference:
         self._observed: list[Pairs] = []  # of the epoch: references and images
         self._beside: list[Pairs] = []  # of the epoch: pairs that are learned from whatever they score
 
+    @abstractmethod
     def scores(self, inputs: Inputs, first: bool = False) -> Tensor:
         """(B,) with its graph, as the model is now, or as it was when it had learned once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inputs(self, images: Tensor, prompts: Sequence[str]) -> Inputs:
         """What `scores` needs of images (B, 3, H, W) in [0, 1]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def overtaken(self, gap: Tensor, mean: float) -> Tensor:
         """Which of n pairs the model learns from, by their gaps and the mean gap over all processes: bool (n,)."""
-        raise NotImplementedError
-
-    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
-        """Whether there is a reference for the prompt."""
-        return self.references.applies(prompt, metadata)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -70,10 +63,9 @@ class LearningPreference:
         self._last = self.inputs(images, prompts)
         return self.scores(self._last)
 
-    @property
-    def first(self) -> _First | None:
-        """This reward as it was when it had learned once."""
-        return _First(self) if self.learner.met else None
+    def score_first(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1] as the model was when it had learned once."""
+        return self.scores(self.inputs(images, prompts), first=True)
 
     @torch.no_grad()
     def observe(
@@ -113,27 +105,7 @@ class LearningPreference:
         for better, worse in pairs:
             yield pair_loss(self.scores(better) - self.scores(worse)).sum()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What learns, its first state and Adam's moments."""
-        return self.learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`."""
-        self.learner.load_state_dict(state)
-
 
 def _rows(pairs: Pairs, chosen: Tensor) -> Pairs:
     better, worse = (tuple(one[chosen.to(one.device)] for one in side) for side in pairs)
     return better, worse
-
-
-class _First:
-    """A preference model that learns, as it was when it had learned once."""
-
-    def __init__(self, reward: LearningPreference) -> None:
-        self.reward, self.name = reward, f"{reward.name}_first"
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        return self.reward.scores(self.reward.inputs(images, prompts), first=True)

@@ -5,6 +5,7 @@ Shapes: B images, H x W pixels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.pictures import SUFFIXES, to_rgb
+from diffrl.rewards.learning import Learner
 from diffrl.rewards.protocol import RewardError
 
 KEY = "reference"
@@ -88,3 +90,45 @@ class References:
             raise RewardError(
                 f'reward "{self.reward}": cannot read the reference {path}: {in_one_line(error)}'
             ) from error
+
+
+class LearnsFromReferences(ABC):
+    """What rewards share that learn in a run from images and references."""
+
+    learns = True
+    name: str
+    references: References
+    learner: Learner
+
+    @abstractmethod
+    def score_first(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1] as the reward was when it had learned once."""
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """Whether there is a reference for the prompt."""
+        return self.references.applies(prompt, metadata)
+
+    @property
+    def first(self) -> First | None:
+        """This reward as it was when it had learned once; None before."""
+        return First(self) if self.learner.met else None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What learns, its first state and Adam's moments."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        self.learner.load_state_dict(state)
+
+
+class First:
+    """A reward that learns, as it was when it had learned once."""
+
+    def __init__(self, reward: LearnsFromReferences) -> None:
+        self.reward, self.name = reward, f"{reward.name}_first"
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        return self.reward.score_first(images, prompts)

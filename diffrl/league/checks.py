@@ -30,11 +30,10 @@ from diffrl.config import Config
 from diffrl.config.reward import read_on_training_images
 from diffrl.evaluation import score_policy
 from diffrl.image_sets.reading import read_set
-from diffrl.league.judge import Judged, Task, judge
+from diffrl.league.judge import Judged, Task, judge, shared
 from diffrl.playground.grammar import understood
 from diffrl.playground.scenes import sample_caption
 from diffrl.prompts import SPLITS, Prompt, load_prompts, playground_set
-from diffrl.records.disk import write_text
 from diffrl.rewards.registry import load_class, split_name
 from diffrl.run.assembly import Run
 from diffrl.run.identity import digests
@@ -179,10 +178,8 @@ def alike(run: Run, task: Task, result: Verdict) -> None:
     config, code = run.config.resolved(), digests(run.config, {**run.judges.rewards, **run.scorer.rewards})
     depends = [pairs, code, config["rewards"], config["watch"], config["prompts"]["test"], __version__]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
-    file = task.runs / f"alike-{name}.json"
-    if not file.is_file():
-        write_text(file, json.dumps(_correlations(run, pairs)))
-    result.facts["correlation"] = table = json.loads(file.read_text())
+    table = shared(task.runs / f"alike-{name}.json", lambda: _correlations(run, pairs))
+    result.facts["correlation"] = table
     for both, value in table.items():
         if value is not None and value > MOST_ALIKE:
             gold, proxy = both.split(", ")

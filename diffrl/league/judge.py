@@ -6,11 +6,12 @@ over its images. The base model is judged once for all experiments of the folder
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from diffrl.config import load_config
+from diffrl.config import Config, load_config
 from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.league.results import commit
 from diffrl.policy import Policy
@@ -59,6 +60,11 @@ class Task:
     per_prompt: int = 4
     strip: Path | None = None
     track: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def read(self) -> Config:
+        """The seed's config. Raises UserError where it is none."""
+        return load_config(self.config, [*self.overrides, f"seed={self.seed}", f"run_dir={self.folder}"])
 
 
 @dataclass(frozen=True)
@@ -111,16 +117,26 @@ def judge_base(run: Run, direction: Direction | None, task: Task) -> Judged:
     if run.scorer.learning:  # and each seed's has learned something else
         depends += [run.config.seed]
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
-    file = task.runs / f"judged-{name}.json"
-    if file.is_file():
-        kept = json.loads(file.read_text())
-        return Judged(kept["means"], {key: torch.tensor(values) for key, values in kept["by_prompt"].items()})
-    result = judge(run, None, load_prompts(run.config.prompts.test)[: task.prompts], task.per_prompt)
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")  # its own: two seeds may judge it at once
-    by_prompt = {name: values.tolist() for name, values in result.by_prompt.items()}
-    temporary.write_text(json.dumps({"means": result.means, "by_prompt": by_prompt}))
-    temporary.replace(file)
-    return result
+
+    def made() -> dict[str, Any]:
+        result = judge(run, None, load_prompts(run.config.prompts.test)[: task.prompts], task.per_prompt)
+        return {
+            "means": result.means,
+            "by_prompt": {name: values.tolist() for name, values in result.by_prompt.items()},
+        }
+
+    kept = shared(task.runs / f"judged-{name}.json", made)
+    return Judged(kept["means"], {key: torch.tensor(values) for key, values in kept["by_prompt"].items()})
+
+
+def shared(file: Path, make: Callable[[], Any]) -> Any:
+    """What is kept in a JSON file of the runs' folder for all that need the same; made where it is not there."""
+    if not file.is_file():
+        text = json.dumps(make())
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")  # its own: two seeds may make it at once
+        temporary.write_text(text)
+        temporary.replace(file)
+    return json.loads(file.read_text())
 
 
 def one_seed(task: Task) -> dict[str, Any]:
@@ -129,9 +145,8 @@ def one_seed(task: Task) -> dict[str, Any]:
     Raises:
         what `diffrl.run.train.train` raises.
     """
-    config = load_config(task.config, [*task.overrides, f"seed={task.seed}", f"run_dir={task.folder}"])
-    if [row["epoch"] for row in read_metrics(task.folder)][-1:] != [config.epochs]:
-        train(config, resume=task.folder if task.folder.exists() else None)
+    if [row["epoch"] for row in read_metrics(task.folder)][-1:] != [task.read.epochs]:
+        train(task.read, resume=task.folder if task.folder.exists() else None)
     history = read_metrics(task.folder)
     run, direction = opened(task)
     try:
@@ -148,9 +163,8 @@ def one_seed(task: Task) -> dict[str, Any]:
 
 def opened(task: Task) -> tuple[Run, Direction | None]:
     """A trained run as its newest checkpoint left it, to be judged, and what D2-Align's stage 1 learned in it."""
-    config = load_config(task.config, [*task.overrides, f"seed={task.seed}", f"run_dir={task.folder}"])
-    run = Run(config, RunFolder(task.folder))
-    direction = prepare_direction(config, task.folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+    run = Run(task.read, RunFolder(task.folder))
+    direction = prepare_direction(task.read, task.folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
     run.restore()
     return run, direction
 

@@ -132,18 +132,17 @@ def _packages() -> set[str]:
 
 def declares(name_or_path: str, ability: str) -> bool | None:
     """Whether the reward's class declares an ability such as `embeds`; None if it cannot be imported to be asked."""
-    try:
-        subject = local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
-        return getattr(subject, ability, False) is True
-    except Exception:  # what is wrong with it is said when it is built
-        return None
+    return _of_class(name_or_path, lambda subject: getattr(subject, ability, False) is True)
 
 
 def has_method(name_or_path: str, method: str) -> bool | None:
     """Whether the reward's class has this method; None if it cannot be imported to be asked."""
+    return _of_class(name_or_path, lambda subject: callable(getattr(subject, method, None)))
+
+
+def _of_class(name_or_path: str, ask: Callable[[object], bool]) -> bool | None:
     try:
-        subject = local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path)
-        return callable(getattr(subject, method, None))
+        return ask(local.find(name_or_path) if local.is_local(name_or_path) else load_class(name_or_path))
     except Exception:  # what is wrong with it is said when it is built
         return None
 

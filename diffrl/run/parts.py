@@ -42,7 +42,7 @@ from diffrl.trainers.bank import TOTALS, set_columns
 from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.microbatches import AUTO_ROWS
-from diffrl.trainers.regions import Regions
+from diffrl.trainers.regions import Regions, Spatial
 
 log = logging.getLogger("diffrl")
 
@@ -60,7 +60,7 @@ def build_objective(
     if config.optimise.noise == "path":
         objective.noising.path, objective.keep_trajectory = True, "path"
     if names := spatial(config.rewards):
-        cast(Any, objective).see_regions(Regions([list(config.rewards).index(name) for name in names], names))
+        cast(Spatial, objective).see_regions(Regions([list(config.rewards).index(name) for name in names], names))
     if config.marble is not None:
         set_columns(objective.rule, config.marble.mode, config.marble.measure)
     if config.advantages is not None:

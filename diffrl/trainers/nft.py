@@ -22,9 +22,9 @@ from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-from diffrl.trainers.algorithm import Objective, Scored
+from diffrl.trainers.algorithm import Scored
 from diffrl.trainers.defaults import defaults_of
-from diffrl.trainers.regions import Regions
+from diffrl.trainers.regions import Regions, Spatial
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 
@@ -70,17 +70,17 @@ def excess_of_cells(contrast: Tensor, advantages: Tensor, cells: Tensor, adv_cli
     return ((r - r_whole) * contrast[:, None]).mean((2, 3))
 
 
-class NFT(Objective):
+class NFT(Spatial):
     """The objective of DiffusionNFT. Its penalty is `beta * mean (v_theta - v_ref)^2`, v_ref the pretrained model."""
 
     samples_from = "old"
     # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
     # L+ - L- carries the advantages.
     basis: Sequence[Sequence[float]] | None = ((1.0, 1.0), (1.0, -1.0))
-    regions: Regions | None = None  # advantages of latent cells
 
     def see_regions(self, regions: Regions) -> None:
-        self.regions, self.basis = regions, None  # each reward has a scalar of its own
+        super().see_regions(regions)
+        self.basis = None  # each reward has a scalar of its own
 
     @defaults_of(methods.NFT)
     def __init__(
@@ -104,16 +104,12 @@ class NFT(Objective):
     def advantages(self, scored: Scored) -> Tensor:
         known = self.rule.known(scored)
         self._known = None if bool(known.all()) else known
-        if self.regions is not None:
-            self.regions.see(self.rule, scored)
         return super().advantages(scored)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = super().rows(rollout, advantages, pairs, key)
         if self._known is not None:
             rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
-        if self.regions is not None:
-            rows.cells = self.regions.of(rollout, pairs)
         return rows
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:

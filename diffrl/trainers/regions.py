@@ -28,7 +28,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from diffrl.advantages import Std, group_scale, weighted_sum
 from diffrl.rollout import Rollout
-from diffrl.trainers.algorithm import AdvantageRule, Scored
+from diffrl.trainers.algorithm import AdvantageRule, Objective, Scored
+from diffrl.trainers.rows import Rows
 
 
 def centred_cells(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -82,3 +83,24 @@ class Regions:
         slopes, cells = self._slopes[:, rollout.first + sample], self._cells[1][:, sample]
         spread = (slopes[..., None, None] * cells[:, :, None]).sum(0)
         return spread.to(rollout.latents.device, torch.float32, non_blocking=True)
+
+
+class Spatial(Objective):
+    """An objective whose rows may have advantages of latent cells."""
+
+    regions: Regions | None = None
+
+    def see_regions(self, regions: Regions) -> None:
+        """Train with the advantages of cells from now on."""
+        self.regions = regions
+
+    def advantages(self, scored: Scored) -> Tensor:
+        if self.regions is not None:
+            self.regions.see(self.rule, scored)
+        return super().advantages(scored)
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        rows = super().rows(rollout, advantages, pairs, key)
+        if self.regions is not None:
+            rows.cells = self.regions.of(rollout, pairs)
+        return rows

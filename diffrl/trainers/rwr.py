@@ -24,10 +24,9 @@ from diffrl.advantages import group_advantages
 from diffrl.config import preferences
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-from diffrl.trainers.algorithm import Objective, Scored
 from diffrl.trainers.coupled import best_of_group, chosen_pairs, own_error
 from diffrl.trainers.defaults import defaults_of
-from diffrl.trainers.regions import Regions
+from diffrl.trainers.regions import Regions, Spatial
 from diffrl.trainers.rows import Noising, Rows, TimestepSampling
 
 Weights = Literal["softmax", "exp", "linear"]
@@ -55,11 +54,10 @@ def reward_weights(
     return row_weights
 
 
-class Regression(Objective):
+class Regression(Spatial):
     """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
 
     selects = True
-    regions: Regions | None = None  # weights of latent cells
 
     @defaults_of(preferences.RWR)
     def __init__(
@@ -81,19 +79,8 @@ class Regression(Objective):
             self.rule.estimate = partial(reward_weights, weights=weights, tau=tau, constraint=constraint)
 
     def see_regions(self, regions: Regions) -> None:
-        self.regions = regions
+        super().see_regions(regions)
         regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
-
-    def advantages(self, scored: Scored) -> Tensor:
-        if self.regions is not None:
-            self.regions.see(self.rule, scored)
-        return super().advantages(scored)
-
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        rows = super().rows(rollout, advantages, pairs, key)
-        if self.regions is not None:
-            rows.cells = self.regions.of(rollout, pairs)
-        return rows
 
     def share(self, group: int) -> float:
         return 1 / group if self.label == "sft" else 1.0
