@@ -40,7 +40,7 @@ from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import CRD, GRPO, NFT, ForwardProcess
-from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT
+from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT, ACFlow
 from diffrl.config.reward import Reward, Watched
 from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
@@ -232,6 +232,7 @@ class Config(Section, metaclass=_OneLine):
     crd: CRD = methods_section(CRD)
     dpo: DPO = methods_section(DPO)
     rwr: RWR = methods_section(RWR)
+    acflow: ACFlow = methods_section(ACFlow)
     sft: SFT = methods_section(SFT)
     gdro: GDRO = methods_section(GDRO)
     awm: AWM = methods_section(AWM)

@@ -228,6 +228,8 @@ class Run:
         tensors["optimiser"] = {key: value.to("cpu", copy=True) for key, value in moments.items()}
         if learned := learning.states(self.scorer.learning):
             tensors["learning"] = learned
+        if own := self.objective.tensors():
+            tensors["objective"] = own
         tensors["rng"], rng = checkpoint.rng_state()
         state = {"epoch": self.epoch, "loop": self.loop.state_dict(), "optimiser": optimiser, "rng": rng}
         return tensors, copy.deepcopy(state)
@@ -272,6 +274,7 @@ class Run:
             group.update(values)  # the config's: the same as then, unless a change was asked for
         self.loop.load_state_dict(state["loop"])
         learning.restore(self.scorer.learning, tensors.get("learning", {}))
+        self.objective.load_tensors(tensors.get("objective", {}))
         checkpoint.set_rng_state(tensors["rng"], state["rng"])
         self.epoch = int(state["epoch"])
         lines = self.folder.lines() if self.epoch else []

@@ -1,4 +1,4 @@
-"""Rewards that learn, in a run: before training on the untrained model's images, then once an epoch."""
+"""Rewards and objectives that learn, in a run: before training on the untrained model's images, then once an epoch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ def learn(loop: Loop) -> dict[str, float]:
 def meet(loop: Loop) -> None:
     """Before training: they learn on an epoch's images of the untrained model, which nothing else is trained on.
 
-    So the first epoch's scores say something, and there is a first state by which all epochs can be compared.
+    So the first epoch's scores say something, and there is a first state by which all epochs can be compared. Then the
+    objective learns, where it has something that does (`Objective.learn`).
     """
     if any(reward.first is None for reward in loop.scorer.learning.values()):
         loop.status("rewards learn from the model's own images")
         loop._rollout(0, key="learning")
         learn(loop)
+    for number in range(loop.objective.warmup):
+        loop.status("the objective learns from the model's own images")
+        loop.warm_up(f"warm-up {number}")
 
 
 class First(Wrapper):

@@ -137,16 +137,10 @@ class Loop:
         started = mark = time.perf_counter()
         rollout, scores, features = self.source(epoch)
         mark = self._phase("rollout+reward", mark)
-        views = scores.shape[1] if scores.ndim == 3 else 1
-        everything = self.processes.gather(torch.cat([scores.flatten(1), features], dim=1))
-        columns = everything.shape[1] - features.shape[1]
-        views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
-        groups = torch.arange(rollout.total) // self.settings.group_size
-        scored, scores = self._composed(views_of, groups, features)
-        advantages = self.objective.advantages(scored)
+        scored, scores, local = self._judged(rollout, scores, features)
+        features, groups = scored.features, scored.groups
         self.inspect(epoch, rollout)
         learned = learn(self)
-        local = advantages[rollout.first : rollout.first + len(rollout.member)]
         with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
@@ -167,6 +161,30 @@ class Loop:
         if (copying := self.scorer.take_copying()) is not None:
             metrics["seconds/offload"] = round(copying, 4)
         return metrics
+
+    def warm_up(self, key: str) -> None:
+        """The objective learns from an epoch's images, which nothing else is trained on; `key` takes the epoch's place
+        in the random numbers' keys."""
+        rollout, scores, features = self._rollout(0, key=key)
+        _, _, advantages = self._judged(rollout, scores, features)
+        seed, settings, first, count = self.settings.seed, self.settings, rollout.first, len(rollout.member)
+        unit = settings.group_size if self.objective.whole_groups else 1
+        order = seed_of(seed, key, "steps")
+        for samples in optimiser_steps(rollout.total, settings.batch_size, first, count, order, unit):
+            parts, _, _ = self._parts(rollout, advantages, samples, 0)
+            self.objective.learn(self.policy, Step(rollout, advantages, parts, (seed, key), self.processes.sum))
+
+    def _judged(self, rollout: Rollout, scores: Tensor, features: Tensor) -> tuple[Scored, Tensor, Tensor]:
+        """What the advantages were made of, the final views' plain scores (N, C), both over all processes, and the
+        advantages of this one's samples; of its scores (n, K) or (n, V, K) and features (n, F)."""
+        views = scores.shape[1] if scores.ndim == 3 else 1
+        everything = self.processes.gather(torch.cat([scores.flatten(1), features], dim=1))
+        columns = everything.shape[1] - features.shape[1]
+        views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
+        groups = torch.arange(rollout.total) // self.settings.group_size
+        scored, plain = self._composed(views_of, groups, features)
+        advantages = self.objective.advantages(scored)
+        return scored, plain, advantages[rollout.first : rollout.first + len(rollout.member)]
 
     def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
         """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views

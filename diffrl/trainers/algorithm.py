@@ -26,6 +26,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
 - `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
 - `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
+- `learn`, `warmup`, `tensors`: for what it learns itself beside the LoRA (AC-Flow's critic).
 - `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
   its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
@@ -175,6 +176,7 @@ class Objective(ABC):
     guidance_scale = 1.0  # classifier-free, of the trained rows
     proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
+    warmup = 0  # epochs of the untrained model's images that `learn` sees before training
 
     def __init__(
         self,
@@ -236,6 +238,9 @@ class Objective(ABC):
     def before_step(self, policy: Policy, step: Step) -> None:  # noqa: B027
         """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""
 
+    def learn(self, policy: Policy, step: Step) -> None:  # noqa: B027
+        """What an objective learns beside the LoRA (a critic), of an optimiser step's images; before training."""
+
     @abstractmethod
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, m): differentiable per-row scalars of the trained LoRA, whose prediction is left in `rows`."""
@@ -264,6 +269,13 @@ class Objective(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.on_policy = bool(state.get("old_is_theta", True))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it has learned beside the LoRA, on the CPU, for the checkpoint."""
+        return {}
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """The inverse of `tensors`."""
 
 
 class Penalty:

@@ -27,6 +27,7 @@ CREDITS: dict[str, dict[str, Any]] = {
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "dpo": {"dpo": {"follow": 2}},
     "rwr": {"rwr": {"tau": 0.1}},
+    "acflow": {"acflow": {"beta": 0.1}},
     "sft": {},
     "gdro": {},
     "awm": {},
@@ -60,6 +61,7 @@ def go_on(run: Run, tensors: dict[str, Any], state: dict[str, Any]) -> None:
     for snapshot in run.snapshots:
         run.policy.load_state(snapshot, tensors[snapshot])
     run.loop.load_state_dict(state["loop"])
+    run.objective.load_tensors(tensors.get("objective", {}))
     checkpoint.optimiser_from_tensors(run.optimiser, tensors["optimiser"], state["optimiser"])
 
 
@@ -68,7 +70,7 @@ def weights(run: Run) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dpo", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
+    "name", ["dpo", "acflow", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
 )
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])
@@ -84,7 +86,7 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["rwr", "gdro", "seppo", "awm", "dgpo", "prdp", "fdfo", "tree", "dppo", "guard", "srpo"]
+    "name", ["rwr", "acflow", "gdro", "seppo", "awm", "dgpo", "prdp", "fdfo", "tree", "dppo", "guard", "srpo"]
 )
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
@@ -114,7 +116,7 @@ def _process(rank: int, paths: dict[str, Path], folder: Path) -> None:
 
 @pytest.mark.long
 def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path) -> None:
-    kinds = {name: ALL[name] for name in ("dpo", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo")}
+    kinds = {name: ALL[name] for name in ("dpo", "acflow", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo")}
     paths = {name: config_file(name, **sections) for name, sections in kinds.items()}
     _train(paths, tmp_path, world=1)
     mp.spawn(_process, args=(paths, tmp_path), nprocs=2)

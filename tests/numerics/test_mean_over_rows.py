@@ -27,6 +27,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings
 from diffrl.samplers import gaussian_log_prob
+from diffrl.trainers.acflow import ActorCritic
 from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, penalties, sample_pairs
 from diffrl.trainers.awm import AWM, Weighting
 from diffrl.trainers.coupled import measured
@@ -111,6 +112,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
     "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(hinge=0.3)),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
+    "acflow": lambda: ActorCritic(beta=0.1),
     "awm": lambda: AWM(beta=0.1, beta_average=0.5),
     "dgpo": lambda: DGPO(beta=0.1),
 }
@@ -433,3 +435,28 @@ def test_a_process_measures_its_own_rows_at_their_places_among_all() -> None:
     here: Any = SimpleNamespace(device="cpu", together=nullcontext)
     (found,) = measured(Asked(), here, step, lambda part: (part[:, 0] + 0.5 * part[:, 1],))  # type: ignore
     assert found.tolist() == [[0, 0]] * 3 + [[0, 5], [10, 15], [20, 25]]
+
+
+def test_acflows_weights_are_those_of_a_critic_that_has_not_learned_from_the_images(policy: Policy) -> None:
+    """At first it says 0 of everything; after a step it does not, and the next step's weights are of what it says."""
+    objective = ActorCritic(tau=0.5, adv_clip=1.0, timesteps=2)
+    rollout = drawn(policy, SamplerSpec("dpm2", STEPS))
+    scores = torch.tensor([0.1, 0.9, 0.5, 0.3, torch.nan, 0.8])[:, None]
+    groups = torch.arange(IMAGES) // GROUP
+    advantages = objective.advantages(
+        Scored(scores, torch.ones(1), groups, torch.zeros(IMAGES, 2), torch.zeros(IMAGES, 0))
+    )
+    parts = list(sample_pairs(torch.arange(IMAGES), 2).split(5))
+    known = ~scores[:, 0].isnan()
+    for number in range(2):
+        step = Step(rollout, advantages, parts, (0, number, 0), lambda x: x)
+        said = torch.zeros(IMAGES, 2)
+        for part in parts if number else ():
+            rows = objective.rows(rollout, advantages, part, step.key)
+            said[part[:, 0], part[:, 1]] = objective.values.of(rows)[:, 0].detach()
+        objective.before_step(policy, step)
+        wanted = ((advantages - said).clamp(-1, 1) / 0.5).exp() * known[:, None]
+        wanted = wanted / wanted[known].mean()
+        assert objective._weights is not None
+        torch.testing.assert_close(objective._weights[..., 0].cpu(), wanted)
+        assert number == 0 or said[known].abs().min() > 1e-4
