@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -80,8 +80,11 @@ def score_policy(
     check: Callable[[], None] = lambda: None,
     advance: Callable[[int], None] = lambda count: None,
     keep: int = 0,
+    drawn: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Evaluated:
     """`per_prompt` images of each prompt, N in prompt-major order, with their scores, and `keep` pictures.
+
+    `drawn`: their numbers (B,) and images (B, 3, H, W), batch by batch, in the place of those that the policy draws.
 
     Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes. Each
     process draws whole prompts, since a group-wise reward has to see all images of one.
@@ -96,7 +99,8 @@ def score_policy(
     features_at = columns + 1 + len(broken_down.names)
     sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
     kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
-    batches = generate(policy, mine, spec, seed=seed, per_prompt=per_prompt, batch_size=batch_size, snapshot=snapshot)
+    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size, "snapshot": snapshot}
+    batches = generate(policy, mine, spec, **amount) if drawn is None else drawn
     with policy.together():
         for index, images in batches if mine else ():
             check()  # may raise, to break off between batches

@@ -3,7 +3,8 @@
 forwards  rows of images through the network, in rollouts and in training; with gradient they count three (the backward
           costs about two). `diffrl.run.clock` counts them.
 setup     what is spent before the first epoch: D2-Align's first stage, DenseGRPO's calibration
-image     an epoch's, over its images, and what drawing an offline entry's took; the first epoch only warms up
+image     an epoch's, over its images, and what drawing an offline entry's took; the first epoch only warms up. Of a
+          search: a candidate's, drawn and scored
 mib       the process's largest resident memory so far; so each entry is measured in a process of its own.
 
 Evaluations are the judgement's, not the method's, and are left out.
@@ -31,7 +32,9 @@ from diffrl.errors import UserError, say
 from diffrl.league.experiments import Experiment, replaced
 from diffrl.league.plan import FOLDER
 from diffrl.league.results import commit, write
+from diffrl.league.search import candidates
 from diffrl.league.summary import COSTS, read_costs
+from diffrl.prompts import load_prompts
 from diffrl.run.assembly import Run
 from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
@@ -62,7 +65,14 @@ def _job(one: Experiment, folder: Path, file: Path, command: str) -> Job:
     after = {word: [e.config, e.placed(e.overrides, {})] for word, e in one.after.items()}
     sets = {word: list(words) for word, words in one.sets.items()}
     overrides = one.placed(one.overrides, {})
-    values = {"config": one.config, "overrides": overrides, "home": str(folder / name), "after": after, "sets": sets}
+    values = {
+        "search": "search" in one.settings,
+        "config": one.config,
+        "overrides": overrides,
+        "home": str(folder / name),
+        "after": after,
+        "sets": sets,
+    }
     task.write_text(json.dumps(values | {"out": str(part)}), encoding="utf-8")
 
     def done() -> None:
@@ -95,8 +105,25 @@ def measure(config: Config, drawn: Mapping[str, float] | None = None) -> dict[st
     finally:
         run.close()
     image = {key: spent + (drawn or {}).get(key, 0.0) for key, spent in image.items()}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return {"setup": setup, "image": image, "mib": round(peak)}
+    return {"setup": setup, "image": image, "mib": _peak()}
+
+
+def measure_search(config: Config) -> dict[str, Any]:
+    """`measure` of a search: candidates of a rollout's images, twice."""
+    run = Run(config)
+    try:
+        prompts, clock = load_prompts(config.prompts.test)[: config.rollout.groups], run.loop.clock
+        for number in range(2):
+            clock.forwards, mark = 0, time.perf_counter()
+            images, _ = candidates(run, prompts, config.rollout.group_size, number, 0)
+        spent = {"forwards": clock.forwards / len(images), "seconds": (time.perf_counter() - mark) / len(images)}
+    finally:
+        run.close()
+    return {"setup": {"forwards": 0, "seconds": 0.0}, "image": spent, "mib": _peak()}
+
+
+def _peak() -> int:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
 
 
 def main(file: Path) -> int:
@@ -114,7 +141,9 @@ def main(file: Path) -> int:
             drawn = _drawing(words, Path(places[word]))
         overrides = [replaced(text, places) for text in task["overrides"]]
         few = [f"epochs={EPOCHS}", f"evaluate.every={EPOCHS}", f"run_dir={home / 'run'}"]
-        Path(task["out"]).write_text(json.dumps(measure(load_config(task["config"], [*overrides, *few]), drawn)))
+        config = load_config(task["config"], [*overrides, *few])
+        cost = measure_search(config) if task["search"] else measure(config, drawn)
+        Path(task["out"]).write_text(json.dumps(cost))
     except UserError as error:
         say(f"diffrl: error: {error}")
         return 2

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,9 @@ DRIFT_PROMPTS = 64  # on which the drift is measured
 class Task:
     """What is to be trained and judged. `folder`: of the run; `runs`: of all of them, where bases are kept.
 
-    prompts, per_prompt: of the judgement. strip: where pictures of the first prompts go. track: its facts, for the
-    checks of the league (`diffrl.league.checks`); none: no checks.
+    prompts, per_prompt: of the judgement. search: so many images of the base for each judged one, in the place of a
+    training (`diffrl.league.search`); 0: train. strip: where pictures of the first prompts go. track: its facts, for
+    the checks of the league (`diffrl.league.checks`); none: no checks.
     """
 
     config: str
@@ -58,6 +59,7 @@ class Task:
     runs: Path
     prompts: int = 256
     per_prompt: int = 4
+    search: int = 0
     strip: Path | None = None
     track: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,8 +78,16 @@ class Judged:
     by_prompt: dict[str, Tensor]
 
 
-def judge(run: Run, snapshot: str | None, prompts: list[Prompt], per_prompt: int, seed: int = NOISE) -> Judged:
-    """Score a snapshot of a run, None being the base model, on `per_prompt` images of each prompt."""
+def judge(
+    run: Run,
+    snapshot: str | None,
+    prompts: list[Prompt],
+    per_prompt: int,
+    seed: int = NOISE,
+    drawn: Iterable[tuple[Tensor, Tensor]] | None = None,
+) -> Judged:
+    """Score a snapshot of a run, None being the base model, on `per_prompt` images of each prompt, or these that are
+    `drawn` already (see `score_policy`)."""
 
     def on(policy: Policy, spec: SamplerSpec, snapshot: str | None) -> Evaluated:
         return score_policy(
@@ -90,6 +100,7 @@ def judge(run: Run, snapshot: str | None, prompts: list[Prompt], per_prompt: int
             per_prompt=per_prompt,
             batch_size=run.config.rollout.batch_size,
             snapshot=snapshot,
+            drawn=drawn,
         )
 
     def columns(one: Evaluated, prefix: str = "") -> tuple[dict[str, float | None], dict[str, Tensor]]:
@@ -140,17 +151,24 @@ def shared(file: Path, make: Callable[[], Any]) -> Any:
 
 
 def one_seed(task: Task) -> dict[str, Any]:
-    """Train a seed, or go on with it, and judge it: its part of a result.
+    """Train a seed, or go on with it, and judge it: its part of a result. Where images are searched for, nothing is
+    trained.
 
     Raises:
         what `diffrl.run.train.train` raises.
     """
+    if task.search:
+        from diffrl.league.search import searched
+
+        return searched(task)
     if [row["epoch"] for row in read_metrics(task.folder)][-1:] != [task.read.epochs]:
         train(task.read, resume=task.folder if task.folder.exists() else None)
     history = read_metrics(task.folder)
     run, direction = opened(task)
     try:
         judged = known_to_all(run, direction, task)
+        if task.strip is not None:
+            write_strips(run, task, load_prompts(run.config.prompts.test)[:SHOWN])
         part = {"seed": task.seed, "commit": commit(), **judgement(run, task, *judged), **of_training(history)}
         if task.track:
             from diffrl.league.checks import verdict
@@ -178,9 +196,6 @@ def known_to_all(run: Run, direction: Direction | None, task: Task) -> tuple[Jud
 def judgement(run: Run, task: Task, base: Judged, tuned: Judged) -> dict[str, Any]:
     """Before and after, each value's paired test and the standard error of its gain over prompts, the drift, and the
     digest of the LoRA."""
-    prompts = load_prompts(run.config.prompts.test)[: task.prompts]
-    if task.strip is not None:
-        write_strips(run, task, prompts[:SHOWN])
     tests, errors, spreads = {}, {}, {}
     for name, before in base.by_prompt.items():
         pairs = (tuned.by_prompt[name] - before).double().numpy()
@@ -194,7 +209,7 @@ def judgement(run: Run, task: Task, base: Judged, tuned: Judged) -> dict[str, An
         "p_value_paired_over_prompts": tests,
         "se_over_prompts": errors,
         "base_std_over_prompts": spreads,
-        "drift": drift(run, prompts[:DRIFT_PROMPTS]),
+        "drift": drift(run, load_prompts(run.config.prompts.test)[: min(task.prompts, DRIFT_PROMPTS)]),
         "lora": digest(run.policy.state(run.judged)),
     }
 
@@ -288,10 +303,14 @@ def base_strip(strip: Path) -> Path:
 
 
 def _write_strip(policy: Policy, prompts: list[Prompt], spec: SamplerSpec, snapshot: str | None, file: Path) -> None:
+    amount: Any = {"seed": NOISE, "per_prompt": 1, "batch_size": len(prompts)}
+    save_strip(torch.cat([part for _, part in generate(policy, prompts, spec, **amount, snapshot=snapshot)]), file)
+
+
+def save_strip(images: Tensor, file: Path) -> None:
+    """Images (B, 3, H, W) in [0, 1] beside each other, as WebP."""
     from PIL import Image
 
-    amount: Any = {"seed": NOISE, "per_prompt": 1, "batch_size": len(prompts)}
-    images = torch.cat([part for _, part in generate(policy, prompts, spec, **amount, snapshot=snapshot)])
     pixels = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     with replacing(file) as temporary:
         Image.fromarray(pixels).save(temporary, format="webp", quality=90, method=6)

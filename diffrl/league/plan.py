@@ -24,7 +24,7 @@ from diffrl.resources import shipped
 
 LEAGUE, OTHERS = shipped("configs", "league"), shipped("configs", "league", "others")
 FOLDER, ON_POLICY = "league", "_on_policy"
-PART = "part"  # kind of what others build on
+PART, SEARCH = "part", "search"  # kinds: what others build on; the best of several images, without training
 
 
 class _Row(BaseModel):
@@ -160,7 +160,7 @@ class League:
             seeds=tuple(range(seeds)),
             minutes=about.minutes * entry.slower,
             shows=entry.title or name,
-            settings={"prompts": about.prompts, "per_prompt": about.per_prompt},
+            settings={"prompts": about.prompts, "per_prompt": about.per_prompt, **_searched(entry, about)},
             code=entry.code,
             sets=sets,
             here=self.homes.get(name),
@@ -173,6 +173,17 @@ class League:
         )
         one = replace(one, overrides=tuple(overrides))
         return replace(one, overrides=(*_budget(one, about, entry.kind == PART), *overrides))
+
+
+def _searched(entry: Entry, track: Track) -> dict[str, int]:
+    """Of a search: how many images of the base for each judged one are as many in all as a training has."""
+    if entry.kind != SEARCH:
+        return {}
+    count = track.images // (track.prompts * track.per_prompt)
+    if count < 2:
+        text = f"{track.images} images are not two for each of {track.prompts} x {track.per_prompt} judged ones"
+        raise UserError(f"league: search: {text}")
+    return {"search": count}
 
 
 def _budget(one: Experiment, track: Track, part: bool) -> list[str]:

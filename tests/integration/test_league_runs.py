@@ -25,6 +25,7 @@ from diffrl.league.experiments import Experiment
 from diffrl.league.judge import NOISE, Judged, Task, judge, one_seed
 from diffrl.league.plan import OTHERS, League, read_league
 from diffrl.league.running import task_of
+from diffrl.league.search import candidates
 from diffrl.playground.grammar import parse
 from diffrl.playground.renderer import render
 from diffrl.playground.scenes import complete
@@ -59,9 +60,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-def league(folder: Path, **entries: str) -> League:
+def league(folder: Path, tracks: str = TRACKS, **entries: str) -> League:
     folder.mkdir(exist_ok=True)
-    (folder / "tracks.yaml").write_text(TRACKS)
+    (folder / "tracks.yaml").write_text(tracks)
     (folder / "entries.yaml").write_text("".join(f"{name}: {text}\n" for name, text in entries.items()))
     return read_league(folder)
 
@@ -215,3 +216,29 @@ def test_somebody_elses_entry_is_trained_judged_and_checked(tmp_path: Path, capf
     file.write_text(json.dumps(result))
     assert main(["league", "check", str(file), *words]) == 1
     assert "is not the one that the result is of" in capfd.readouterr().out
+
+
+SEARCH = "{config: configs/playground/nft.yaml, kind: search, claim: no training, trials: 0, tracks: [small]}"
+
+
+def test_a_search_takes_the_best_of_as_many_images_and_trains_nothing(tmp_path: Path) -> None:
+    plan = league(tmp_path, e=SEARCH, tracks=TRACKS.replace("images: 16", "images: 160"))
+    tasks = [task_of(plan.experiments(tmp_path / "out", seeds=2)[0], seed, tmp_path / "runs") for seed in (0, 1)]
+    (tmp_path / "runs").mkdir()
+    parts = [one_seed(task) for task in tasks]
+    part = parts[0]
+    assert tasks[0].search == 4 and part["images"] == 160 and part["optimiser_steps"] == 0 and part["drift"] == 0
+    assert [point["samples"] for point in part["curve"]] == [40, 80, 160]
+    assert part["curve"][0]["eval/clip"] == pytest.approx(part["before"]["clip"], abs=1e-5)
+    assert parts[1]["before"] == part["before"] and parts[1]["after"] != part["after"]
+    assert part["check"]["passed"]
+    run = Run(tasks[0].read)
+    prompts = load_prompts("playground/compositional/test")[:20]
+    values = torch.stack([candidates(run, prompts, 2, number, 0)[1] for number in range(4)])
+    run.close()
+    assert part["before"]["clip"] == pytest.approx(float(values[0].mean()), abs=1e-5)
+    assert part["after"]["clip"] == pytest.approx(float(values.amax(0).mean()), abs=1e-5)
+    strips = sorted(file.name for file in (tmp_path / "out" / "league" / "strips").iterdir())
+    assert strips == ["small-base.webp", "small-e.webp"]
+    assert not (tasks[0].folder / "lora").exists()
+    assert one_seed(replace(tasks[0], folder=tmp_path / "again"))["after"] == part["after"]
