@@ -37,7 +37,7 @@ from diffrl.run.train import Run, train
 from diffrl.samplers import schedule
 from diffrl.version import __version__
 
-LOGGED = re.compile("/stopped|/divergence/")  # of a method's own numbers, what goes into a result
+LOGGED = re.compile("/stopped|/divergence/|/critic_error")  # of a method's own numbers, what goes into a result
 NOISE = 10_000  # seed of the judgement's noise, which no evaluation during training has seen
 SHOWN = 4  # prompts of a strip
 DRIFT_PROMPTS = 64  # on which the drift is measured
