@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,25 @@ def flow_grpo_credit(objects: Objects, metadata: Mapping[str, Any], colours: Col
                 parts += [1.0] if met else [0.0, 1.0]
         groups.append(chosen if met else None)
     return sum(parts) / len(parts)
+
+
+def placed(objects: Objects, metadata: Mapping[str, Any], colours: Colours) -> list[tuple[Detection, bool]]:
+    """The objects of the classes that are asked for, each with whether a clause is met by it: one of its class, and of
+    its colour, that no surer object has met as often as is asked. Positions are of two objects, and left out."""
+    rows: list[tuple[Detection, bool]] = []
+    clauses = metadata.get("include", ())
+    for name in dict.fromkeys(clause["class"] for clause in clauses):
+        left: Counter[str | None] = Counter()
+        for clause in clauses:
+            if clause["class"] == name:
+                left[clause.get("color")] += int(clause["count"])
+        found = sorted(objects.get(name, ()), key=lambda thing: -thing.score)
+        seen: Sequence[str | None] = colours(found, name) if found and set(left) != {None} else [None] * len(found)
+        for thing, colour in zip(found, seen, strict=True):
+            met = next((wanted for wanted in dict.fromkeys((colour, None)) if left[wanted] > 0), "none")
+            left[met] -= 1
+            rows.append((thing, met != "none"))
+    return rows
 
 
 def _in_place(

@@ -28,6 +28,7 @@ from diffrl_zoo.geneval_rules import (
     iou,
     parse_prompt,
     partial_credit,
+    placed,
     relations,
 )
 
@@ -416,3 +417,51 @@ def test_what_cannot_be_judged_is_an_error(detr: str, clip_folder: str) -> None:
         load_reward("geneval", mode="strict")
     with pytest.raises(UserError, match='geneval: cannot load "/nowhere"'):
         load_reward("geneval", detector="/nowhere")
+
+
+def test_which_objects_meet_a_clause_by_hand() -> None:
+    def thing(score: float) -> Detection:
+        return Detection((0, 0, 10, 10), score)
+
+    dogs, cats = [thing(0.9), thing(0.7), thing(0.8)], [thing(0.6), thing(0.5)]
+    seen = {0.9: "red", 0.8: "blue", 0.7: "red", 0.6: "white", 0.5: "black"}
+
+    def colours(things: Sequence[Detection], name: str) -> list[str]:
+        return [seen[one.score] for one in things]
+
+    def told(*include: dict[str, Any]) -> dict[float, bool]:
+        objects = {"dog": dogs, "cat": cats, "bus": [thing(0.95)]}
+        return {one.score: right for one, right in placed(objects, {"include": include}, colours)}
+
+    assert told({"class": "dog", "count": 2}) == {0.9: True, 0.8: True, 0.7: False}  # the surest two
+    assert told({"class": "dog", "count": 1, "color": "blue"}) == {0.9: False, 0.8: True, 0.7: False}
+    both = told({"class": "dog", "count": 1, "color": "red"}, {"class": "cat", "count": 1})
+    assert both == {0.9: True, 0.8: False, 0.7: False, 0.6: True, 0.5: False}
+    one_of_each = told({"class": "dog", "count": 1, "color": "red"}, {"class": "dog", "count": 1})
+    assert one_of_each == {0.9: True, 0.8: True, 0.7: False}
+    assert told({"class": "bench", "count": 1}) == {}
+
+
+def test_a_map_is_where_the_objects_are(mask2former: str, detr: str, clip_folder: str) -> None:
+    params = {"clip": clip_folder, "pretrained": None, "device": "cpu", "threshold": 0.25, "counting_threshold": 0.25}
+    reward: Any = load_reward("geneval_regions", detector=mask2former, **params)
+    images, prompts = pictures(15), prompts_for(15)
+    bad = [result for result in examine(reward, images, prompts) if not result.passed]
+    assert not bad, bad
+    cells = reward.map(images, prompts, [{}] * 15)
+    assert cells.shape == (15, 32, 32) and float(cells.nan_to_num(0).abs().max()) <= 1
+    torch.testing.assert_close(reward(images, prompts, [{}] * 15), cells.flatten(1).nanmean(1))
+    whole: Any = load_reward("geneval_regions", detector=mask2former, whole=True, **params)
+    share = load_reward("geneval", detector=mask2former, mode="partial", **params)(images, prompts, [{}] * 15)
+    torch.testing.assert_close(
+        whole.map(images, prompts, [{}] * 15), cells * share[:, None, None], equal_nan=True, rtol=1e-5, atol=1e-6
+    )
+    # Pixel by pixel: an object in the upper left quarter, and a less sure one of the same class behind and below it.
+    reward.detector = lambda images, least: [
+        {"dog": [Detection((0.0, 0.0, 48.0, 40.0), 0.9), Detection((0.0, 20.0, 48.0, 80.0), 0.8)]},
+        {},
+    ]
+    reward.detector.names = ["dog"]
+    two = reward.map(images[:2], ["a photo of a dog"] * 2, [{}] * 2)
+    assert bool((two[0, :16, :16] == 1).all() and (two[0, 16:, :16] == -1).all() and two[0, :, 16:].isnan().all())
+    assert bool((two[1] == -1).all())

@@ -1,0 +1,86 @@
+"""Where an image shows what the prompt asks for, by GenEval's detector: a map for SRUM's regional scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from diffrl.rewards.protocol import Card
+from diffrl_zoo.geneval import DETECTOR, GenEval
+from diffrl_zoo.geneval_rules import Detection, filter_detections, partial_credit, placed
+
+
+class GenEvalRegions(GenEval):
+    """A map in [-1, 1], object by object: 1 on an object that the prompt asks for, in its colour, -1 on one of such a
+    class that has another colour or is one too many. Of other places the prompt says nothing. An image without any
+    object of the classes that are asked for is -1 everywhere.
+
+    `whole`: the map is multiplied by the share of all that is right (`geneval` with mode: partial), as SRUM (arXiv
+    2510.12784) multiplies by its global score a in [0, 1]; then positions and missing objects matter, too. All else is
+    as in `GenEval`, whose detector and colour classifier it has.
+    """
+
+    name = "geneval_regions"
+    maps = (32, 32)
+    card = Card(
+        measures="objects that the prompt asks for, by the places where a detector finds them: 1 on right ones, -1 on "
+        "those of another colour and those too many",
+        range=(-1.0, 1.0),
+        citation="after GenEval (arXiv:2310.11513) and SRUM (arXiv:2510.12784)",
+        weights=f"{DETECTOR} (0.3 GB); OpenAI's CLIP ViT-L/14 (1.7 GB)",
+        licence="as `geneval`",
+        cost="as `geneval`",
+        exploits="its mean counts pixels: a large right object hides a small wrong one; as `geneval`",
+    )
+
+    def __init__(
+        self,
+        detector: str = DETECTOR,
+        clip: str = "ViT-L-14-quickgelu",
+        pretrained: str | None = "openai",
+        whole: bool = False,
+        threshold: float = 0.3,
+        counting_threshold: float = 0.9,
+        device: str | None = None,
+        batch_size: int = 8,
+        precision: str = "fp32",
+    ) -> None:
+        models: dict[str, Any] = {"detector": detector, "clip": clip, "pretrained": pretrained, "precision": precision}
+        least: dict[str, Any] = {"threshold": threshold, "counting_threshold": counting_threshold}
+        super().__init__(**models, **least, device=device, batch_size=batch_size)
+        self.whole = whole
+
+    def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B, 32, 32) in [-1, 1] of images (B, 3, H, W) in [0, 1]; NaN where the prompt says nothing of a place."""
+        asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
+        found = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
+        return torch.stack([self._placed(*row) for row in zip(images, found, asked, strict=True)])
+
+    def _placed(self, image: Tensor, found: dict[str, list[Detection]], asked: Mapping[str, Any]) -> Tensor:
+        objects = filter_detections(found, asked["tag"], self.thresholds)
+        colours = partial(self.colour, image)
+        rows = sorted(placed(objects, asked, colours), key=lambda row: row[0].score)  # the surer over the less sure
+        fine = torch.full(tuple(image.shape[-2:]), torch.nan if rows else -1.0)
+        for thing, right in rows:
+            fine[_inside(thing, fine)] = 1.0 if right else -1.0
+        known = adaptive_avg_pool2d((~fine.isnan()).float()[None], self.maps)[0]
+        cells = adaptive_avg_pool2d(fine.nan_to_num(0.0)[None], self.maps)[0] / known  # 0 / 0: NaN
+        return cells * partial_credit(objects, asked, colours, self.thresholds.margin) if self.whole else cells
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """(B,) in [-1, 1] of images (B, 3, H, W) in [0, 1]: the map's mean over the places that it judges."""
+        return self.map(images, prompts, metadata).flatten(1).nanmean(1)
+
+
+def _inside(thing: Detection, image: Tensor) -> Tensor:
+    """(H, W) bool: its mask, or its box where the detector gives none."""
+    if thing.mask is not None:
+        return thing.mask.cpu()
+    rows, columns = torch.arange(image.shape[0])[:, None], torch.arange(image.shape[1])[None]
+    x0, y0, x1, y1 = thing.box
+    return (columns >= round(x0)) & (columns < round(x1)) & (rows >= round(y0)) & (rows < round(y1))
