@@ -199,6 +199,7 @@ def test_a_direction_picked_by_hand_is_what_a_word_adds_to_the_prompts(config_fi
         train(load_config(path, ["d2align.word=null"]), resume=Path(config.run_dir))
 
 
+@pytest.mark.long
 def test_the_recipe_on_two_processes_is_that_on_one(config_file: Any) -> None:
     alone, shared = (config_file(name, **TWO_STAGES) for name in ("one", "two"))
     train(load_config(alone))

@@ -51,7 +51,7 @@ def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective
     assert same_lora(*loras)
 
 
-@pytest.mark.parametrize("objective", ["nft", "grpo", "crd"])
+@pytest.mark.parametrize("objective", ["crd", *(pytest.param(o, marks=pytest.mark.long) for o in ("nft", "grpo"))])
 def test_one_process_equals_two(config_file, tiny_model: Path, objective: str) -> None:
     """Same images, and the LoRA after 3 epochs equal to 1e-5 relative, launched as a user would.
 

@@ -70,7 +70,11 @@ def weights(run: Run) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dpo", "acflow", "awm", "dgpo", "prdp", "fdfo", "dense", "branches", "tree", "dppo", "guard", "srpo"]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("awm", "prdp", "branches", "guard")),
+        *("dpo", "acflow", "dgpo", "fdfo", "dense", "tree", "dppo", "srpo"),
+    ],
 )
 def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) -> None:
     whole = make(name, **ALL[name])

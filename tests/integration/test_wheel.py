@@ -54,6 +54,7 @@ def test_the_demo_runs_from_the_wheel(environment: Path, tmp_path: Path) -> None
     assert "report.html" in done.stdout
 
 
+@pytest.mark.long
 def test_the_zoo_is_installed_with_it(environment: Path, tmp_path: Path) -> None:
     done = call(environment, "rewards", "list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
