@@ -61,20 +61,20 @@ class Learner:
         self.parameters = list(module.parameters())
         self.optimiser = torch.optim.Adam(self.parameters, lr=learning_rate, betas=betas)
 
-    def step(self, totals: Iterable[Tensor], count: int, reduce: Reduce) -> Tensor:
+    def step(self, totals: Iterable[Tensor], count: int, reduce: Reduce, *, some: bool = False) -> Tensor:
         """`totals`: sums () over parts of the losses of `count` images here, each with its graph, of which only one at
         a time is kept; returns the mean over all, ().
 
-        Without an image anywhere nothing is updated.
+        Without an image anywhere nothing is updated. `some`: there is one, so the host need not wait for the device.
         """
         loss, gradients = self.parameters[0].new_zeros(()), [torch.zeros_like(p) for p in self.parameters]
         for total in totals:
             loss = loss + total.detach()
             for whole, part in zip(gradients, torch.autograd.grad(total, self.parameters), strict=True):
                 whole += part
-        sums = reduce(torch.cat([loss.view(1), loss.new_tensor([count]), *(g.flatten() for g in gradients)]))
+        sums = reduce(torch.cat([loss.view(1), loss.new_full((1,), count), *(g.flatten() for g in gradients)]))
         loss, images, flat = sums[0], sums[1], sums[2:]
-        if float(images) > 0:
+        if some or float(images) > 0:
             parts = flat.div(images).split([p.numel() for p in self.parameters])
             for parameter, part in zip(self.parameters, parts, strict=True):
                 parameter.grad = part.view_as(parameter)

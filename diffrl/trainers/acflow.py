@@ -129,7 +129,7 @@ class ActorCritic(Objective):
                     here = known[part[:, 0]].to(policy.device, non_blocking=True)
                     yield ((self.values.of(rows) - rows.advantages).square() * here).mean(1).sum()
 
-            learner.step(losses(), len(samples), step.reduce)
+            learner.step(losses(), len(samples), step.reduce, some=True)
 
     def _local(self, step: Step) -> Tensor:
         """(n, columns) of `_known` for this process's images."""
