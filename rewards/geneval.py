@@ -11,7 +11,7 @@ probability times mean mask probability), so the thresholds keep their meaning. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,9 @@ from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, pick_device, shar
 from diffrl_zoo.geneval_rules import (
     COLORS,
     Box,
+    Colours,
     Detection,
+    Objects,
     Thresholds,
     correct,
     filter_detections,
@@ -227,16 +229,18 @@ class GenEval:
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        credit, margin = MODES[self.mode], self.thresholds.margin
+        rows = self.seen(images, prompts, metadata)
+        return torch.tensor([float(credit(*row, margin)) for row in rows], dtype=torch.float32)
+
+    def seen(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[Objects, Mapping[str, Any], Colours]]:
+        """Of each image what the rules ask for: the objects found, the prompt's metadata, and who names colours."""
         asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
         detections = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
-        return torch.tensor(
-            [self._judge(*row) for row in zip(images, detections, asked, strict=True)], dtype=torch.float32
-        )
-
-    def _judge(self, image: Tensor, detections: dict[str, list[Detection]], asked: Mapping[str, Any]) -> float:
-        objects = filter_detections(detections, asked["tag"], self.thresholds)
-        colours = partial(self.colour, image)
-        return float(MODES[self.mode](objects, asked, colours, self.thresholds.margin))
+        for image, found, wanted in zip(images, detections, asked, strict=True):
+            yield filter_detections(found, wanted["tag"], self.thresholds), wanted, partial(self.colour, image)
 
     def _asked(self, prompt: str, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         """The prompt's metadata, checked: a class or colour that cannot be found must not look like a wrong image."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
+from diffrl.rewards.mapped import known_means
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.geneval import DETECTOR, GenEval
-from diffrl_zoo.geneval_rules import Detection, filter_detections, partial_credit, placed
+from diffrl_zoo.geneval_rules import Colours, Detection, Objects, partial_credit, placed
 
 
 class GenEvalRegions(GenEval):
@@ -57,24 +56,33 @@ class GenEvalRegions(GenEval):
 
     def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 32, 32) in [-1, 1] of images (B, 3, H, W) in [0, 1]; NaN where the prompt says nothing of a place."""
-        asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
-        found = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
-        return torch.stack([self._placed(*row) for row in zip(images, found, asked, strict=True)])
+        size = tuple(images.shape[-2:])
+        return torch.stack([self._placed(size, *row) for row in self.seen(images, prompts, metadata)])
 
-    def _placed(self, image: Tensor, found: dict[str, list[Detection]], asked: Mapping[str, Any]) -> Tensor:
-        objects = filter_detections(found, asked["tag"], self.thresholds)
-        colours = partial(self.colour, image)
-        rows = sorted(placed(objects, asked, colours), key=lambda row: row[0].score)  # the surer over the less sure
-        fine = torch.full(tuple(image.shape[-2:]), torch.nan if rows else -1.0)
+    def _placed(self, size: tuple[int, ...], objects: Objects, asked: Mapping[str, Any], colours: Colours) -> Tensor:
+        named = remembered(colours)
+        rows = sorted(placed(objects, asked, named), key=lambda row: row[0].score)  # the surer over the less sure
+        fine = torch.full(size, torch.nan if rows else -1.0)
         for thing, right in rows:
             fine[_inside(thing, fine)] = 1.0 if right else -1.0
-        known = adaptive_avg_pool2d((~fine.isnan()).float()[None], self.maps)[0]
-        cells = adaptive_avg_pool2d(fine.nan_to_num(0.0)[None], self.maps)[0] / known  # 0 / 0: NaN
-        return cells * partial_credit(objects, asked, colours, self.thresholds.margin) if self.whole else cells
+        cells = known_means(fine[None], self.maps)[0]
+        return cells * partial_credit(objects, asked, named, self.thresholds.margin) if self.whole else cells
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B,) in [-1, 1] of images (B, 3, H, W) in [0, 1]: the map's mean over the places that it judges."""
         return self.map(images, prompts, metadata).flatten(1).nanmean(1)
+
+
+def remembered(colours: Colours) -> Colours:
+    """The same names, of which each object's is asked for once."""
+    known: dict[int, str] = {}  # by the object's identity, which is of one class
+
+    def ask(things: Sequence[Detection], name: str) -> list[str]:
+        if new := [thing for thing in things if id(thing) not in known]:
+            known.update(zip(map(id, new), colours(new, name), strict=True))
+        return [known[id(thing)] for thing in things]
+
+    return ask
 
 
 def _inside(thing: Detection, image: Tensor) -> Tensor:

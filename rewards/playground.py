@@ -16,6 +16,7 @@ from diffrl.playground.regions import region_map
 from diffrl.playground.sight import to_pixels
 from diffrl.playground.variety import FIGURES
 from diffrl.playground.verifier import Verdict, glance, verify
+from diffrl.rewards.mapped import known_means
 from diffrl.rewards.protocol import Card
 
 MODES = ("reward", "strict", "all_right")
@@ -164,7 +165,7 @@ class PlaygroundRegions:
         verdicts = verify(images, list(prompts))
         pixels = to_pixels(images)
         fine = np.stack([region_map(glance(image), parse(p)) for image, p in zip(pixels, prompts, strict=True)])
-        cells = torch.from_numpy(fine).unflatten(1, (8, -1)).unflatten(3, (8, -1)).nanmean((2, 4))
+        cells = known_means(torch.from_numpy(fine), self.maps)
         share = torch.tensor([verdict.score for verdict in verdicts])
         return cells * share[:, None, None] if self.whole else cells
 

@@ -286,7 +286,6 @@ def write_strips(run: Run, task: Task, prompts: list[Prompt]) -> None:
     """One picture of each prompt beside each other, as WebP: of the trained model, and of the base from the same noise
     (TRACK-base.webp beside it); by the student, if the track's gold is a student's. 2 to 6 kB at 64 pixels a side."""
     assert task.strip is not None
-    task.strip.parent.mkdir(parents=True, exist_ok=True)
     name = str(task.track["gold"][0]).rpartition("/")[0]
     student = next((one for one in run.evaluation.students if one.name == name), None)
     for snapshot, file in ((run.judged, task.strip), (None, base_strip(task.strip))):
@@ -311,6 +310,7 @@ def save_strip(images: Tensor, file: Path) -> None:
     """Images (B, 3, H, W) in [0, 1] beside each other, as WebP."""
     from PIL import Image
 
+    file.parent.mkdir(parents=True, exist_ok=True)
     pixels = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     with replacing(file) as temporary:
         Image.fromarray(pixels).save(temporary, format="webp", quality=90, method=6)

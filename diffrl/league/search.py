@@ -74,7 +74,7 @@ def searched(task: Task) -> dict[str, Any]:
             "commit": commit(),
             **judgement(run, task, base, found),
             "images": task.search * len(images),
-            "forwards": task.search * len(images) * run.spec.steps,
+            "forwards": task.search * len(images) * evaluation_spec(run.config).steps,
             "optimiser_steps": 0,
             "training_seconds": 0.0,
             "search_seconds": round(time.perf_counter() - started - judging, 1),
@@ -91,7 +91,6 @@ def searched(task: Task) -> dict[str, Any]:
 def _show(images: Tensor, task: Task, base: bool = False) -> None:
     """The first image of each of the first prompts, as `write_strips` shows a trained model's."""
     if task.strip is not None:
-        task.strip.parent.mkdir(parents=True, exist_ok=True)
         save_strip(images[:: task.per_prompt][:SHOWN], base_strip(task.strip) if base else task.strip)
 
 

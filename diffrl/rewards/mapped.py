@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from diffrl.rewards.protocol import Reward, ability
 
@@ -15,6 +16,12 @@ from diffrl.rewards.protocol import Reward, ability
 def width(reward: Reward) -> int:
     """Places of its map."""
     return math.prod(ability(reward, "maps"))
+
+
+def known_means(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """(..., *size): maps (..., H, W) as means over what is known of each cell; NaN where nothing is."""
+    known = adaptive_avg_pool2d((~values.isnan()).to(values.dtype), size)
+    return adaptive_avg_pool2d(values.nan_to_num(0.0), size) / known
 
 
 def flat(reward: Any) -> Callable[..., object]:

@@ -39,11 +39,10 @@ from diffrl.trainers.algorithm import (
     Scored,
     Step,
     SumOfLosses,
-    optimiser_steps,
     sample_pairs,
 )
 from diffrl.trainers.means import summaries
-from diffrl.trainers.microbatches import holds_groups, part_sizes
+from diffrl.trainers.microbatches import holds_groups, optimiser_steps, part_sizes
 from diffrl.trainers.rows import Rows
 
 
@@ -167,12 +166,17 @@ class Loop:
         in the random numbers' keys."""
         rollout, scores, features = self._rollout(0, key=key)
         _, _, advantages = self._judged(rollout, scores, features)
-        seed, settings, first, count = self.settings.seed, self.settings, rollout.first, len(rollout.member)
-        unit = settings.group_size if self.objective.whole_groups else 1
-        order = seed_of(seed, key, "steps")
-        for samples in optimiser_steps(rollout.total, settings.batch_size, first, count, order, unit):
+        for samples in self._steps(rollout, key):
             parts, _, _ = self._parts(rollout, advantages, samples, 0)
-            self.objective.learn(self.policy, Step(rollout, advantages, parts, (seed, key), self.processes.sum))
+            step = Step(rollout, advantages, parts, (self.settings.seed, key), self.processes.sum)
+            self.objective.learn(self.policy, step)
+
+    def _steps(self, rollout: Rollout, *key: int | str) -> list[Tensor]:
+        """Which samples of this process belong to each optimiser step over a rollout; `key` seeds the order."""
+        settings, order = self.settings, seed_of(self.settings.seed, *key, "steps")
+        unit = settings.group_size if self.objective.whole_groups else 1
+        count = len(rollout.member)
+        return optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit)
 
     def _judged(self, rollout: Rollout, scores: Tensor, features: Tensor) -> tuple[Scored, Tensor, Tensor]:
         """What the advantages were made of, the final views' plain scores (N, C), both over all processes, and the
@@ -218,13 +222,10 @@ class Loop:
 
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective
-        unit = settings.group_size if objective.whole_groups else 1
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         for inner in range(settings.inner_epochs):
-            order = seed_of(settings.seed, epoch, inner, "steps")
-            count = len(rollout.member)
-            for samples in optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit):
+            for samples in self._steps(rollout, epoch, inner):
                 self.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 parts, idle, rows_of_step = self._parts(rollout, advantages, samples, epoch)

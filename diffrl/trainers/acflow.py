@@ -94,20 +94,20 @@ class ActorCritic(Objective):
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """W of the step's rows; then the critic learns from their images, whose rewards it has not seen when asked."""
-        known = self._local(step)
-        weights = torch.zeros(len(known), self.rows_per_sample(step.rollout), known.shape[1], device=policy.device)
+        known = self._local(step, policy)
+        weights = known.new_zeros(len(known), self.rows_per_sample(step.rollout), known.shape[1])
+        counted = known.new_zeros(known.shape[1])
         for part in step.parts:
             rows = self.rows(step.rollout, step.advantages, part, step.key)
             sample, number = rows.places()
+            here = known[sample]
             with torch.no_grad():
                 surprise = rows.advantages - self.values.of(rows)
-            here = known.to(policy.device, non_blocking=True)[sample]
             self.means.add("acflow/critic_error", surprise.square(), here > 0)
             self.means.add("acflow/clipped", (surprise.abs() > self.adv_clip).float(), here > 0)
             above = surprise.clamp(-self.adv_clip, self.adv_clip) - self.adv_clip  # at most 0: no weight overflows
             weights[sample, number] = (above / self.tau).exp() * here
-        rows_here = torch.cat(list(step.parts)).to(policy.device, non_blocking=True)
-        counted = known.to(policy.device, non_blocking=True)[rows_here[:, 0]].sum(0)
+            counted += here.sum(0)
         total, count = step.reduce(torch.stack([weights.sum((0, 1)), counted])).unbind(0)
         self._weights = weights * (count / total.clamp_min(1e-30))
         self.learn(policy, step)
@@ -116,8 +116,7 @@ class ActorCritic(Objective):
         """`critic_steps` of Adam on the step's images, each noised anew at one of its levels."""
         size = max(len(part) for part in step.parts)
         samples, levels = torch.cat(list(step.parts))[:, 0].unique(), self.rows_per_sample(step.rollout)
-        known = self._local(step)
-        learner = self.values.learner_for(self.rows(step.rollout, step.advantages, step.parts[0][:1], step.key))
+        known = self._local(step, policy)
         for number in range(self.critic_steps):
             # By the image's number over all processes, so that it is the same on any number of them.
             level = (step.rollout.first + samples + number) % levels
@@ -126,14 +125,15 @@ class ActorCritic(Objective):
             def losses(pairs: Tensor = pairs, key: tuple[int | str, ...] = key) -> Iterator[Tensor]:
                 for part in pairs.split(size):
                     rows = self.rows(step.rollout, step.advantages, part, key)
-                    here = known[part[:, 0]].to(policy.device, non_blocking=True)
-                    yield ((self.values.of(rows) - rows.advantages).square() * here).mean(1).sum()
+                    errors = (self.values.of(rows) - rows.advantages).square()
+                    yield (errors * known[rows.places()[0]]).mean(1).sum()
 
-            learner.step(losses(), len(samples), step.reduce, some=True)
+            self.values.step(losses(), len(samples), step.reduce)
 
-    def _local(self, step: Step) -> Tensor:
-        """(n, columns) of `_known` for this process's images."""
-        return self._known[step.rollout.first : step.rollout.first + len(step.rollout.member)]
+    def _local(self, step: Step, policy: Policy) -> Tensor:
+        """(n, columns) of `_known` for this process's images, on the policy's device."""
+        here = slice(step.rollout.first, step.rollout.first + len(step.rollout.member))
+        return self._known[here].to(policy.device, non_blocking=True)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         return own_error(policy, rows)

@@ -382,31 +382,3 @@ def sample_pairs(samples: Tensor, rows_per_sample: int) -> Tensor:
     """All (sample, row number) pairs (s * T, 2) of some samples, row number major: group members stay side by side."""
     number = torch.arange(rows_per_sample).repeat_interleave(len(samples))
     return torch.stack([samples.repeat(rows_per_sample), number], dim=1)
-
-
-def optimiser_steps(total: int, batch: int, first: int, count: int, key: int, unit: int = 1) -> list[Tensor]:
-    """Which samples of this process belong to which optimiser step of an epoch.
-
-    Args:
-        total: samples of the epoch over all processes.
-        batch: samples of one optimiser step over all processes; divides `total`.
-        first: global index of this process's first sample.
-        count: number of this process's samples; a multiple of `unit * total // batch`, unless `batch` is `total`.
-        key: seed of the assignment.
-        unit: so many consecutive samples stay together (the group size, for objectives that need whole groups).
-
-    Returns:
-        One (count * batch // total,) tensor of local indices per step. Every block of `total // batch` consecutive
-        units gives one unit to each step, so steps are balanced over prompts and over any number of processes, and the
-        assignment does not depend on the number of processes.
-    """
-    if batch == total:  # then a unit may also be split over processes
-        return [torch.arange(count)]
-    steps, blocks = total // batch, batch // unit
-    generator = torch.Generator().manual_seed(key)
-    order = torch.rand(blocks, steps, generator=generator).argsort(dim=1)  # (blocks, steps)
-    units = order + torch.arange(blocks)[:, None] * steps
-    width = steps * unit
-    local = units[first // width : (first + count) // width]
-    samples = local[..., None] * unit + torch.arange(unit) - first
-    return [samples[:, step].flatten() for step in range(steps)]

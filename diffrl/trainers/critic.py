@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from diffrl.policy import Conditioning
-from diffrl.rewards.learning import Learner
+from diffrl.rewards.learning import Learner, Reduce
 from diffrl.seeds import seed_of
 from diffrl.trainers.rows import Rows
 
@@ -44,9 +44,7 @@ class Critic(nn.Module):
         self.image = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.SiLU())))
         self.text = nn.Sequential(nn.LayerNorm(text), nn.Linear(text, WIDTH))
         joined = 2 * WIDTH + 2 * FREQUENCIES
-        self.value = nn.Sequential(
-            nn.Linear(joined, WIDTH), nn.LayerNorm(WIDTH), nn.SiLU(), nn.Linear(WIDTH, columns, bias=True)
-        )
+        self.value = nn.Sequential(nn.Linear(joined, WIDTH), nn.LayerNorm(WIDTH), nn.SiLU(), nn.Linear(WIDTH, columns))
         last = self.value[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
@@ -74,19 +72,26 @@ class Values:
 
     def of(self, rows: Rows) -> Tensor:
         """(b, columns) V of the rows, with a graph to the critic's weights."""
-        return self.learner_for(rows).module(rows.x_t.float(), rows.t.float(), text_features(rows.cond))
-
-    def learner_for(self, rows: Rows) -> Learner:
+        text = text_features(rows.cond)
         if self.learner is None:
-            text = text_features(rows.cond).shape[1]
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of(self.seed, "critic"))
-                module = Critic(rows.x_t.shape[1], text, rows.advantages.shape[1])
-            self.learner = Learner(module.to(rows.x_t.device), self.rate, betas=(0.9, 0.999))
-            if self._kept is not None:
-                self.learner.load_state_dict(self._kept)
-                self._kept = None
-        return self.learner
+            self.learner = self._made(rows, text.shape[1])
+        return self.learner.module(rows.x_t.float(), rows.t.float(), text)
+
+    def step(self, losses: Iterator[Tensor], count: int, reduce: Reduce) -> None:
+        """A step of Adam on `losses`, sums over parts of the `count` images here, at least one, made with `of`."""
+        first = next(losses)  # it makes the critic, where there is none yet
+        assert self.learner is not None, "the losses are of this critic"
+        self.learner.step(itertools.chain([first], losses), count, reduce, some=True)
+
+    def _made(self, rows: Rows, text: int) -> Learner:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(self.seed, "critic"))
+            module = Critic(rows.x_t.shape[1], text, rows.advantages.shape[1])
+        learner = Learner(module.to(rows.x_t.device), self.rate, betas=(0.9, 0.999))
+        if self._kept is not None:
+            learner.load_state_dict(self._kept)
+            self._kept = None
+        return learner
 
     def state_dict(self) -> dict[str, Tensor]:
         if self.learner is None:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
 from diffrl.advantages import Std, group_scale, weighted_sum
+from diffrl.rewards.mapped import known_means
 from diffrl.rollout import Rollout
 from diffrl.trainers.algorithm import AdvantageRule, Objective, Scored
 from diffrl.trainers.rows import Rows
@@ -34,9 +34,7 @@ from diffrl.trainers.rows import Rows
 
 def centred_cells(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """(n, *size) float64: maps (n, H, W) as means over the latent's cells, less their own mean; 0 for what is NaN."""
-    values = maps.double()
-    known = adaptive_avg_pool2d((~values.isnan()).double(), size)
-    cells = adaptive_avg_pool2d(values.nan_to_num(0.0), size) / known  # over the known part of a cell
+    cells = known_means(maps.double(), size)
     return (cells - cells.nanmean((1, 2), keepdim=True)).nan_to_num(0.0)
 
 

@@ -103,9 +103,10 @@ def test_direct_alignment_is_balanced_by_its_rewards_own_gradients(write) -> Non
 
 def test_a_measured_weighted_sum_takes_the_steps_of_a_plain_run(write) -> None:
     path = write("run", "sum")
-    (measured, _), (plain, metrics) = (loras(path, overrides) for overrides in ([], ["marble=null"]))
-    # Mostly to 1e-6; now and then the rounding of the sum decides an element whose gradient is nothing else.
-    assert same_lora(measured, plain, whole=1e-4) and "marble/cos_min" not in metrics
+    # Short steps: an element of A whose gradient is all rounding may go either way, by one of them.
+    short = "optimise.learning_rate=1e-4"
+    (measured, _), (plain, metrics) = (loras(path, [short, *more]) for more in ([], ["marble=null"]))
+    assert same_lora(measured, plain) and "marble/cos_min" not in metrics
 
 
 @pytest.mark.parametrize("sections", [{}, CRD], ids=["nft", "crd"])

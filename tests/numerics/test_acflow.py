@@ -43,7 +43,7 @@ def learned() -> Values:
     for number in range(250):
         rows = drawn(256, 10 * number)
         losses = iter([(values.of(rows) - rows.advantages).square().mean(1).sum()])
-        values.learner_for(rows).step(losses, 256, lambda x: x)
+        values.step(losses, 256, lambda x: x)
     return values
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from diffrl.advantages import group_advantages, weighted_sum
-from diffrl.trainers.algorithm import optimiser_steps, sample_pairs
+from diffrl.trainers.algorithm import sample_pairs
+from diffrl.trainers.microbatches import optimiser_steps
 
 
 def scores_with_gaps() -> tuple[torch.Tensor, torch.Tensor]:

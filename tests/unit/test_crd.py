@@ -14,8 +14,9 @@ from tiny import count_forwards, scramble
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.run.train import Run
-from diffrl.trainers.algorithm import Scored, Step, optimiser_steps, sample_pairs
+from diffrl.trainers.algorithm import Scored, Step, sample_pairs
 from diffrl.trainers.crd import CRD, anchor_strength, external_reward
+from diffrl.trainers.microbatches import optimiser_steps
 from diffrl.trainers.rows import Rows
 
 REDNESS = {"plugin": str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"}
