@@ -26,6 +26,7 @@ from diffrl.report.page import escape, figure, grid, keys, page, picture, sectio
 from diffrl.report.plots import Axis, Line, Point, chart, scatter
 
 COLORS = 7  # of the style sheet's series; the last one is grey
+MANY = 16  # entries: charts are wider then
 FEW = 8  # lines of what was left out that are shown at once
 COSTS = {"images": "images scored", "forwards": "network forwards", "seconds": "time on one core"}
 WHERE = {"seconds": "`diffrl league cost` measures them", "forwards": "`diffrl league cost` counts them"}
@@ -76,9 +77,17 @@ def _body(league: League) -> str:
 
 
 POINTING = (
-    "Curves are the evaluations during training, means over seeds; a click on an entry's name shows its own with their "
-    "95 % intervals. A Pareto front is of the means."
+    "Curves are the evaluations during training, means over seeds; clicks on names, or on a group's, show those curves "
+    "alone, with their 95 % intervals. A Pareto front is of the means."
 )
+KINDS = {
+    "base": "Methods",
+    "wrapper": "Around a method",
+    "stack": "Together",
+    "teacher": "Distilled",
+    "offline": "On drawn images",
+    "search": "No training",
+}
 CLAIMS = (
     "Holds, or the opposite holds: the difference from the other entry, paired by seed, is larger than half its 95 % "
     "interval. Not parted: it is not, with these seeds. Each claim is judged by itself: of forty, two part by chance. "
@@ -118,7 +127,10 @@ def _color(entry: Entry) -> str:
 
 
 def _track(place: int, track: Track, results: Sequence[Result]) -> str:
-    legend = keys([(one.entry.number, _color(one.entry), one.entry.title) for one in results])
+    groups: dict[str, list[tuple[int, str, str]]] = {}
+    for one in results:
+        row = (one.entry.number, _color(one.entry), one.entry.title)
+        groups.setdefault(KINDS.get(one.entry.kind, one.entry.kind), []).append(row)
     cards = [_scatter(track, results, name) for name in track.judged]
     cards += [_hacking(track, results, proxy, gold) for proxy in track.proxy for gold in track.gold if proxy != gold]
     costly = dict.fromkeys((*track.judged, track.named("variety")))
@@ -126,7 +138,12 @@ def _track(place: int, track: Track, results: Sequence[Result]) -> str:
     images = "" if track.images is None else f"; {track.images:,} images"
     gold = f"; gold: {', '.join(track.gold)}" if track.gold else "; no gold beside it"
     about = f"Trained on {', '.join(track.proxy)}{gold}{images}. {track.shows} {POINTING}"
-    return section(track.name, legend + grid([card for card in cards if card]), about)
+    charts = grid([card for card in cards if card], "wide" if _many(results) else "")
+    return section(track.name, keys(groups) + charts, about)
+
+
+def _many(results: Sequence[Result]) -> bool:
+    return len(results) > MANY
 
 
 def _lower(track: Track, name: str) -> str:
@@ -142,7 +159,8 @@ def _scatter(track: Track, results: Sequence[Result], name: str) -> str:
     if not points:
         return ""
     _, corners = pareto(track, results, name)
-    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, description=f"{track.name}: {name} against variety")
+    about = f"{track.name}: {name} against variety"
+    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, wide=_many(results), description=about)
     kind = "gold" if name in track.gold else "proxy"
     tag = ", ".join(part for part in (kind, _lower(track, name)) if part)
     svg = scatter(points, corners, (1.0, 0.0), axis)
@@ -165,9 +183,8 @@ def _hacking(track: Track, results: Sequence[Result], proxy: str, gold: str) -> 
             lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves, ring))
     if not lines:
         return ""
-    axis = Axis(
-        x=f"gain in {proxy}", y=f"gain in {gold}", score=True, description=f"{track.name}: {gold} against {proxy}"
-    )
+    about = f"{track.name}: {gold} against {proxy}"
+    axis = Axis(x=f"gain in {proxy}", y=f"gain in {gold}", score=True, wide=_many(results), description=about)
     rings = [("ink", "ring", "from here on it falls")] if any(line.ring is not None for line in lines) else []
     return figure(f"{gold} against {proxy}", chart(lines, axis), "over the training", rings)
 
@@ -193,7 +210,8 @@ def _cost_panel(track: Track, results: Sequence[Result], value: str, axis: str) 
     if not lines:
         text = f"No entry of this track has {axis} along its curve. {WHERE.get(axis, '')}".replace("`", "")
         return f'<p class="note">{escape(text.strip())}</p>'
-    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", description=f"{track.name}: {value} by {axis}")
+    about = f"{track.name}: {value} by {axis}"
+    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", wide=_many(results), description=about)
     missing = f'<p class="note">Not known for {escape(", ".join(without))}.</p>' if without else ""
     return chart(lines, where) + missing
 

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,10 @@ def section(title: str, body: str, note: str = "") -> str:
 
 
 def grid(cards: Sequence[str], kind: str = "") -> str:
-    """Cards side by side, as many as fit; nothing when there are none. `kind`: "" (charts), "tiles" or "strips"."""
+    """Cards side by side, as many as fit; nothing when there are none.
+
+    `kind`: "" (charts), "wide" (charts with many curves), "tiles" or "strips".
+    """
     return str(_ELEMENTS.grid(cards, kind)) if cards else ""
 
 
@@ -100,9 +103,9 @@ def switch(name: str, panels: Sequence[tuple[str, str]]) -> str:
     return str(_ELEMENTS.switch(name, panels))
 
 
-def keys(entries: Sequence[tuple[int, str, str]]) -> str:
-    """The legend of numbered curves, each `(number, colour, text)`."""
-    return str(_ELEMENTS.keys(entries))
+def keys(groups: Mapping[str, Sequence[tuple[int, str, str]]]) -> str:
+    """The legend of numbered curves by the name of their group, each `(number, colour, text)`."""
+    return str(_ELEMENTS.keys(groups))
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), kind: str = "facts") -> str:

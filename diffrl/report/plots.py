@@ -27,6 +27,7 @@ LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen
 _SIZE = (3.5, 2.25)  # inches of 72 units: drawn about as wide as a phone, so that text keeps its size there
 _TALL = (3.5, 3.0)
+_WIDE = 1.4  # times as large, where many curves share the axes; more is too small to read on a phone
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "diffrl",
@@ -91,13 +92,14 @@ class Axis:
     level: tuple[float, str] | None = None
     time: bool = False  # x is in seconds
     score: bool = False  # x is a score
+    wide: bool = False  # for many curves, and wide cards
     description: str = field(default="", kw_only=True)  # for readers who do not see it
 
 
 def chart(lines: Sequence[Line], axis: Axis) -> str:
     """Curves over one pair of axes, as an `<svg>` element."""
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(_TALL if axis.score else _SIZE)
+        figure, axes = _figure(_TALL if axis.score else _SIZE, axis.wide)
         for line in lines:
             xs, ys = _thin(line.xs, line.ys)
             style = {"dashed": "--"}.get(line.kind, "-")
@@ -128,7 +130,7 @@ def scatter(
 ) -> str:
     """Points with their intervals and numbers, the corners of their Pareto front joined, and where training began."""
     with matplotlib.rc_context(_STYLE | {"axes.grid.axis": "both"}):
-        figure, axes = _figure(_TALL)
+        figure, axes = _figure(_TALL, axis.wide)
         if len(front) > 1:
             color = _PLACEHOLDER["muted"]
             axes.plot(*zip(*front, strict=True), color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=2, gid="front")
@@ -289,13 +291,16 @@ def spans_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > 50 * min(values)
 
 
-def _figure(size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size)
+def _figure(size: tuple[float, float] = _SIZE, wide: bool = False) -> tuple[Figure, Axes]:
+    times = _WIDE if wide else 1.0
+    width, height = size[0] * times, size[1] * times
+    figure = Figure(figsize=(width, height))
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
-    low, high = 0.45 / size[1], 1 - 0.09 / size[1]
-    figure.subplots_adjust(left=0.17, right=0.965, bottom=low, top=high)  # fixed: a layout engine doubles the time
-    axes.yaxis.set_label_coords(-0.165, 0.5)
+    low, high = 0.45 / height, 1 - 0.09 / height
+    left, right = 0.17 / times, 1 - 0.035 / times
+    figure.subplots_adjust(left=left, right=right, bottom=low, top=high)  # fixed: a layout engine doubles the time
+    axes.yaxis.set_label_coords(-0.131 / times / (right - left), 0.5)
     return figure, axes
 
 

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from league_file import ROOT, league_of_brakes
@@ -19,7 +19,7 @@ from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.league import plan
 from diffrl.report.groups import Value
-from diffrl.report.league import write_league, write_league_table
+from diffrl.report.league import KINDS, write_league, write_league_table
 from diffrl.report.league_data import front, hacking_curve, ranks, read_league, turned, verdict
 from diffrl.report.league_table import LIMITS, headlines, rows
 from diffrl.report.plots import clear_of
@@ -127,6 +127,17 @@ def test_the_shipped_claims_can_be_tested() -> None:
             there = [entry, *([] if one.against is None else [league.entries[one.against]])]
             assert all(each.on(one.track) is not None for each in there)
             assert one.name in (*league.tracks[one.track].proxy, *league.tracks[one.track].gold, "variety")
+
+
+def test_a_legend_groups_entries_by_kind(tmp_path: Path) -> None:
+    facts = league(*(result(entry=name) for name in ("a", "b", "c")))
+    for name, kind in (("a", "base"), ("b", "wrapper"), ("c", "base")):
+        facts["entries"][name]["kind"] = kind
+    legend = drawn(tmp_path, facts).split('<div class="keys">')[1].split("</div>")[0]
+    groups = {line.split("<")[0]: re.findall(r'data-entry="(.)"', line) for line in legend.split('class="group">')[1:]}
+    assert groups == {KINDS["base"]: ["1", "3"], KINDS["wrapper"]: ["2"]}
+    kinds = get_args(plan.Entry.model_fields["kind"].annotation)
+    assert {*kinds} - {plan.PART} == KINDS.keys()
 
 
 def test_the_page_of_the_finished_results(brakes: dict[str, Any], tmp_path: Path) -> None:

@@ -33,16 +33,18 @@ for (const choice of document.querySelectorAll("select.only")) {
     }
   });
 }
-// A click on an entry's name shows its curve alone, with its interval.
-for (const key of document.querySelectorAll(".key")) {
-  key.tabIndex = 0;
-  key.setAttribute("role", "button");
-  const choose = () => {
-    const entry = key.classList.contains("on") ? null : key.dataset.entry;
-    for (const part of document.querySelectorAll("[data-entry]")) {
-      part.classList.toggle("on", part.dataset.entry === entry);
-    }
-  };
-  key.addEventListener("click", choose);
-  key.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(); });
+// A click on an entry's name shows its curve, with its interval, and hides those that were not chosen; one on a group's
+// name chooses the group.
+const choose = (entries) => {
+  const parts = [...document.querySelectorAll("[data-entry]")].filter((part) => entries.includes(part.dataset.entry));
+  const on = !parts.every((part) => part.classList.contains("on"));
+  parts.forEach((part) => part.classList.toggle("on", on));
+};
+for (const name of document.querySelectorAll(".keys span")) {
+  const keys = name.matches(".group") ? [...name.parentElement.querySelectorAll(".key")] : [name];
+  const click = () => choose(keys.map((key) => key.dataset.entry));
+  name.tabIndex = 0;
+  name.setAttribute("role", "button");
+  name.addEventListener("click", click);
+  name.addEventListener("keydown", (event) => { if (event.key === "Enter") click(); });
 }
