@@ -18,19 +18,24 @@ from diffrl.records.disk import write_text
 from diffrl.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]  # of a checkout
+CODE = ("diffrl", "rewards", "configs", "scripts", "pyproject.toml")
 
 
 def commit() -> str:
-    """The checkout's commit, with "+" where files differ from it; `diffrl VERSION` where the package is installed."""
+    """The checkout's commit, with "+" where code or configs differ from it, and not for results that were added;
+    `diffrl VERSION` where the package is installed."""
     if (ROOT / "pyproject.toml").is_file():
-        command = ["git", "describe", "--always", "--dirty=+"]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            done = _git("describe", "--always")
+            if done.returncode == 0:
+                return done.stdout.strip() + "+" * (_git("diff", "--quiet", "HEAD", "--", *CODE).returncode != 0)
         except OSError:  # no git
-            return f"diffrl {__version__}"
-        if done.returncode == 0:
-            return done.stdout.strip()
+            pass
     return f"diffrl {__version__}"
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
 
 
 def result_of(

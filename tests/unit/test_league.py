@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,20 @@ def test_a_digest_is_of_names_and_numbers() -> None:
     assert digest(one) == digest(dict(reversed(one.items()))) != digest(one | {"b": torch.full((3,), 1e-30)})
 
 
-def test_without_a_checkout_a_result_says_the_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert commit()
+def test_a_result_says_the_commit_or_the_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("diffrl.league.results.ROOT", tmp_path)
     assert commit().startswith("diffrl ")
+    for name in ("pyproject.toml", "diffrl/code.py", "assets/results/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one")
+    named = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], [*named, "commit", "-qm", "one"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    clean = commit()
+    (tmp_path / "assets/results/a.json").write_text("another")
+    assert commit() == clean and not clean.endswith("+"), "results are not what made them"
+    (tmp_path / "diffrl/code.py").write_text("another")
+    assert commit() == clean + "+"
 
 
 @pytest.mark.parametrize(
