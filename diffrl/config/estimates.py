@@ -68,13 +68,16 @@ class Groups(Advantages):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        base: Any = config.objective_section
-        std = base.advantage_std if config.gardo is None else config.gardo.advantage_std or base.advantage_std
-        owner = f"{config.method.name}.advantage_std"
-        if config.gardo is not None and config.gardo.advantage_std is not None:
-            owner = "gardo.advantage_std"
+        std, owner = advantage_std(config)
         if self.agree == "floor" and std != "group":
             raise Problem("advantages.agree", f'"floor" is a least std of the group, but {owner} is "{std}"')
+
+
+def advantage_std(config: Any) -> tuple[str, str]:
+    """What divides the advantages ("" without any), and the key that says so: GARDO's, where it has one."""
+    if config.gardo is not None and config.gardo.advantage_std is not None:
+        return config.gardo.advantage_std, "gardo.advantage_std"
+    return getattr(config.objective_section, "advantage_std", ""), f"{config.method.name}.advantage_std"
 
 
 RULES: dict[str, type[Advantages]] = {"groups": Groups}

@@ -15,6 +15,7 @@ from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.door import imported, load
+from diffrl.config.estimates import advantage_std
 from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
@@ -89,6 +90,10 @@ def build_gradients(config: Config) -> Gradients:
     if marble is None or (marble.mode in TOTALS and not marble.measure):  # there is one column of advantages
         return SumOfLosses()
     steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+    std, owner = advantage_std(config)
+    if marble.mode == "amortised" and std == "none":  # its coefficients are of normalised gradients
+        text = "between marble's solving steps the rewards of the largest scale decide; take batch or group"
+        log.warning('%s is "none": %s', owner, text)
     return Marble(list(config.rewards), steps_per_epoch=steps, **marble.model_dump())
 
 

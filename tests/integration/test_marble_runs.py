@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_resume import final_tensors, run_and_die
 
 from diffrl.config import load_config
 from diffrl.records.tracking import read_metrics
+from diffrl.run.parts import build_gradients
 from diffrl.run.train import Run, train
 
 COLOUR = """
@@ -33,6 +35,7 @@ class Colour:
         return not self.word or self.word in prompt.split()
 """
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde"}, "grpo": {"beta": 0.04, "clip": 0.2}}
+GARDO = {"gardo": {"auxiliary": ["jpeg"], "advantage_std": "none"}, "watch": {"jpeg": {}}}
 CRD = {"objective": "crd", "rollout": {"groups": 4}, "crd": {"anchor_guidance": 1.5}}
 
 
@@ -65,6 +68,20 @@ def test_every_batch_carries_every_reward(write) -> None:
         steps = json.loads(metrics["marble/steps"])
         assert len(steps) == 2 and all(None not in step["norm"] for step in steps)
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "sections", "warned"),
+    [
+        ("amortised", {"nft": {"advantage_std": "none"}}, "nft.advantage_std"),
+        ("amortised", GARDO, "gardo.advantage_std"),
+        ("amortised", {}, None),
+        ("fresh", {"nft": {"advantage_std": "none"}}, None),
+    ],
+)
+def test_coefficients_of_rewards_on_scales_of_their_own(write, caplog, mode: str, sections: dict, warned) -> None:
+    build_gradients(load_config(write("run", mode, **sections)))
+    assert re.findall(r'(\S+) is "none"', caplog.text) == ([warned] if warned else [])
 
 
 @pytest.mark.parametrize("sections", [{}, GRPO, CRD], ids=["nft", "grpo", "crd"])
