@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from diffrl.league.experiments import Experiment, linked
+from diffrl.league.plan import League, read_league
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "experiments.yaml"
@@ -21,11 +22,13 @@ def experiments(path: Path = LIST) -> list[Experiment]:
 
     An entry of `overrides` may be a list: YAML can refer to one, and not join two. `axes`: an entry for each
     combination of their values, which stand for {AXIS} in name and config; the overrides that they may have come first.
+    `like`: config, minutes and first overrides are those of an entry of the league, TRACK/ENTRY.
     """
     told = yaml.safe_load(path.read_text())
     defaults = told.pop("defaults", {})
-    found = []
-    for name, row in (one for entry in told.items() for one in combinations(*entry)):
+    league, found = read_league(), []
+    rows = [(name, as_its_entry(row, league) if "like" in row else row) for name, row in told.items()]
+    for name, row in (one for entry in rows for one in combinations(*entry)):
         row = defaults | row
         settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}
         row["seeds"] = tuple(row["seeds"])
@@ -33,6 +36,14 @@ def experiments(path: Path = LIST) -> list[Experiment]:
         row["overrides"] = tuple(itertools.chain.from_iterable(parts))
         found.append(Experiment(name=name, out=RESULTS / f"{name}.json", settings=settings, **row))
     return linked(found)
+
+
+def as_its_entry(row: dict[str, Any], league: League) -> dict[str, Any]:
+    """A row with what it has of the entry that it is `like`."""
+    track, name = row.pop("like").split("/")
+    entry = league.experiment(track, name, RESULTS, seeds=1)
+    more = [*entry.overrides, *row.get("overrides", [])]
+    return {"config": entry.config, "minutes": entry.minutes} | row | {"overrides": more}
 
 
 def combinations(name: str, row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

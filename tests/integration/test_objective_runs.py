@@ -100,11 +100,13 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
     found = []
     for pieces in (1, 4):
-        optimise = {"accumulation": pieces, "inner_epochs": 2, "batch_size": 16}
+        # Short steps: an element of A whose gradient is all rounding may go either way, by one of them.
+        optimise = {"accumulation": pieces, "inner_epochs": 2, "batch_size": 16, "learning_rate": 1e-4}
         run = make(f"{name} {pieces}", **{**ALL[name], "optimise": optimise})
         run.loop.run_epoch(0)
         found.append(run.policy.state("default"))
-    assert same_lora(*found, whole=1e-4)
+    assert same_lora(*found)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=3e-5)
 
 
 def _train(paths: dict[str, Path], folder: Path, world: int) -> None:
