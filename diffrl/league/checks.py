@@ -116,8 +116,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _pairs(config: Config, track: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(gold, what is trained or read in training) by the names of their rewards, without what the track declares."""
-    read = [*config.rewards, *read_on_training_images(config), *(name.rpartition("/")[2] for name in track["proxy"])]
+    """(gold, what is trained or read in training) by the names of their rewards, without what the track declares.
+
+    A proxy of the track that the config neither trains nor watches, as a teacher of one reward, is none of them.
+    """
+    known = {**config.rewards, **config.watch}
+    proxies = [name for name in (str(proxy).rpartition("/")[2] for proxy in track["proxy"]) if name in known]
+    read = [*config.rewards, *read_on_training_images(config), *proxies]
     for gold in track["gold"]:
         for name in dict.fromkeys(read):
             if name not in track["shared"]:
@@ -215,7 +220,7 @@ def fresh(run: Run, task: Task, result: Verdict, known: tuple[Judged, Judged]) -
     result.facts |= {"secret": secret, "fresh_prompts": len(prompts) if len(prompts) >= FEWEST else 0}
     base, tuned = known
     other, again = (judge(run, one, new, task.per_prompt, seed=secret) for one in (None, run.judged))
-    names = [*task.track["proxy"], *task.track["gold"]]
+    names = [name for name in (*task.track["proxy"], *task.track["gold"]) if name in tuned.by_prompt]
     rows = {}
     for name in names:
         pairs = [(a.by_prompt[name] - b.by_prompt[name]) for a, b in ((tuned, base), (again, other))]

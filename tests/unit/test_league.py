@@ -15,7 +15,7 @@ import torch
 from diffrl.cli.main import main
 from diffrl.config import Config
 from diffrl.league import checks
-from diffrl.league.checks import excess, fresh_prompts, same, shared_prompts
+from diffrl.league.checks import before_training, excess, fresh_prompts, same, shared_prompts
 from diffrl.league.experiments import Experiment
 from diffrl.league.judge import digest
 from diffrl.league.plan import OTHERS, PART, League, read_league
@@ -59,6 +59,16 @@ def test_every_entry_gets_its_tracks_images_and_is_judged_alike(
         if "shows" in one.league:
             assert Path(one.league["strip"]).suffix == ".webp"
     assert set(judged) == set(league.tracks) == {"verifier", "clip", "ocr", "preference", "five", "turbo"}
+
+
+def test_a_part_of_an_entry_trains_some_of_the_tracks_proxies_and_passes_its_checks(
+    league: League, every: Mapping[str, Experiment]
+) -> None:
+    parts = [one for name, one in every.items() if league.entries[name.partition("/")[2]].kind == PART]
+    assert parts
+    for one in parts:
+        assert set(one.read.rewards) < set(one.league["proxy"]), one.name
+        assert before_training(one.read, one.league, 10).passed, one.name
 
 
 def test_entries_name_a_page_a_claim_and_at_most_eight_trials(league: League) -> None:
