@@ -28,10 +28,10 @@ def say(text: str) -> None:
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        unheard(sys.stderr)
+        discard(sys.stderr)
 
 
-def unheard(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Let a stream whose reader is gone end in nothing, with what is in its buffer, which Python flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

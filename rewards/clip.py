@@ -240,14 +240,14 @@ def clip_bytes(model: str, pretrained: str | None, precision: str) -> int | None
 
     name = _open_clip_name(model, pretrained)
     if name.startswith("local-dir:"):
-        told = json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
+        config = json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
     else:
-        told = open_clip.get_model_config(name)
-    if told is None or precision not in PRECISIONS:
+        config = open_clip.get_model_config(name)
+    if config is None or precision not in PRECISIONS:
         return None
-    kind = open_clip.CustomTextCLIP if told.get("custom_text") else open_clip.CLIP
+    kind = open_clip.CustomTextCLIP if config.get("custom_text") else open_clip.CLIP
     with torch.device("meta"):
-        made = kind(**{key: value for key, value in told.items() if key != "custom_text"})
+        made = kind(**{key: value for key, value in config.items() if key != "custom_text"})
     return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
 
 

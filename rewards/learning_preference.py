@@ -88,8 +88,8 @@ class LearningPreference(LearnsFromReferences):
                 gaps = [self.scores(better) - self.scores(worse) for better, worse in observed]
             gap = torch.cat([*gaps, self.learner.parameters[0].new_zeros(0)])
             sums = torch.stack([pair_loss(gap).sum(), (gap > 0).sum(), gap.sum(), gap.new_tensor(len(gap))])
-            *told, images = reduce(sums).tolist()
-            loss, accuracy, mean = (total / max(images, 1.0) for total in told)
+            *totals, images = reduce(sums).tolist()
+            loss, accuracy, mean = (total / max(images, 1.0) for total in totals)
             figures = figures or {"loss": loss, "accuracy": accuracy, "gap": mean}
             chosen = [self.overtaken(one, mean) for one in gaps]
             count = sum(int(one.sum()) for one in chosen)

@@ -71,9 +71,9 @@ class Remote:
         self._path = _path(reward)
         self.name = str(about["name"])
         self.identity = str(about["identity"])
-        heard = _abilities(about)
-        self._restricted, batch_size = bool(heard.pop("applies")), heard.pop("batch_size")
-        vars(self).update({name: value for name, value in heard.items() if value is not None})
+        declared = _abilities(about)
+        self._restricted, batch_size = bool(declared.pop("applies")), declared.pop("batch_size")
+        vars(self).update({name: value for name, value in declared.items() if value is not None})
         self._limits = wire.Limits(
             min(one["limits"]["images"] for one in described), min(one["limits"]["bytes"] for one in described)
         )
@@ -181,7 +181,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
 
 def _abilities(about: Mapping[str, Any]) -> dict[str, Any]:
     """What a server says of its reward's abilities."""
-    return {name: one.heard(about[name]) for name, one in ABILITIES.items() if one.told is not None}
+    return {name: one.from_json(about[name]) for name, one in ABILITIES.items() if one.to_json is not None}
 
 
 def _check_same(url: str, about: Mapping[str, Any], reward: str, arguments: Mapping[str, Any]) -> None:

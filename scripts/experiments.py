@@ -24,10 +24,10 @@ def experiments(path: Path = LIST) -> list[Experiment]:
     combination of their values, which stand for {AXIS} in name and config; the overrides that they may have come first.
     `like`: config, minutes and first overrides are those of an entry of the league, TRACK/ENTRY.
     """
-    told = yaml.safe_load(path.read_text())
-    defaults = told.pop("defaults", {})
+    content = yaml.safe_load(path.read_text())
+    defaults = content.pop("defaults", {})
     league, found = read_league(), []
-    rows = [(name, as_its_entry(row, league) if "like" in row else row) for name, row in told.items()]
+    rows = [(name, as_its_entry(row, league) if "like" in row else row) for name, row in content.items()]
     for name, row in (one for entry in rows for one in combinations(*entry)):
         row = defaults | row
         settings = {key: row.pop(key) for key in ("prompts", "per_prompt")}

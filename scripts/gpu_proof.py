@@ -86,14 +86,14 @@ def all_parts(shop: Workshop | None) -> list[Part]:
 def count(names: list[str], shop: Workshop, path: Path, free: float, say: Any) -> None:
     """What doctor counts for these parts on a device with `free` bytes, into the file, after each of them."""
     for name in names:
-        mark, told = time.monotonic(), ""
+        mark, outcome = time.monotonic(), ""
         try:
             overrides, fit = shop.estimates.fitting(name, shop.written(name, "counted"), free)
-            told = f"{fit.total / 2**30:.1f} GiB {' '.join(overrides)}".rstrip()
+            outcome = f"{fit.total / 2**30:.1f} GiB {' '.join(overrides)}".rstrip()
         except UserError as error:
-            told = str(error)
+            outcome = str(error)
         shop.estimates.write(path)
-        say(f"{name}: {told} ({time.monotonic() - mark:.0f} s)")
+        say(f"{name}: {outcome} ({time.monotonic() - mark:.0f} s)")
 
 
 def chosen(parts: list[Part], only: list[str]) -> list[Part]:

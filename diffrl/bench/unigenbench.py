@@ -25,10 +25,15 @@ def read(folder: Path) -> list[Item]:
     items = []
     for where, row in rows_of(path, ("index", "prompt_en", "sub_dims_en")):
         about = parsed(row["sub_dims_en"], where)
-        points, told = about.get("Testpoints"), about.get("Testpoint Description")
-        if not points or not isinstance(points, list) or not isinstance(told, list) or len(told) != len(points):
+        points, descriptions = about.get("Testpoints"), about.get("Testpoint Description")
+        if (
+            not points
+            or not isinstance(points, list)
+            or not isinstance(descriptions, list)
+            or len(descriptions) != len(points)
+        ):
             raise UserError(f"{where}: expected lists of one length under Testpoints and Testpoint Description")
-        request = words.request(row["prompt_en"], points, told, where)
+        request = words.request(row["prompt_en"], points, descriptions, where)
         items.append(Item(row["prompt_en"], {"points": points, "request": request}, {"vlm": len(points)}))
     return items
 
@@ -61,11 +66,11 @@ class _Words:
         except (ValueError, KeyError) as error:
             raise UserError(f"{path}: the request's words are not plain text there ({error})") from error
 
-    def request(self, prompt: str, points: list[str], told: list[str], where: str) -> str:
+    def request(self, prompt: str, points: list[str], descriptions: list[str], where: str) -> str:
         for point in points:
             if point not in self.meanings:
                 raise UserError(f'{where}: unknown test point "{point}"{nearest(point, self.meanings)}')
-        lists = (((p, self.meanings[p]) for p in points), zip(points, told, strict=True))
+        lists = (((p, self.meanings[p]) for p in points), zip(points, descriptions, strict=True))
         texts = []
         for head, pairs in zip(self.heads, lists, strict=True):
             texts.append(f"{head}:「" + "".join(f"\n{point}: {text}" for point, text in pairs) + "\n」")

@@ -110,7 +110,7 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.report.dial import sentence
     from diffrl.sharing.dial import dial as turn
 
-    result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_told)
+    result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_show_progress)
     print(_points(result))
     print(textwrap.fill(sentence(result), 80))
     chosen = result["points"][result["chosen"]]
@@ -127,7 +127,7 @@ def _folder(given: Path | None, default: Path) -> Path:
     return out
 
 
-def _told(title: str) -> None:
+def _show_progress(title: str) -> None:
     print(f"measured: {title}", flush=True)
 
 

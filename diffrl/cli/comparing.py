@@ -127,14 +127,10 @@ def _run(members: list[Member], arguments: argparse.Namespace) -> int:
         print(f"{done} of {len(members)} runs are done already")
     jobs, one_thread = arguments.jobs or 1, arguments.jobs is not None
     try:
-        failed = run_jobs([member.job for member in waiting], jobs, one_thread, _told)
+        failed = run_jobs([member.job for member in waiting], jobs, one_thread)
     except Interrupted as ended:
         say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     command = shlex.join(["diffrl", *sys.argv[1:]])
     print(conclude(members, {job.name for job in failed}, command, arguments.out))
     return 1 if failed else 0
-
-
-def _told(line: str) -> None:
-    print(line, flush=True)

@@ -37,7 +37,7 @@ from diffrl.cli.rewards import add_rewards
 from diffrl.cli.search import add_search
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
-from diffrl.errors import UserError, nearest, say, unheard
+from diffrl.errors import UserError, discard, nearest, say
 from diffrl.records.disk import check_writable, out_file
 from diffrl.version import __version__
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         leave_peers(130)
         return 130
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python flushes once more at exit
-        unheard(sys.stdout)
+        discard(sys.stdout)
         return 1
     except Exception as error:
         code, text = _explain(error)

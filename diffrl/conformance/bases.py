@@ -18,10 +18,10 @@ def over_bases(subject: Subject) -> str:
     """Each format is its dequantised self, every LoRA matrix moves, the ratio is exactly 1, the LoRA the full one's."""
     if type(subject.fp32.network).__name__.startswith("UNet"):
         return "not offered: a UNet is mostly convolutions"
-    told = []
+    results = []
     for base in ROUND:
         if base == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-            told.append("nf4 not tried: bitsandbytes is missing")
+            results.append("nf4 not tried: bitsandbytes is missing")
             continue
         policy = subject.policy(base=base)
         scramble(policy)
@@ -39,8 +39,8 @@ def over_bases(subject: Subject) -> str:
                 raise Failed(f"{base}: no gradient of {name}")
             if not (away := float((value - other).norm() / other.norm())) < 1e-5:
                 raise Failed(f"{base}: {name} is {away:.2g} of its size from the dequantised model's, at most 1e-5")
-        told.append(f"{base} {bits:.2f} bits")
-    return f"{', '.join(told)} a weight; as the dequantised model"
+        results.append(f"{base} {bits:.2f} bits")
+    return f"{', '.join(results)} a weight; as the dequantised model"
 
 
 def dequantise(policy: Policy) -> None:

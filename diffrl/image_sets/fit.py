@@ -225,7 +225,7 @@ def judged(scores: np.ndarray, pairs: Pairs, seed: int) -> dict[str, Any]:
 def lines(figures: dict[str, Any], reward: str) -> list[str]:
     """What the command says of a fit."""
     low, high = figures["interval"]
-    told = [
+    summary = [
         f"{figures['pairs']} pairs and {figures['ties']} ties on {figures['prompts']} prompts; held out: "
         f"{figures['held_out_pairs']} pairs on {figures['held_out_prompts']} prompts",
         f"accuracy     {figures['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}); {reward} itself: "
@@ -234,4 +234,4 @@ def lines(figures: dict[str, Any], reward: str) -> list[str]:
         f"calibration  off by {figures['calibration_error']:.3f} on average:",
     ]
     rows = figures["calibration"]
-    return told + [f"             said {mean:.2f}, right {share:.2f}, {count} pairs" for mean, share, count in rows]
+    return summary + [f"             said {mean:.2f}, right {share:.2f}, {count} pairs" for mean, share, count in rows]

@@ -55,7 +55,7 @@ def _of_seed(one: Experiment, part: dict[str, object], runs: Path) -> Verdict:
     run, direction = opened(task)
     try:
         result = verdict(run, task, known_to_all(run, direction, task))
-        if (told := part.get("lora")) and told != digest(run.policy.state(run.judged)):
+        if (recorded := part.get("lora")) and recorded != digest(run.policy.state(run.judged)):
             result.caught.append(f"the LoRA in {task.folder} is not the one that the result is of")
     finally:
         run.close()

@@ -97,13 +97,13 @@ def trained_prompts(config: Config) -> list[str]:
 
 def shared_prompts(trained: Sequence[str], judged: Sequence[Prompt]) -> list[str]:
     """The judged prompts that are trained on, in any order of their words."""
-    said, words = set(), set()
+    contents, words = set(), set()
     for text in trained:
         caption = understood(text)
-        said.add(_content(text))
+        contents.add(_content(text))
         if caption is None:  # of the playground two orders of words may say two things, of other texts nobody knows
             words.add(_words(text))
-    return [p.text for p in judged if _content(p.text) in said or _words(p.text) in words]
+    return [p.text for p in judged if _content(p.text) in contents or _words(p.text) in words]
 
 
 def _content(text: str) -> str:

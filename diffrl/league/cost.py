@@ -55,7 +55,7 @@ def measure_all(chosen: Sequence[Experiment], out: Path, command: str) -> int:
     waiting = [one for one in chosen if one.name not in read_costs(out)]
     with tempfile.TemporaryDirectory() as folder:
         jobs = [_job(one, Path(folder), file, command) for one in waiting]
-        return len(run_jobs(jobs, 1, one_thread=True, report=lambda line: print(line, flush=True)))
+        return len(run_jobs(jobs, 1, one_thread=True))
 
 
 def _job(one: Experiment, folder: Path, file: Path, command: str) -> Job:

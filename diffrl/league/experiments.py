@@ -85,8 +85,8 @@ class Experiment:
 
         Values that are defaults do not count: a key that the schema gets later changes no name.
         """
-        told = self._of(self.read.model_dump(mode="json", exclude_defaults=True))
-        asked = json.dumps([self.asked() | {"config": told}, seed], sort_keys=True, default=str)
+        config = self._of(self.read.model_dump(mode="json", exclude_defaults=True))
+        asked = json.dumps([self.asked() | {"config": config}, seed], sort_keys=True, default=str)
         return f"{self.name.replace('/', '-')}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
     def needs(self) -> set[str]:

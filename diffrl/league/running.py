@@ -49,10 +49,10 @@ def run_all(
     waiting += [pair for f, pair in missing.items() if f not in there and not (f / "lora").is_dir()]
     drawn = {set_folder(word, words, runs): words for e, _ in waiting for word, words in e.sets.items()}
     draw = [_drawing(folder, words) for folder, words in drawn.items() if not (folder / "images.jsonl").is_file()]
-    failed = len(run_jobs(draw, jobs, one_thread=True, report=_told))
+    failed = len(run_jobs(draw, jobs, one_thread=True))
     for later in (False, True):  # what builds on others waits for all of them
         part = [job_of(e, seed, runs, command(e), after) for e, seed in waiting if bool(e.after) == later]
-        failed += len(run_jobs(part, jobs, one_thread=True, report=_told))
+        failed += len(run_jobs(part, jobs, one_thread=True))
     return failed
 
 
@@ -64,14 +64,14 @@ def job_of(
     tag = f"{experiment.name_of(seed)}-{seed}"
     task = task_of(experiment, seed, runs)
     places = places_of(experiment, seed, runs)
-    told, part = runs / f"task-{tag}.json", runs / f"part-{tag}.json"
-    told.write_text(json.dumps(asdict(task) | {"out": part}, default=str), encoding="utf-8")
+    task_file, part = runs / f"task-{tag}.json", runs / f"part-{tag}.json"
+    task_file.write_text(json.dumps(asdict(task) | {"out": part}, default=str), encoding="utf-8")
 
     def done() -> None:
         merge(experiment, part, command, {place: word for word, place in places.items()})
         after()
 
-    words = [sys.executable, "-m", "diffrl.league.seed", str(told)]
+    words = [sys.executable, "-m", "diffrl.league.seed", str(task_file)]
     return Job(f"{experiment.name}, seed {seed}", words, runs / f"log-{tag}.txt", task.folder, done)
 
 
@@ -100,7 +100,3 @@ def set_folder(word: str, words: Sequence[str], runs: Path) -> Path:
 def _drawing(folder: Path, words: Sequence[str]) -> Job:
     command = [sys.executable, "-m", "diffrl", "draw-set", *words, "--out", str(folder)]
     return Job(f"image set {folder.name}", command, folder.with_name(f"log-{folder.name}.txt"))
-
-
-def _told(line: str) -> None:
-    print(line, flush=True)

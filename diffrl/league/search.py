@@ -65,7 +65,7 @@ def searched(task: Task) -> dict[str, Any]:
                 judging += time.perf_counter() - mark
             else:
                 continue
-            curve.append({"samples": count * len(images), **_told(found)})
+            curve.append({"samples": count * len(images), **_logged(found)})
         _show(images, task)
         checked = before_training(run.config, task.track, task.prompts)
         alike(run, task, checked)
@@ -94,5 +94,5 @@ def _show(images: Tensor, task: Task, base: bool = False) -> None:
         save_strip(images[:: task.per_prompt][:SHOWN], base_strip(task.strip) if base else task.strip)
 
 
-def _told(judged: Judged) -> dict[str, float]:
+def _logged(judged: Judged) -> dict[str, float]:
     return {f"eval/{name}": round(value, 5) for name, value in judged.means.items() if value is not None}

@@ -90,9 +90,9 @@ def _refuse_quantised(source: str, index: Mapping[str, Any]) -> None:
     """UserError if the network's weights are in fewer bits already: a LoRA is put in, and merged, over full ones."""
     for name in ("transformer", "unet"):
         if index.get(name, [None])[0] is not None:
-            told = AutoencoderKL.load_config(source, subfolder=name).get("quantization_config")
-            if told is not None:
-                method = told.get("quant_method", "some way") if isinstance(told, dict) else "some way"
+            settings = AutoencoderKL.load_config(source, subfolder=name).get("quantization_config")
+            if settings is not None:
+                method = settings.get("quant_method", "some way") if isinstance(settings, dict) else "some way"
                 text = f'model: the {name} of "{source}" is quantised already ({method}); give the full model'
                 raise UserError(f"{text}, and engine.base: int8, fp8 or nf4")
 

@@ -98,8 +98,8 @@ def _judged(result: Mapping[str, Any]) -> str:
         change = number(row["point"] - row["last"])
         if row["low"] is not None:
             change += f" [{number(row['low'])}, {number(row['high'])}]"
-        said = {True: "better", False: "worse", None: ""}[row["better"]]
-        cells = [row["name"], row["role"], *(number(row[key]) for key in ("base", "last", "point")), change, said]
+        verdict = {True: "better", False: "worse", None: ""}[row["better"]]
+        cells = [row["name"], row["role"], *(number(row[key]) for key in ("base", "last", "point")), change, verdict]
         rows.append([escape(cell) for cell in cells])
     return table(rows, ["", "", "base model", "last checkpoint", "healthy point", "difference", ""], "numbers")
 

@@ -143,11 +143,11 @@ def _applying(bench: Bench) -> Bench:
 
 def _once(results: Sequence[Result]) -> list[Result]:
     """Without the findings that repeat an exception told before: the first one names the checks that it ended, too."""
-    told: dict[str, list[Result]] = {}
+    by_text: dict[str, list[Result]] = {}
     for result in results:
         raised = not result.passed and result.detail.startswith(RAISED)
-        told.setdefault(result.detail if raised else result.title, []).append(result)
-    also = [(first, ", ".join(result.title for result in more)) for first, *more in told.values()]
+        by_text.setdefault(result.detail if raised else result.title, []).append(result)
+    also = [(first, ", ".join(result.title for result in more)) for first, *more in by_text.values()]
     return [replace(first, detail=f"{first.detail} (also in: {titles})") if titles else first for first, titles in also]
 
 

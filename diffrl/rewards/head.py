@@ -58,9 +58,9 @@ class Head:
 def save_head(head: Head, path: Path) -> None:
     """Write it as safetensors. Raises DiskError."""
     tensors = {"weight": head.weight, "bias": head.bias, "probes": head.probes}
-    told = {"reward": head.reward, "arguments": dict(head.arguments), "figures": dict(head.figures)}
+    metadata = {"reward": head.reward, "arguments": dict(head.arguments), "figures": dict(head.figures)}
     with replacing(path) as temporary:
-        temporary.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, {KEY: json.dumps(told)}))
+        temporary.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, {KEY: json.dumps(metadata)}))
 
 
 def load_head(path: str) -> Head:
@@ -69,9 +69,9 @@ def load_head(path: str) -> Head:
         raise UserError(f'fitted: no file "{path}"; `diffrl rewards fit SET --out {path}` writes one')
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {})[KEY])
+            metadata = json.loads((file.metadata() or {})[KEY])
             tensors = {name: file.get_tensor(name) for name in ("weight", "bias", "probes")}
-        head = Head(**tensors, **{name: told[name] for name in ("reward", "arguments", "figures")})
+        head = Head(**tensors, **{name: metadata[name] for name in ("reward", "arguments", "figures")})
         fine = head.weight.ndim == 1 and head.bias.ndim == 0 and isinstance(head.arguments, dict)
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"fitted: {path} is not a head that `diffrl rewards fit` wrote") from error

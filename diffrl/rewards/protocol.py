@@ -187,17 +187,17 @@ class Ability:
     """What is to be known of an ability; see `Reward` for what each of them means.
 
     default: of a reward that does not declare it. lack: what a declared value lacks, "" if nothing. methods: that come
-    with it. kept: it stays where the work is moved or its scores are kept (`diffrl.rewards.wrappers`). told, heard: a
-    server's word of it as JSON, and what a client makes of that (KeyError, TypeError, ValueError); None: it is not
-    served.
+    with it. kept: it stays where the work is moved or its scores are kept (`diffrl.rewards.wrappers`). to_json,
+    from_json: a server's word of it as JSON, and what a client makes of that (KeyError, TypeError, ValueError); None:
+    it is not served.
     """
 
     default: Any
     lack: Callable[[Any], str]
     methods: tuple[str, ...] = ()
     kept: bool = True
-    told: Callable[[Any], Any] | None = None
-    heard: Callable[[Any], Any] = lambda value: value
+    to_json: Callable[[Any], Any] | None = None
+    from_json: Callable[[Any], Any] = lambda value: value
 
 
 def _flag(value: object) -> str:
@@ -247,7 +247,7 @@ def _grid(value: Any) -> str:
 
 # All that a reward may declare: whoever wraps, checks, serves or describes rewards reads it here.
 ABILITIES: dict[str, Ability] = {
-    "groupwise": Ability(False, _flag, told=bool, heard=_bool),
+    "groupwise": Ability(False, _flag, to_json=bool, from_json=_bool),
     "batchwise": Ability(False, _flag, methods=("describe", "gains"), kept=False),
     "columns": Ability(None, _columns),
     "maps": Ability(None, _grid, methods=("map",), kept=False),
@@ -259,20 +259,20 @@ ABILITIES: dict[str, Ability] = {
     "applies": Ability(
         None,
         lambda value: "" if value is None or callable(value) else "is not a method (prompt, metadata) -> bool",
-        told=lambda value: value is not None,
-        heard=_bool,
+        to_json=lambda value: value is not None,
+        from_json=_bool,
     ),
     "figures": Ability(None, _figures),
     "breakdown": Ability(None, _breakdown),
     "rewrite": Ability(None, lambda value: "" if value is None or callable(value) else "is not a method"),
     "footprint": Ability(None, lambda value: "" if value is None or callable(value) else "is not a static method"),
-    "batch_size": Ability(None, _size, told=lambda value: value, heard=_count),
+    "batch_size": Ability(None, _size, to_json=lambda value: value, from_json=_count),
     "device": Ability(None, lambda value: ""),
     "card": Ability(
         None,
         lambda value: "" if value is None or isinstance(value, Card) else "is not a diffrl.rewards.Card",
-        told=lambda card: card and card.to_json(),
-        heard=lambda values: None if values is None else Card.from_json(values),
+        to_json=lambda card: card and card.to_json(),
+        from_json=lambda values: None if values is None else Card.from_json(values),
     ),
 }
 

@@ -281,8 +281,8 @@ class Scorer:
             part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
             out[batch] = self._call(name, part, owners)
             if keys is not None and name in self.learning:
-                told = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                self.learning[name].observe(part, *told)
+                context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
+                self.learning[name].observe(part, *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""

@@ -159,7 +159,7 @@ class Host:
             "arguments": essential(served.arguments),
             "identity": self.identities[name],
             "limits": asdict(self.options.limits),
-            **{name: one.told(ability(reward, name)) for name, one in ABILITIES.items() if one.told is not None},
+            **{name: one.to_json(ability(reward, name)) for name, one in ABILITIES.items() if one.to_json is not None},
         }
 
     def signed(self, name: str, content: dict[str, Any]) -> JSONResponse:

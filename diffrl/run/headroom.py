@@ -7,9 +7,9 @@ name        meaning
 best_of     E[max of n scores of a prompt], without replacement, over the prompts: what choosing one of n would give
 spread      root mean variance inside groups: what the advantages are made of
 noise       root mean square of what a score moves by under changes of its image that nobody sees (`near_identical`)
-heard       1 - (noise / spread)^2 in [0, 1]: the share of the spread that is not noise
+reliability 1 - (noise / spread)^2 in [0, 1]: the share of the spread that is not noise
 conflict    Spearman's correlation of two rewards inside a group, mean over groups
-expected    the gain to be expected of training: `GAIN` times what the best of G has above the mean, times `heard`
+expected    the gain to be expected of training: `GAIN` times what the best of G has above the mean, times `reliability`
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from diffrl.run.learning import meet
 from diffrl.run.scouting import rank_correlation
 from diffrl.seeds import noise as noise_of
 
-# What training has gained of what the best of G has above the mean, times `heard`: middle and range of the shipped
-# recipes with one reward, as scripts/trials/headroom.py finds them. Their budgets differ, so it is no law.
+# What training has gained of what the best of G has above the mean, times `reliability`: middle and range of the
+# shipped recipes with one reward, as scripts/trials/headroom.py finds them. Their budgets differ, so it is no law.
 GAIN, GAIN_RANGE = 0.5, (0.35, 0.85)
 FLAT = 1e-6  # a spread below this share of the mean's size is none
 MOST_FLAT = 0.8  # share of groups without signal from which a recipe wastes its images
-LEAST_HEARD = 0.5  # of the spread
+LEAST_RELIABILITY = 0.5  # of the spread
 SURE = 2.0  # standard errors
 
 
@@ -171,7 +171,7 @@ def _reward(table: Tensor, noise: float) -> dict[str, Any]:
     within = table.std(1, correction=0)
     spread = float(within.square().mean().sqrt())
     flat = within <= FLAT * table.abs().mean(1).clamp_min(1e-3)
-    heard = 1.0 if math.isnan(noise) else max(0.0, 1 - (noise / spread) ** 2) if spread else 0.0
+    reliability = 1.0 if math.isnan(noise) else max(0.0, 1 - (noise / spread) ** 2) if spread else 0.0
     mean, error = _mean_and_error(gains[:, -1])
     ends = (GAIN_RANGE[0] * max(mean - SURE * error, 0.0), GAIN_RANGE[1] * (mean + SURE * error))
     powers = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= table.shape[1]]
@@ -187,9 +187,13 @@ def _reward(table: Tensor, noise: float) -> dict[str, Any]:
         "without_signal": float(flat.double().mean()),
         "noise": None if math.isnan(noise) else noise,
         "below_noise": None if math.isnan(noise) else float((within <= noise).double().mean()),
-        "heard": heard,
+        "reliability": reliability,
         "best_of": curve,
-        "expected_gain": {"value": GAIN * heard * mean, "low": heard * ends[0], "high": heard * ends[1]},
+        "expected_gain": {
+            "value": GAIN * reliability * mean,
+            "low": reliability * ends[0],
+            "high": reliability * ends[1],
+        },
     }
 
 
@@ -206,7 +210,7 @@ def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[st
         return f"{stop}it applies to none of the first epoch's prompts", False
     if reward["without_signal"] > MOST_FLAT:
         return f"{stop}in {reward['without_signal']:.0%} of the groups all images score alike", False
-    if reward["heard"] < LEAST_HEARD:
+    if reward["reliability"] < LEAST_RELIABILITY:
         return (
             f"{stop}changes that nobody sees move it by {reward['noise']:.3g}, its groups by {reward['spread']:.3g}",
             False,

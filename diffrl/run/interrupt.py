@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from diffrl.errors import say, unheard
+from diffrl.errors import discard, say
 
 log = logging.getLogger("diffrl")
 EXIT_CODE = 75  # "temporary failure, try again" of sysexits.h: a scheduler that re-queues on it goes on with --resume
@@ -85,6 +85,6 @@ class Output:
         try:
             work()
         except OSError as error:
-            unheard(sys.stdout)
-            said = error.strerror or str(error)
-            log.warning("nobody reads the output any more (%s): the run goes on without it", said)
+            discard(sys.stdout)
+            reason = error.strerror or str(error)
+            log.warning("nobody reads the output any more (%s): the run goes on without it", reason)

@@ -77,13 +77,13 @@ def judges_of(config: Config) -> Judges:
 
 def footprint(reward: type, arguments: Mapping[str, Any]) -> int | None:
     """Bytes of the weights that a reward built with these arguments has on its device; None: it does not say."""
-    said = ability(reward, "footprint")
-    if said is None:
+    estimate = ability(reward, "footprint")
+    if estimate is None:
         return None
     parameters = inspect.signature(reward).parameters.items()
     defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
     try:
-        size = said(**defaults | dict(arguments))
+        size = estimate(**defaults | dict(arguments))
         return None if size is None else int(size)
     except UserError:
         raise

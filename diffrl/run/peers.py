@@ -109,8 +109,8 @@ class Peers:
             with contextlib.suppress(OSError, ValueError):
                 link, _ = server.accept()
                 link.settimeout(2)
-                told, rank = link.makefile("rb", buffering=0).readline(64).decode().split()
-                if secrets.compare_digest(told, token):
+                secret, rank = link.makefile("rb", buffering=0).readline(64).decode().split()
+                if secrets.compare_digest(secret, token):
                     self._links[link] = int(rank)
 
     @contextlib.contextmanager
@@ -171,7 +171,7 @@ class Peers:
         if error is not None and not self._word:
             text = getattr(error, "signal", "SIGINT") if signalled else f"ended: {in_one_line(error)}"
             code = EXIT_CODE if signalled else 2 if isinstance(error, UserError) else 1
-            self._word = {"rank": self.rank, "code": code, "text": text, "told": True}
+            self._word = {"rank": self.rank, "code": code, "text": text, "printed": True}
         self._tell(self._word or {"code": 0})
         if error is not None and self.rank:
             with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ class Peers:
             # What became of a peer comes first: a launcher's signal follows from it.
             for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._woken):
                 if key.fileobj is not self._woken:
-                    self._hear(key.fileobj, key.data)
+                    self._receive(key.fileobj, key.data)
                 elif not all(numbers := self._woken.recv(64)):
                     return
                 elif named := [signal.Signals(number).name for number in numbers if number in SIGNALS]:
@@ -216,7 +216,7 @@ class Peers:
                     self._end()
                 last = time.monotonic() + 0.2  # the main thread is about to end, or keeps something
 
-    def _hear(self, link: Any, begun: bytearray) -> None:
+    def _receive(self, link: Any, begun: bytearray) -> None:
         """What has come from another process; nothing at all comes where that is gone."""
         received = b""
         with contextlib.suppress(OSError):
@@ -260,7 +260,7 @@ class Peers:
             with contextlib.suppress(OSError):  # whoever cannot be told is seen to be gone when it is listened to
                 link.sendall(b"\n" if word is None else json.dumps(word).encode() + b"\n")
 
-    def _error(self, rank: int, code: int, text: str, told: bool = False) -> Exception:
+    def _error(self, rank: int, code: int, text: str, printed: bool = False) -> Exception:
         host, pid = self.table[rank]
         who = f"rank {rank} (process {pid} on {host})"
         if code == EXIT_CODE:
@@ -270,7 +270,7 @@ class Peers:
         error = TrainingError(f"{who} {text}")
         mine = self.table[self.rank][0]
         first = next((r for r, (where, _) in enumerate(self.table) if where == mine and r != rank), self.rank)
-        error.quiet = first != self.rank or (told and host == mine)  # one line on every machine
+        error.quiet = first != self.rank or (printed and host == mine)  # one line on every machine
         return error
 
     def _final(self, cause: BaseException) -> BaseException:

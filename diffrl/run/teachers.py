@@ -78,8 +78,10 @@ def _check_model(key: str, run: Path, model: str) -> None:
     One model may have a hub's name there and a folder here, so the last words of both are compared.
     """
     try:
-        told = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
+        trained_on = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return
-    if Path(str(told)).name.lower() != Path(model).name.lower():
-        raise UserError(f"{key}: {run} was trained on {told}, and this run's model is {model}: a teacher has the same")
+    if Path(str(trained_on)).name.lower() != Path(model).name.lower():
+        raise UserError(
+            f"{key}: {run} was trained on {trained_on}, and this run's model is {model}: a teacher has the same"
+        )

@@ -32,8 +32,14 @@ class Job:
     done: Callable[[], object] = lambda: None
 
 
-def run_jobs(jobs: Iterable[Job], at_once: int, one_thread: bool, report: Callable[[str], object]) -> list[Job]:
-    """Run the commands in their order, `at_once` at a time; the jobs that failed, each told in one line.
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def run_jobs(
+    jobs: Iterable[Job], at_once: int, one_thread: bool, report: Callable[[str], object] = _print
+) -> list[Job]:
+    """Run the commands in their order, `at_once` at a time; the jobs that failed, each reported in one line.
 
     A job whose folder another process holds, such as one that a killed sweep has left behind, waits for its end in a
     place of its own. With several GPUs each place has one of them.
@@ -147,5 +153,5 @@ def _last_error(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
         lines = file.read().decode(errors="replace").splitlines()
-    said = [line.strip() for line in lines if line.strip()][-1:]
-    return f" ({said[0].removeprefix('diffrl: error: ')[:200]})" if said else ""
+    last = [line.strip() for line in lines if line.strip()][-1:]
+    return f" ({last[0].removeprefix('diffrl: error: ')[:200]})" if last else ""

@@ -30,8 +30,8 @@ def conclude(members: Sequence[Member], failed: Collection[str], command: str, o
     rows = [{"name": m.name, "seed": m.seed, "folder": str(m.folder), "log": str(m.log)} for m in members]
     for row, member in zip(rows, members, strict=True):
         row["state"] = "done" if member in finished else "failed" if member.job.name in failed else "not finished"
-    told = {"command": command, "diffrl_version": __version__, "runs": rows, "groups": [*map(_told, groups)]}
-    write_text(out / NAME, json.dumps(told, indent=1) + "\n")
+    content = {"command": command, "diffrl_version": __version__, "runs": rows, "groups": [*map(_to_json, groups)]}
+    write_text(out / NAME, json.dumps(content, indent=1) + "\n")
     left = len(members) - len(finished)
     head = f"{len(finished)} of {len(members)} runs are done" + (f", {left} are not" if left else "")
     if not finished:
@@ -42,7 +42,7 @@ def conclude(members: Sequence[Member], failed: Collection[str], command: str, o
     return f"{head}{what}\n{as_text(groups)}\n{more}"
 
 
-def _told(one: Group) -> dict[str, Any]:
+def _to_json(one: Group) -> dict[str, Any]:
     values = {
         name: {
             "before": _plain(one.value(name, one.epochs[0])),

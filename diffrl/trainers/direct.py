@@ -170,9 +170,9 @@ class Direct(Objective):
     ) -> Tensor:
         """(b, K) rewards of the decoded latents (b, C, h, w), 0 where a reward does not apply; with gradient."""
 
-        def judge(part: Tensor, texts: Sequence[Prompt], told: Contrast | None) -> Tensor:
+        def judge(part: Tensor, texts: Sequence[Prompt], other: Contrast | None) -> Tensor:
             images = policy.decode(part, chunk=len(part) if self.decode_chunk else None, grad=True)
-            return torch.stack([column(reward, images, texts, told) for reward in self.rewards.values()], dim=1)
+            return torch.stack([column(reward, images, texts, other) for reward in self.rewards.values()], dim=1)
 
         size = self.decode_chunk or len(latents)
         if size >= len(latents):
@@ -180,8 +180,8 @@ class Direct(Objective):
         parts = []
         for start in range(0, len(latents), size):
             here = range(start, min(start + size, len(latents)))
-            told = contrast.take(here) if contrast is not None else None
-            given = latents[start : start + size], prompts[start : start + size], told
+            other = contrast.take(here) if contrast is not None else None
+            given = latents[start : start + size], prompts[start : start + size], other
             # Chunks alone save nothing: their activations would all wait for the backward pass.
             if self.checkpoint_decoder:
                 parts.append(checkpoint(judge, *given, use_reentrant=False, preserve_rng_state=False))

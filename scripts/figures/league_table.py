@@ -24,7 +24,7 @@ def table() -> str:
     return "\n".join(parts)
 
 
-def said() -> str:
+def summary() -> str:
     """What each track's results say, a line each."""
     found = league()
     return NONE if found is None else "\n".join(f"- **{track.name}**: {text}" for track, text in headlines(found))

@@ -86,10 +86,10 @@ def suite(shop: Workshop, seconds: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     files = ["tests/gpu", "tests/unit/test_rewards_building.py"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    said = (done.stdout + done.stderr).strip()
+    output = (done.stdout + done.stderr).strip()
     if done.returncode:
-        raise RuntimeError(said[-500:])
-    return {"pytest": said.splitlines()[-1]}
+        raise RuntimeError(output[-500:])
+    return {"pytest": output.splitlines()[-1]}
 
 
 def resume(shop: Workshop, seconds: float) -> dict[str, Any]:

@@ -54,9 +54,9 @@ def terms_of(caption: Caption, scene: Scene) -> list[float]:
     return [float(right), *(float(scene.facts.get(name) == value) for name, (value, _) in BIAS.items())]
 
 
-def regressed(scores: np.ndarray, terms: np.ndarray, said: np.ndarray) -> dict[str, list[float]]:
+def regressed(scores: np.ndarray, terms: np.ndarray, attributes: np.ndarray) -> dict[str, list[float]]:
     """Coefficient and standard error of each term, beside the number of stated facts."""
-    x = np.column_stack([terms, said, np.ones(len(terms))])
+    x = np.column_stack([terms, attributes, np.ones(len(terms))])
     found, *_ = np.linalg.lstsq(x, scores, rcond=None)
     noise = ((scores - x @ found) ** 2).sum() / (len(x) - x.shape[1])
     errors = np.sqrt(np.diag(np.linalg.inv(x.T @ x)) * noise)
@@ -78,7 +78,7 @@ def main() -> None:
     pixels = torch.from_numpy(np.stack([render(scene) for _, scene in examples])).permute(0, 3, 1, 2).float() / 255
     texts = [caption.text() for caption, _ in examples]
     terms = np.array([terms_of(*example) for example in examples])
-    said = np.array([len(caption.attributes) for caption, _ in examples], float)
+    attributes = np.array([len(caption.attributes) for caption, _ in examples], float)
     points = np.array([preference_of(*example) for example in examples])
     result: dict[str, Any] = {"pairs": arguments.pairs, "figures": figures, "judged": arguments.judged}
     result["planted"] = {"right": RIGHT, **{name: value for name, (_, value) in BIAS.items()}}
@@ -90,7 +90,7 @@ def main() -> None:
             )
         correlations = {term: float(np.corrcoef(scores, terms[:, i])[0, 1]) for i, term in enumerate(TERMS)}
         result[name] = {
-            "coefficients": regressed(scores, terms, said),
+            "coefficients": regressed(scores, terms, attributes),
             "correlation with the terms": correlations,
             "correlation with the raters' points": float(np.corrcoef(scores, points)[0, 1]),
         }

@@ -49,11 +49,11 @@ def row_of(name: str) -> dict[str, Any]:
         "base_std": found["std"],
         "best_of_group": best["gain"],
         "best_of_group_error": best["error"],
-        "heard": found["heard"],
+        "reliability": found["reliability"],
         "verdict": found["verdict"],
         "expected": found["expected_gain"],
         "measured": gained,
-        "ratio": gained / (best["gain"] * found["heard"]),
+        "ratio": gained / (best["gain"] * found["reliability"]),
     }
 
 
@@ -65,7 +65,7 @@ def held(row: dict[str, Any], others: list[float]) -> bool:
     """Is the measured gain in the interval that the other recipes' ratios give?"""
     best, error = row["best_of_group"], SURE * row["best_of_group_error"]
     low, high = min(others) * max(best - error, 0.0), max(others) * (best + error)
-    return bool(row["heard"] * low <= row["measured"] <= row["heard"] * high)
+    return bool(row["reliability"] * low <= row["measured"] <= row["reliability"] * high)
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def test_each_verdict_has_its_cause() -> None:
     assert "applies to none" in rewards["absent"]["verdict"]
     expected = rewards["good"]["expected_gain"]
     assert expected["low"] < expected["value"] < expected["high"]
-    assert rewards["good"]["heard"] == pytest.approx(0.99, abs=2e-3)
+    assert rewards["good"]["reliability"] == pytest.approx(0.99, abs=2e-3)
     assert {tuple(one["rewards"]) for one in result["conflicts"]} >= {("good", "noisy"), ("good", "against")}
     text = as_text({**result, "prompts": 24, "group_size": 16, "images": 384, "versions": 96})
     assert max(map(len, text.splitlines())) <= 80
