@@ -17,7 +17,7 @@ from diffrl.rewards.learning import Learner, Reduce
 from diffrl.rewards.protocol import Card
 from diffrl.seeds import generator
 from diffrl_zoo.references import LearnsFromReferences, References, stacks
-from diffrl_zoo.vision import shared_encoder
+from diffrl_zoo.vision import encoder_bytes, shared_encoder
 
 
 def score(logits: Tensor, share: float) -> Tensor:
@@ -96,6 +96,8 @@ class Adversarial(LearnsFromReferences):
             head = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1)).to(self.device)
         self.learner = Learner(head, learning_rate, betas=(0.5, 0.999))
         self._observed: list[tuple[Tensor, Tensor]] = []  # of the epoch: references' and generated images' tokens
+
+    footprint = staticmethod(encoder_bytes)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1] by the head as it is now."""
@@ -189,6 +191,8 @@ class Similarity:
         self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
         self.device, self.batch_size = self.encoder.device, batch_size
         self._embedded: dict[tuple[str, ...], Tensor] = {}
+
+    footprint = staticmethod(encoder_bytes)
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """Whether there is a reference for the prompt."""

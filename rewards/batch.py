@@ -15,7 +15,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.references import References
-from diffrl_zoo.vision import shared_encoder
+from diffrl_zoo.vision import encoder_bytes, shared_encoder
 
 _AT_ONCE = 2**24  # float64 numbers of the matrices that are decomposed together: 128 MB
 
@@ -110,6 +110,8 @@ class _OfBatch:
         # Apple's devices have no float64.
         self._place = torch.device("cpu") if torch.device(self.device).type == "mps" else self.device
         self.width = self._embedded(torch.zeros(1, 3, 64, 64)).shape[1]
+
+    footprint = staticmethod(encoder_bytes)
 
     @torch.no_grad()
     def describe(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:

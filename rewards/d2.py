@@ -6,7 +6,7 @@ from typing import Any
 
 from diffrl.rewards.direction import Corrected, load_direction
 from diffrl.rewards.protocol import Card
-from diffrl.rewards.registry import load_reward, takes
+from diffrl.rewards.registry import footprint, load_reward, takes
 
 
 class D2(Corrected):
@@ -36,3 +36,10 @@ class D2(Corrected):
             arguments["device"] = device
         base = load_reward(reward, **arguments)
         super().__init__(base, learned.identity.omega if omega is None else omega, learned, reward)
+
+    @staticmethod
+    def footprint(
+        reward: str, device: str | None, omega: float | None, direction: str = "", **arguments: Any
+    ) -> int | None:
+        """Bytes of the corrected reward's weights."""
+        return footprint(reward, arguments)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.vision import shared_encoder
+from diffrl_zoo.vision import encoder_bytes, shared_encoder
 
 RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}
 
@@ -79,6 +79,8 @@ class Diversity:
         self.encoder = shared_encoder(features, model, pretrained, device, precision, "diversity")
         self.mode, self.batch_size, self.device = mode, batch_size, self.encoder.device
         self.card = replace(type(self).card, range=RANGES[mode])
+
+    footprint = staticmethod(encoder_bytes)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:

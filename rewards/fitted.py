@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffrl.rewards.head import load_head
 from diffrl.rewards.protocol import Card, Embedder, ability
-from diffrl.rewards.registry import load_reward, takes
+from diffrl.rewards.registry import footprint, load_reward, takes
 
 
 class Fitted:
@@ -44,6 +44,12 @@ class Fitted:
         accuracy = self.head.figures.get("accuracy")
         known = f"; {accuracy:.0%} of held-out pairs right" if isinstance(accuracy, float) else ""
         self.card = replace(type(self).card, measures=f"{type(self).card.measures} (on {self.head.reward}{known})")
+
+    @staticmethod
+    def footprint(head: str, **_: Any) -> int | None:
+        """Bytes of the weights of the reward whose embeddings the head reads."""
+        fitted = load_head(head)
+        return footprint(fitted.reward, fitted.arguments)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""

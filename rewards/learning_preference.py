@@ -17,7 +17,7 @@ from diffrl.errors import UserError
 from diffrl.rewards.direction import embedder
 from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
-from diffrl.rewards.registry import load_reward, takes
+from diffrl.rewards.registry import footprint, load_reward, takes
 from diffrl_zoo.clip import fit
 from diffrl_zoo.references import LearnsFromReferences, References
 
@@ -44,6 +44,20 @@ class LearningPreference(LearnsFromReferences):
         self.device, self.batch_size = ability(self.base, "device"), ability(self.base, "batch_size")
         self._observed: list[Pairs] = []  # of the epoch: references and images
         self._beside: list[Pairs] = []  # of the epoch: pairs that are learned from whatever they score
+
+    @staticmethod
+    def footprint(
+        reward: str,
+        device: str | None,
+        references: str,
+        learning_rate: float,
+        steps: int,
+        layers: int = 0,
+        preferences: str = "",
+        **arguments: Any,
+    ) -> int | None:
+        """Bytes of the preference model's weights, without the copies of what learns."""
+        return footprint(reward, arguments)
 
     @abstractmethod
     def scores(self, inputs: Inputs, first: bool = False) -> Tensor:

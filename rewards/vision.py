@@ -13,18 +13,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import UserError, nearest
-from diffrl_zoo.clip import PRECISIONS, ClipModel, fit, pick_device, shared_clip
+from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, fit, pick_device, shared_clip
 
 FEATURES = ("clip", "transformers")
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
-def transformers_bytes(kind: str, model: str, precision: str) -> int | None:
-    """Of the weights that transformers' `kind` loads for a model, by its config alone; None if there is none here."""
+def transformers_bytes(kind: str, model: str, precision: str, half: bool = False) -> int | None:
+    """Of the weights that transformers' `kind` loads for a model, by its config alone; None if there is none here.
+
+    half: of models of image and text the image's half alone.
+    """
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(model)
+        if half and config.model_type in ("siglip", "clip"):
+            config = config.vision_config
         with torch.device("meta"):
             made = getattr(transformers, kind).from_config(config)
         return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
@@ -148,6 +153,13 @@ def shared_vision(model: str, device: str | None, precision: str, reward: str) -
         if key not in _models:
             _models[key] = VisionModel(model, place, precision, reward)
         return _models[key]
+
+
+def encoder_bytes(features: str, model: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
+    """Bytes of the weights of a `shared_encoder`: the `footprint` of a reward that looks through one."""
+    if features == "clip":
+        return clip_bytes(model, pretrained, precision)
+    return transformers_bytes("AutoModel", model, precision, half=True)
 
 
 def shared_encoder(

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.resources import hub_failure, import_file, where
 from diffrl.rewards import local
-from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
+from diffrl.rewards.protocol import Reward, ability, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
 
 GROUP = "diffrl.rewards"
@@ -172,6 +172,27 @@ def takes(name_or_path: str, parameter: str) -> bool:
     if local.is_local(name_or_path) and not inspect.isclass(local.find(name_or_path)):
         return False
     return parameter in inspect.signature(load_class(name_or_path)).parameters
+
+
+def footprint(name_or_path: str, arguments: Mapping[str, Any]) -> int | None:
+    """Bytes of the weights that the reward has on its device, built with these arguments; None: it does not say.
+
+    Raises UserError for an unknown name, and for what the reward's own `footprint` refuses or fails with.
+    """
+    reward, inner = load_class(name_or_path), split_name(name_or_path)[1]
+    estimate = ability(reward, "footprint")
+    if estimate is None:
+        return None
+    parameters = inspect.signature(reward).parameters.items()
+    defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
+    wrapped = {} if inner is None else {"reward": inner}
+    try:
+        size = estimate(**defaults | wrapped | dict(arguments))
+        return None if size is None else int(size)
+    except UserError:
+        raise
+    except Exception as error:  # a plugin's own code
+        raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error
 
 
 def load_class(name_or_path: str) -> type:

@@ -6,17 +6,15 @@ for each of them; what scoring itself takes, a batch's activations, is not count
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from diffrl.config import Config
 from diffrl.config.reward import Watched, read_on_training_images
-from diffrl.errors import UserError, in_one_line
-from diffrl.rewards.protocol import ability
-from diffrl.rewards.registry import load_class, takes
+from diffrl.errors import UserError
+from diffrl.rewards.building import CHANGING
+from diffrl.rewards.registry import declares, footprint, takes
 
 RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured
 
@@ -25,8 +23,8 @@ RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16
 class Judges:
     """Bytes by the rewards' names: on the device all the time; offloaded, beside sampling; offloaded, apart.
 
-    unknown: those on the device that do not say what they take. keys: `offload` of those that do, by the config's.
-    trained: names of those that score training images, too; evaluations ask the others alone.
+    unknown: those on the device that do not say what they take. keys: `offload` of those that do and can be moved, by
+    the config's. trained: names of those that score training images, too; evaluations ask the others alone.
     """
 
     resident: Mapping[str, int]
@@ -62,30 +60,15 @@ def judges_of(config: Config) -> Judges:
         key = json.dumps([plugin, entry.arguments], sort_keys=True, default=repr)
         again = key in sizes
         try:
-            size = sizes[key] = sizes[key] if again else footprint(load_class(plugin), entry.arguments)
+            size = sizes[key] = sizes[key] if again else footprint(plugin, entry.arguments)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         if size is None:
             unknown.append(name)
         elif size:
-            keys.append(f"{'rewards' if name in config.rewards else 'watch'}.{name}.offload")
+            if not any(declares(plugin, able) for able in CHANGING):
+                keys.append(f"{'rewards' if name in config.rewards else 'watch'}.{name}.offload")
             place = places["apart" if entry.offload == "apart" else "beside" if entry.offload else "stays"]
             place |= {} if again else {name: size}
     trained = frozenset([*config.rewards, *read_on_training_images(config)])
     return Judges(places["stays"], places["beside"], places["apart"], tuple(unknown), tuple(keys), trained)
-
-
-def footprint(reward: type, arguments: Mapping[str, Any]) -> int | None:
-    """Bytes of the weights that a reward built with these arguments has on its device; None: it does not say."""
-    estimate = ability(reward, "footprint")
-    if estimate is None:
-        return None
-    parameters = inspect.signature(reward).parameters.items()
-    defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
-    try:
-        size = estimate(**defaults | dict(arguments))
-        return None if size is None else int(size)
-    except UserError:
-        raise
-    except Exception as error:  # a plugin's own code
-        raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error

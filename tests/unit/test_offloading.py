@@ -19,12 +19,12 @@ from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
-from diffrl.rewards.registry import load_class, load_reward
+from diffrl.rewards.registry import footprint, load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.advice import advise
 from diffrl.run.buffers import Alive
 from diffrl.run.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
-from diffrl.run.judges import RATE, footprint, judges_of
+from diffrl.run.judges import RATE, judges_of
 from diffrl.run.parts import prepare_engine
 
 MIB = 2**20
@@ -159,6 +159,13 @@ def test_rewards_make_way_where_they_must(config_file: Any, sized: str) -> None:
     assert found is not None and found[1] == ["watch.sized.offload=apart"] and found[0].total < beside
 
 
+def test_rewards_that_learn_or_judge_batches_are_counted_and_stay(config_file: Any) -> None:
+    names = ("adversarial_preference", "vendi", "preference")
+    found = judges_of(load_config(config_file("run"), [f"rewards.{name}.device=cuda" for name in names]))
+    assert set(names) <= found.resident.keys() and not set(found.unknown) & set(names)
+    assert set(found.keys) & {f"rewards.{name}.offload" for name in names} == {"rewards.preference.offload"}
+
+
 def test_doctor_tells_the_seconds_of_copies(config_file: Any, sized: str, capsys: pytest.CaptureFixture) -> None:
     path = config_file("run")
     words = [f"rewards.sized.plugin={sized}", "rewards.sized.mib=4096", "rewards.sized.offload=true"]
@@ -175,18 +182,35 @@ def test_footprints_are_the_weights_that_are_loaded() -> None:
     for name, arguments in (("clip", {}), ("clip", {"precision": "fp16"}), ("preference", {}), ("aesthetic", {})):
         reward = load_reward(name, device="cpu", **arguments)
         real = {id(p): p.nbytes for module in modules_of(reward) for p in module.parameters()}
-        assert footprint(load_class(name), arguments) == pytest.approx(sum(real.values()), rel=0.03)
+        assert footprint(name, arguments) == pytest.approx(sum(real.values()), rel=0.03)
 
 
 def test_footprints_of_published_weights() -> None:
     """A ViT-H/14 has as many parameters in open_clip as PickScore says, and a served model none here."""
-    pickscore = footprint(load_class("pickscore"), {"precision": "fp16"})
-    assert pickscore == footprint(load_class("hpsv2"), {"precision": "fp16"}) == 986_109_441 * 2
-    assert footprint(load_class("imagereward"), {}) == pytest.approx(1.8e9, rel=0.02)
+    pickscore = footprint("pickscore", {"precision": "fp16"})
+    assert pickscore == footprint("hpsv2", {"precision": "fp16"}) == 986_109_441 * 2
+    assert footprint("imagereward", {}) == pytest.approx(1.8e9, rel=0.02)
     v2 = {"head": "v2"}
-    assert footprint(load_class("aesthetic"), v2) == 427_616_513 * 4 < (footprint(load_class("geneval"), {}) or 0)
-    assert footprint(load_class("vlm"), {"server": "http://there/v1"}) == 0 == footprint(load_class("ocr"), {})
-    assert footprint(load_class("vlm"), {"model": "no/model"}) is None
+    assert footprint("aesthetic", v2) == 427_616_513 * 4 < (footprint("geneval", {}) or 0)
+    assert footprint("vlm", {"server": "http://there/v1"}) == 0 == footprint("ocr", {})
+    assert footprint("vlm", {"model": "no/model"}) is None
+    half = {"precision": "fp16"}
+    for name in ("d2:pickscore", "adversarial_preference", "reform"):
+        inner = {} if ":" in name else {"reward": "pickscore"}
+        assert footprint(name, half | inner | ({"direction": "none.safetensors"} if ":" in name else {})) == pickscore
+
+
+def test_footprints_of_image_encoders(tmp_path: Path) -> None:
+    """Of a model of image and text in transformers' format the image's half alone is loaded."""
+    from transformers import CLIPConfig, CLIPModel
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = CLIPModel(CLIPConfig(text_config=small, vision_config=small, projection_dim=16))
+    model.config.save_pretrained(tmp_path)
+    real = sum(parameter.nbytes for parameter in model.vision_model.parameters())
+    given = {"features": "transformers", "model": str(tmp_path)}
+    for name in ("adversarial", "similarity", "diversity", "vendi", "frechet"):
+        assert footprint(name, given) == real and footprint(name, {}) == footprint("clip", {})
 
 
 def test_what_is_refused_is_one_line(config_file: Any, sized: str, capsys: pytest.CaptureFixture) -> None:
