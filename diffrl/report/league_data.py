@@ -49,7 +49,8 @@ class Track:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method. `number` is what charts call it; `expects`: its claim in a form that can be tested."""
+    """A method. `number` is what charts call it; `expects`: its claim in a form that can be tested; `contributed`: it
+    came from outside the package."""
 
     name: str
     number: int
@@ -59,6 +60,7 @@ class Entry:
     claim: str
     trials: int | None
     expects: tuple[Mapping[str, Any], ...]
+    contributed: bool
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,15 @@ def _track(path: Path, name: str, one: Mapping[str, Any]) -> Track:
 
 def _entry(number: int, name: str, one: Mapping[str, Any]) -> Entry:
     texts = {key: str(one.get(key) or "") for key in ("kind", "page", "claim")}
-    texts["kind"] += ", contributed" if one.get("others") else ""
-    expects = tuple(one.get("expects") or ())
-    title, trials = str(one.get("title") or name), one.get("trials")
-    return Entry(name=name, number=number, title=title, trials=trials, expects=expects, **texts)
+    return Entry(
+        name=name,
+        number=number,
+        title=str(one.get("title") or name),
+        trials=one.get("trials"),
+        expects=tuple(one.get("expects") or ()),
+        contributed=bool(one.get("others")),
+        **texts,
+    )
 
 
 def _result(path: Path, track: Track, entry: Entry, one: Mapping[str, Any]) -> Result:

@@ -118,7 +118,7 @@ COLUMNS = (
     _each("forwards", lambda one: "–" if one.cost["forwards"] is None else f"{one.cost['forwards']:,.0f}"),
     _each("seconds", lambda one: "–" if one.cost["seconds"] is None else f"{one.cost['seconds']:.0f}"),
     _each("memory (MiB)", lambda one: "–" if one.cost["mib"] is None else f"{one.cost['mib']:.0f}"),
-    _each("kind", lambda one: one.entry.kind or "–"),
+    _each("kind", lambda one: (one.entry.kind or "–") + (", contributed" if one.entry.contributed else "")),
     _each("trials", lambda one: _or_dash(one.entry.trials)),
     _each("seeds", lambda one: str(one.seeds)),
     _each("check", _checked),

@@ -176,9 +176,9 @@ def test_the_pages_of_the_docs_read_the_same_file(
     brakes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(league_table, "FILE", tmp_path / "league.json")
-    assert league_table.said() == league_table.table() == "Not run yet."
+    assert league_table.summary() == league_table.table() == "Not run yet."
     written(tmp_path, brakes)
-    assert league_table.said().startswith("- **preference**: Of 14 entries (12.3k images each) 14 raise preference,")
+    assert league_table.summary().startswith("- **preference**: Of 14 entries (12.3k images each) 14 raise preference,")
     assert "| DiffusionNFT | +1.533 ± 0.027 | 5–10 |" in league_table.table(), "the track stands above its table"
 
 
