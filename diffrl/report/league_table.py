@@ -21,6 +21,8 @@ LIMITS = (
     "is seen only by held-out rewards and by people.",
     "Guidance and many steps: most entries train without guidance at 6 to 10 steps. With 28 to 40 guided steps a "
     "method that trains on a sampler's steps has more of them, and other variances.",
+    "Another solver: all is drawn as in the training, mostly by six steps of dpm2. Other solvers, or more steps, can "
+    "show more of what a method learned, and change the order.",
     "Half precision, many GPUs and long runs: everything is float32 on one core, for some thousand images. What "
     "collapses after a hundred times as many is not seen.",
     "What may carry over is what follows from the equations: which methods take the same step, what a brake stops, "
