@@ -16,6 +16,7 @@ from diffrl.errors import UserError, nearest
 from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, fit, pick_device, shared_clip
 
 FEATURES = ("clip", "transformers")
+HALVES = {"siglip": "SiglipVisionModel", "clip": "CLIPVisionModel"}  # of image and text: what has the image's half
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -28,7 +29,7 @@ def transformers_bytes(kind: str, model: str, precision: str, half: bool = False
 
     try:
         config = transformers.AutoConfig.from_pretrained(model)
-        if half and config.model_type in ("siglip", "clip"):
+        if half and config.model_type in HALVES:
             config = config.vision_config
         with torch.device("meta"):
             made = getattr(transformers, kind).from_config(config)
@@ -45,15 +46,15 @@ class VisionModel:
     """
 
     def __init__(self, model: str, device: torch.device, precision: str, reward: str) -> None:
-        from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionModel, SiglipVisionModel
+        import transformers
 
         if precision not in PRECISIONS:
             raise UserError(f'{reward}: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        halves: dict[str, Any] = {"siglip": SiglipVisionModel, "clip": CLIPVisionModel}
         try:
-            config = AutoConfig.from_pretrained(model)
-            network = halves.get(config.model_type, AutoModel).from_pretrained(model, dtype=PRECISIONS[precision])
-            processor = AutoImageProcessor.from_pretrained(model)
+            config = transformers.AutoConfig.from_pretrained(model)
+            kind = getattr(transformers, HALVES.get(config.model_type, "AutoModel"))
+            network = kind.from_pretrained(model, dtype=PRECISIONS[precision])
+            processor = transformers.AutoImageProcessor.from_pretrained(model)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f'{reward}: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.model: Any = network.eval().requires_grad_(False).to(device)

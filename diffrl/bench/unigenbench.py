@@ -25,15 +25,10 @@ def read(folder: Path) -> list[Item]:
     items = []
     for where, row in rows_of(path, ("index", "prompt_en", "sub_dims_en")):
         about = parsed(row["sub_dims_en"], where)
-        points, descriptions = about.get("Testpoints"), about.get("Testpoint Description")
-        if (
-            not points
-            or not isinstance(points, list)
-            or not isinstance(descriptions, list)
-            or len(descriptions) != len(points)
-        ):
+        points, texts = about.get("Testpoints"), about.get("Testpoint Description")
+        if not (points and isinstance(points, list) and isinstance(texts, list) and len(points) == len(texts)):
             raise UserError(f"{where}: expected lists of one length under Testpoints and Testpoint Description")
-        request = words.request(row["prompt_en"], points, descriptions, where)
+        request = words.request(row["prompt_en"], points, texts, where)
         items.append(Item(row["prompt_en"], {"points": points, "request": request}, {"vlm": len(points)}))
     return items
 

@@ -20,6 +20,11 @@ from diffrl.rewards.wrappers import Cached, identity_of
 CHANGING = {"learns": "learns, so it changes while it trains", "batchwise": "judges whole batches"}
 
 
+def unmovable(reward: object) -> str | None:
+    """Why a reward, or its class, can be neither kept nor moved; None: it can."""
+    return next((why for able, why in CHANGING.items() if ability(reward, able)), None)
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a config says of one reward. `plugin`: a name or `path/to/file.py:Class`. `column`: of its answers."""
@@ -52,7 +57,7 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
         if key not in plain:
             plain[key] = load_reward(entry.plugin, **arguments)
         reward = plain[key]
-        why = next((why for able, why in CHANGING.items() if ability(reward, able)), None)
+        why = unmovable(reward)
         if why is not None and (entry.offload or entry.cache is not None):
             asked = "offload" if entry.offload else "cache"
             raise UserError(f'{name}: {asked}: the reward "{entry.plugin}" {why}; leave it out')

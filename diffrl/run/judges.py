@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from diffrl.config import Config
 from diffrl.config.reward import Watched, read_on_training_images
 from diffrl.errors import UserError
-from diffrl.rewards.building import CHANGING
-from diffrl.rewards.registry import declares, footprint, takes
+from diffrl.rewards.building import unmovable
+from diffrl.rewards.registry import footprint, load_class, takes
 
 RATE = 10e9  # bytes a second between main memory and a device: PCIe 4.0 with 16 lanes; assumed, not measured
 
@@ -66,7 +66,7 @@ def judges_of(config: Config) -> Judges:
         if size is None:
             unknown.append(name)
         elif size:
-            if not any(declares(plugin, able) for able in CHANGING):
+            if unmovable(load_class(plugin)) is None:
                 keys.append(f"{'rewards' if name in config.rewards else 'watch'}.{name}.offload")
             place = places["apart" if entry.offload == "apart" else "beside" if entry.offload else "stays"]
             place |= {} if again else {name: size}

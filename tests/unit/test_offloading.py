@@ -195,9 +195,9 @@ def test_footprints_of_published_weights() -> None:
     assert footprint("vlm", {"server": "http://there/v1"}) == 0 == footprint("ocr", {})
     assert footprint("vlm", {"model": "no/model"}) is None
     half = {"precision": "fp16"}
-    for name in ("d2:pickscore", "adversarial_preference", "reform"):
-        inner = {} if ":" in name else {"reward": "pickscore"}
-        assert footprint(name, half | inner | ({"direction": "none.safetensors"} if ":" in name else {})) == pickscore
+    assert footprint("d2:pickscore", {"direction": "none.safetensors", **half}) == pickscore
+    for name in ("adversarial_preference", "reform"):
+        assert footprint(name, {"reward": "pickscore", **half}) == pickscore
 
 
 def test_footprints_of_image_encoders(tmp_path: Path) -> None:
