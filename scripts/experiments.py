@@ -22,7 +22,7 @@ def experiments(path: Path = LIST) -> list[Experiment]:
 
     An entry of `overrides` may be a list: YAML can refer to one, and not join two. `axes`: an entry for each
     combination of their values, which stand for {AXIS} in name and config; the overrides that they may have come first.
-    `like`: config, minutes and first overrides are those of an entry of the league, TRACK/ENTRY.
+    `like`: config, minutes, image sets and first overrides are those of an entry of the league, TRACK/ENTRY.
     """
     content = yaml.safe_load(path.read_text())
     defaults = content.pop("defaults", {})
@@ -43,7 +43,8 @@ def as_its_entry(row: dict[str, Any], league: League) -> dict[str, Any]:
     track, name = row.pop("like").split("/")
     entry = league.experiment(track, name, RESULTS, seeds=1)
     more = [*entry.overrides, *row.get("overrides", [])]
-    return {"config": entry.config, "minutes": entry.minutes} | row | {"overrides": more}
+    own = {"config": entry.config, "minutes": entry.minutes, "sets": entry.sets}
+    return own | row | {"overrides": more}
 
 
 def combinations(name: str, row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
