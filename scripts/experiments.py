@@ -43,8 +43,7 @@ def as_its_entry(row: dict[str, Any], league: League) -> dict[str, Any]:
     track, name = row.pop("like").split("/")
     entry = league.experiment(track, name, RESULTS, seeds=1)
     more = [*entry.overrides, *row.get("overrides", [])]
-    own = {"config": entry.config, "minutes": entry.minutes, "sets": entry.sets}
-    return own | row | {"overrides": more}
+    return {"config": entry.config, "minutes": entry.minutes, "sets": entry.sets} | row | {"overrides": more}
 
 
 def combinations(name: str, row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
