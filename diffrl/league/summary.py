@@ -72,7 +72,6 @@ def summarise(league: League, every: Sequence[Experiment], out: Path, command: s
         "entries": {name: _entry(league, every, name) for name in _listed(results)},
         "results": results,
         "paired": [pair for name, track in league.tracks.items() for pair in paired(name, track, runs[name])],
-        "findings": [],
     }
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / NAME, json.dumps(whole, separators=(",", ":")).replace('},{"track"', '},\n{"track"') + "\n")
