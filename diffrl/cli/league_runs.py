@@ -158,6 +158,7 @@ def _tell(name: str, verdict: Verdict) -> None:
 def _cost(arguments: argparse.Namespace, rest: list[str]) -> int:
     league = _opened(arguments)
     chosen = league.experiments(arguments.out, arguments.methods, arguments.tracks)
+    every = league.experiments(arguments.out)
     check_writable(arguments.out, "--out")
     from diffrl.league.cost import measure_all
     from diffrl.league.summary import summarise
@@ -165,10 +166,10 @@ def _cost(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     command = shlex.join(["diffrl", *sys.argv[1:]])
     try:
-        failed = measure_all(chosen, arguments.out, command)
+        failed = measure_all(chosen, every, arguments.out, command)
     except Interrupted as ended:
         say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
-    summarise(league, league.experiments(arguments.out), arguments.out, command)
+    summarise(league, every, arguments.out, command)
     print(f"costs: {arguments.out / 'league' / 'cost.json'}; summary: {arguments.out / 'league.json'}")
     return 1 if failed else 0

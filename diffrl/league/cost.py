@@ -5,7 +5,8 @@ forwards  rows of images through the network, in rollouts and in training; with 
 setup     what is spent before the first epoch: D2-Align's first stage, DenseGRPO's calibration
 image     an epoch's, over its images, and what drawing an offline entry's took; the first epoch only warms up. Of a
           search: a candidate's, drawn and scored
-mib       the process's largest resident memory so far; so each entry is measured in a process of its own.
+mib       the process's largest resident memory so far; so each entry is measured in a process of its own
+scale     what its seconds have been multiplied by: see `measure_all`
 
 Evaluations are the judgement's, not the method's, and are left out.
 """
@@ -45,21 +46,31 @@ from diffrl.version import __version__
 EPOCHS, PROMPTS = 2, 48  # of an image set that is drawn to be measured: an epoch's 24 prompts, twice
 
 
-def measure_all(chosen: Sequence[Experiment], out: Path, command: str) -> int:
+def measure_all(chosen: Sequence[Experiment], every: Sequence[Experiment], out: Path, command: str) -> int:
     """Measure what has no cost in OUT/league/cost.json yet, one after another; returns how many failed.
+
+    On a track that has costs, its first of `every` is measured again, before the others: what it took then over what
+    it takes now scales their seconds, so that a track's compare although its entries were measured on two machines.
 
     Raises:
         Interrupted: a signal; what was measured is kept.
     """
-    file = out / FOLDER / COSTS
-    waiting = [one for one in chosen if one.name not in read_costs(out)]
+    file, there = out / FOLDER / COSTS, read_costs(out)
+    waiting = [one for one in chosen if one.name not in there]
+    first = {_track(one): one for one in reversed(every) if one.name in there}
+    anchors = [first[track] for track in dict.fromkeys(map(_track, waiting)) if track in first]
+    scales = dict[str, float | None]({_track(one): None for one in anchors})
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [_job(one, Path(folder), file, command) for one in waiting]
+        jobs = [_job(one, Path(folder), file, command, scales) for one in (*anchors, *waiting)]
         return len(run_jobs(jobs, 1, one_thread=True))
 
 
-def _job(one: Experiment, folder: Path, file: Path, command: str) -> Job:
-    """Measure one in a process of its own, and add it to the file."""
+def _track(one: Experiment) -> str:
+    return one.name.partition("/")[0]
+
+
+def _job(one: Experiment, folder: Path, file: Path, command: str, scales: dict[str, float | None]) -> Job:
+    """Measure one in a process of its own, and add it to the file; of one that is there, note its track's scale."""
     name = one.name.replace("/", "-")
     task, part = folder / f"{name}.json", folder / f"{name}-cost.json"
     after = {word: [e.config, e.placed(e.overrides, {})] for word, e in one.after.items()}
@@ -76,10 +87,18 @@ def _job(one: Experiment, folder: Path, file: Path, command: str) -> Job:
     task.write_text(json.dumps(values | {"out": str(part)}), encoding="utf-8")
 
     def done() -> None:
-        there = json.loads(file.read_text(encoding="utf-8"))["entries"] if file.is_file() else {}
+        there = read_costs(file.parents[1])
+        row = json.loads(part.read_text(encoding="utf-8"))
+        if one.name in there:
+            scales[_track(one)] = there[one.name]["image"]["seconds"] / row["image"]["seconds"]
+            return
+        if (scale := scales.get(_track(one), 1.0)) is None:
+            return  # its track's anchor has failed, which the caller is told
+        for spent in (row["setup"], row["image"]):
+            spent["seconds"] *= scale
         facts = {"command": command, "diffrl_version": __version__, "commit": commit(), "torch": torch.__version__}
         facts["machine"] = f"{platform.machine()}, {os.cpu_count()} CPU cores, 1 thread"
-        write(file, facts | {"entries": there | {one.name: json.loads(part.read_text())}})
+        write(file, facts | {"entries": there | {one.name: row | {"scale": scale}}})
 
     words = [sys.executable, "-m", "diffrl.league.cost", str(task)]
     return Job(one.name, words, folder / f"{name}.log", None, done)
