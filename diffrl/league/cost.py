@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,24 @@ def measure_all(chosen: Sequence[Experiment], every: Sequence[Experiment], out: 
     file, there = out / FOLDER / COSTS, read_costs(out)
     waiting = [one for one in chosen if one.name not in there]
     first = {_track(one): one for one in reversed(every) if one.name in there}
-    anchors = [first[track] for track in dict.fromkeys(map(_track, waiting)) if track in first]
-    scales = dict[str, float | None]({_track(one): None for one in anchors})
+    tracks = dict.fromkeys(map(_track, waiting))
+    scales = {track: 1.0 for track in tracks if track not in first}
+
+    def compare(one: Experiment, row: dict[str, Any]) -> None:
+        scales[_track(one)] = there[one.name]["image"]["seconds"] / row["image"]["seconds"]
+
+    def keep(one: Experiment, row: dict[str, Any]) -> None:
+        if (scale := scales.get(_track(one))) is None:
+            return  # its track's first has failed, which the caller is told
+        for spent in (row["setup"], row["image"]):
+            spent["seconds"] *= scale
+        facts = {"command": command, "diffrl_version": __version__, "commit": commit(), "torch": torch.__version__}
+        facts["machine"] = f"{platform.machine()}, {os.cpu_count()} CPU cores, 1 thread"
+        write(file, facts | {"entries": read_costs(out) | {one.name: row | {"scale": scale}}})
+
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [_job(one, Path(folder), file, command, scales) for one in (*anchors, *waiting)]
+        jobs = [_job(first[track], Path(folder), compare) for track in tracks if track in first]
+        jobs += [_job(one, Path(folder), keep) for one in waiting]
         return len(run_jobs(jobs, 1, one_thread=True))
 
 
@@ -69,8 +83,8 @@ def _track(one: Experiment) -> str:
     return one.name.partition("/")[0]
 
 
-def _job(one: Experiment, folder: Path, file: Path, command: str, scales: dict[str, float | None]) -> Job:
-    """Measure one in a process of its own, and add it to the file; of one that is there, note its track's scale."""
+def _job(one: Experiment, folder: Path, then: Callable[[Experiment, dict[str, Any]], None]) -> Job:
+    """Measure one in a process of its own; `then` gets what `measure` gives of it."""
     name = one.name.replace("/", "-")
     task, part = folder / f"{name}.json", folder / f"{name}-cost.json"
     after = {word: [e.config, e.placed(e.overrides, {})] for word, e in one.after.items()}
@@ -87,18 +101,7 @@ def _job(one: Experiment, folder: Path, file: Path, command: str, scales: dict[s
     task.write_text(json.dumps(values | {"out": str(part)}), encoding="utf-8")
 
     def done() -> None:
-        there = read_costs(file.parents[1])
-        row = json.loads(part.read_text(encoding="utf-8"))
-        if one.name in there:
-            scales[_track(one)] = there[one.name]["image"]["seconds"] / row["image"]["seconds"]
-            return
-        if (scale := scales.get(_track(one), 1.0)) is None:
-            return  # its track's anchor has failed, which the caller is told
-        for spent in (row["setup"], row["image"]):
-            spent["seconds"] *= scale
-        facts = {"command": command, "diffrl_version": __version__, "commit": commit(), "torch": torch.__version__}
-        facts["machine"] = f"{platform.machine()}, {os.cpu_count()} CPU cores, 1 thread"
-        write(file, facts | {"entries": there | {one.name: row | {"scale": scale}}})
+        then(one, json.loads(part.read_text(encoding="utf-8")))
 
     words = [sys.executable, "-m", "diffrl.league.cost", str(task)]
     return Job(one.name, words, folder / f"{name}.log", None, done)
