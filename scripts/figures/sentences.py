@@ -42,12 +42,35 @@ def gain(file: str, name: str) -> str:
 
 
 def difference(file: str, other: str, name: str, form: str = "{:+.3f} ± {:.3f}") -> str:
-    """How far two results end from each other, seed by seed, and half the 95 % interval's width."""
-    ends = [
-        np.array([run["after"][name] for run in sorted(read(one)["runs"], key=lambda run: run["seed"])])
-        for one in (file, other)
-    ]
-    return form.format((ends[0] - ends[1]).mean(), half_width(ends[0] - ends[1]))
+    """How far two results end from each other, seed by seed, and half the 95 % interval's width.
+
+    `base` in the place of one of them is where the other began.
+    """
+    ends = _ends(file, name, other) - _ends(other, name, file)
+    return form.format(ends.mean(), half_width(ends))
+
+
+def ahead(file: str, other: str, name: str) -> str:
+    """`difference` without a sign, for a sentence that says which is ahead."""
+    return difference(file, other, name, "{:.3f} ± {:.3f}")
+
+
+def _ends(file: str, name: str, began: str) -> np.ndarray:
+    """A measured value after training, one for each seed in their order; of `base` the value before, from `began`."""
+    runs = sorted(read(began if file == "base" else file)["runs"], key=lambda run: run["seed"])
+    return sides(runs, name)[0 if file == "base" else 1]
+
+
+def end(file: str, name: str, form: str = "{:.3f} ± {:.3f}") -> str:
+    """A measured value after training, mean over the seeds, and half the 95 % interval's width."""
+    values = _ends(file, name, file)
+    return form.format(values.mean(), half_width(values))
+
+
+def kept(file: str, name: str, form: str = "{:.2f} ± {:.2f}") -> str:
+    """The share of a measured value that training left, mean over the seeds, and half the 95 % interval's width."""
+    shares = _ends(file, name, file) / _ends("base", name, file)
+    return form.format(shares.mean(), half_width(shares))
 
 
 def share_of_gain(file: str, of: str, name: str) -> str:
@@ -74,7 +97,7 @@ def together(*files: str) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (value, mean, gain, difference, share_of_gain, together)
+    each.__name__: each for each in (value, mean, gain, difference, ahead, end, kept, share_of_gain, together)
 }
 
 
