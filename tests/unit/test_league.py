@@ -56,8 +56,9 @@ def test_every_entry_gets_its_tracks_images_and_is_judged_alike(
         names = [evaluation_spec(config), config.prompts.test, sorted(config.evaluate.also), config.evaluate.prompts]
         judged.setdefault(track, names)
         assert judged[track] == names, f"{name} is judged in another way than the rest of its track"
-        if "shows" in one.league:
-            assert Path(one.league["strip"]).suffix == ".webp"
+        shared = set(one.league["shared"])
+        assert len(shared) == len(about.shared) and shared <= set(one.league["proxy"]), name
+        assert Path(one.league["strip"]).suffix == ".webp"
     assert set(judged) == set(league.tracks) == {"verifier", "clip", "ocr", "preference", "five", "turbo"}
 
 
