@@ -167,7 +167,7 @@ class League:
             league={
                 "proxy": [entry.plain.get(value, value) for value in about.proxy],
                 "gold": about.gold,
-                "shared": [entry.plain.get(value, value) for value in about.shared],
+                "shared": sorted({*about.shared, *(entry.plain.get(value, value) for value in about.shared)}),
                 "strip": out / FOLDER / "strips" / f"{track}-{name}.webp",
             },
         )

@@ -15,7 +15,7 @@ import torch
 from diffrl.cli.main import main
 from diffrl.config import Config
 from diffrl.league import checks
-from diffrl.league.checks import before_training, excess, fresh_prompts, same, shared_prompts
+from diffrl.league.checks import _pairs, before_training, excess, fresh_prompts, same, shared_prompts
 from diffrl.league.experiments import Experiment
 from diffrl.league.judge import digest
 from diffrl.league.plan import OTHERS, PART, League, read_league
@@ -56,8 +56,8 @@ def test_every_entry_gets_its_tracks_images_and_is_judged_alike(
         names = [evaluation_spec(config), config.prompts.test, sorted(config.evaluate.also), config.evaluate.prompts]
         judged.setdefault(track, names)
         assert judged[track] == names, f"{name} is judged in another way than the rest of its track"
-        shared = set(one.league["shared"])
-        assert len(shared) == len(about.shared) and shared <= set(one.league["proxy"]), name
+        inside = {*about.shared, *(league.entries[entry].plain.get(value, value) for value in about.shared)}
+        assert not inside & {trained for _, trained in _pairs(config, one.league)}, name
         assert Path(one.league["strip"]).suffix == ".webp"
     assert set(judged) == set(league.tracks) == {"verifier", "clip", "ocr", "preference", "five", "turbo"}
 
