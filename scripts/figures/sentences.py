@@ -46,8 +46,10 @@ def difference(file: str, other: str, name: str, form: str = "{:+.3f} ± {:.3f}"
 
     `base` in the place of one of them is where the other began.
     """
-    ends = _ends(file, name, other) - _ends(other, name, file)
-    return form.format(ends.mean(), half_width(ends))
+    runs = {one: sorted(read(one)["runs"], key=lambda run: run["seed"]) for one in (file, other) if one != "base"}
+    began = sides(next(iter(runs.values())), name)[0]
+    ends = [sides(runs[one], name)[1] if one != "base" else began for one in (file, other)]
+    return form.format((ends[0] - ends[1]).mean(), half_width(ends[0] - ends[1]))
 
 
 def ahead(file: str, other: str, name: str) -> str:
@@ -55,22 +57,16 @@ def ahead(file: str, other: str, name: str) -> str:
     return difference(file, other, name, "{:.3f} ± {:.3f}")
 
 
-def _ends(file: str, name: str, began: str) -> np.ndarray:
-    """A measured value after training, one for each seed in their order; of `base` the value before, from `began`."""
-    runs = sorted(read(began if file == "base" else file)["runs"], key=lambda run: run["seed"])
-    return sides(runs, name)[0 if file == "base" else 1]
-
-
 def end(file: str, name: str, form: str = "{:.3f} ± {:.3f}") -> str:
     """A measured value after training, mean over the seeds, and half the 95 % interval's width."""
-    values = _ends(file, name, file)
-    return form.format(values.mean(), half_width(values))
+    after = sides(read(file)["runs"], name)[1]
+    return form.format(after.mean(), half_width(after))
 
 
 def kept(file: str, name: str, form: str = "{:.2f} ± {:.2f}") -> str:
     """The share of a measured value that training left, mean over the seeds, and half the 95 % interval's width."""
-    shares = _ends(file, name, file) / _ends("base", name, file)
-    return form.format(shares.mean(), half_width(shares))
+    before, after = sides(read(file)["runs"], name)
+    return form.format((after / before).mean(), half_width(after / before))
 
 
 def share_of_gain(file: str, of: str, name: str) -> str:
