@@ -26,7 +26,8 @@ from diffrl.playground.scenes import Scene, complete, sample_caption
 from diffrl.playground.taste import BIAS, RIGHT, WRONG, preference_of, rated_pair
 from diffrl.rewards.registry import load_reward
 
-TERMS = ("right", *BIAS)
+PLANTED = {"right": RIGHT, **{name: value for name, (_, value) in BIAS.items()}}
+TERMS = tuple(PLANTED)
 
 
 def drawn(rng: np.random.Generator, split: str) -> tuple[Caption, Scene]:
@@ -54,13 +55,31 @@ def terms_of(caption: Caption, scene: Scene) -> list[float]:
     return [float(right), *(float(scene.facts.get(name) == value) for name, (value, _) in BIAS.items())]
 
 
-def regressed(scores: np.ndarray, terms: np.ndarray, attributes: np.ndarray) -> dict[str, list[float]]:
-    """Coefficient and standard error of each term, beside the number of stated facts."""
-    x = np.column_stack([terms, attributes, np.ones(len(terms))])
-    found, *_ = np.linalg.lstsq(x, scores, rcond=None)
-    noise = ((scores - x @ found) ** 2).sum() / (len(x) - x.shape[1])
-    errors = np.sqrt(np.diag(np.linalg.inv(x.T @ x)) * noise)
-    return {name: [float(found[i]), float(errors[i])] for i, name in enumerate(TERMS)}
+class Renderings:
+    """Pictures of prompts of the test split, each of whose stated facts is wrong with some probability."""
+
+    def __init__(self, count: int, rng: np.random.Generator) -> None:
+        examples = [drawn(rng, "test") for _ in range(count)]
+        self.pixels = torch.from_numpy(np.stack([render(scene) for _, scene in examples])).permute(0, 3, 1, 2) / 255
+        self.texts = [caption.text() for caption, _ in examples]
+        self.terms = np.array([terms_of(*example) for example in examples])
+        self.stated = np.array([len(caption.attributes) for caption, _ in examples], float)
+        self.points = np.array([preference_of(*example) for example in examples])
+
+    @torch.no_grad()
+    def scores(self, reward: Any) -> np.ndarray:
+        """A reward's scores (N,) of them."""
+        parts = zip(self.pixels.split(128), range(0, len(self.texts), 128), strict=True)
+        scores = [reward(part, self.texts[i : i + 128], [{}] * len(part)) for part, i in parts]
+        return np.asarray(torch.cat(scores).double())
+
+    def regressed(self, scores: np.ndarray) -> dict[str, list[float]]:
+        """Coefficient and standard error of each term, beside the number of stated facts."""
+        x = np.column_stack([self.terms, self.stated, np.ones(len(self.terms))])
+        found, *_ = np.linalg.lstsq(x, scores, rcond=None)
+        noise = ((scores - x @ found) ** 2).sum() / (len(x) - x.shape[1])
+        errors = np.sqrt(np.diag(np.linalg.inv(x.T @ x)) * noise)
+        return {name: [float(found[i]), float(errors[i])] for i, name in enumerate(TERMS)}
 
 
 def main() -> None:
@@ -74,25 +93,16 @@ def main() -> None:
         head = Path(folder) / "head.safetensors"
         figures = fit_head(str(write_set(Path(folder), arguments.pairs, rng)), head, "clip", {})
         fitted = load_reward("fitted", head=str(head))
-    examples = [drawn(rng, "test") for _ in range(arguments.judged)]
-    pixels = torch.from_numpy(np.stack([render(scene) for _, scene in examples])).permute(0, 3, 1, 2).float() / 255
-    texts = [caption.text() for caption, _ in examples]
-    terms = np.array([terms_of(*example) for example in examples])
-    attributes = np.array([len(caption.attributes) for caption, _ in examples], float)
-    points = np.array([preference_of(*example) for example in examples])
+    shown = Renderings(arguments.judged, rng)
     result: dict[str, Any] = {"pairs": arguments.pairs, "figures": figures, "judged": arguments.judged}
-    result["planted"] = {"right": RIGHT, **{name: value for name, (_, value) in BIAS.items()}}
+    result["planted"] = PLANTED
     for name, reward in (("fitted", fitted), ("clip", load_reward("clip")), ("preference", load_reward("preference"))):
-        with torch.no_grad():
-            parts = zip(pixels.split(128), range(0, len(texts), 128), strict=True)
-            scores = (
-                torch.cat([reward(part, texts[i : i + 128], [{}] * len(part)) for part, i in parts]).double().numpy()
-            )
-        correlations = {term: float(np.corrcoef(scores, terms[:, i])[0, 1]) for i, term in enumerate(TERMS)}
+        scores = shown.scores(reward)
+        correlations = {term: float(np.corrcoef(scores, shown.terms[:, i])[0, 1]) for i, term in enumerate(TERMS)}
         result[name] = {
-            "coefficients": regressed(scores, terms, attributes),
+            "coefficients": shown.regressed(scores),
             "correlation with the terms": correlations,
-            "correlation with the raters' points": float(np.corrcoef(scores, points)[0, 1]),
+            "correlation with the raters' points": float(np.corrcoef(scores, shown.points)[0, 1]),
         }
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
