@@ -32,7 +32,7 @@ def learned(folder: Path) -> Any:
     tensors = load_file(sorted(folder.glob("checkpoints/step-*"))[-1] / "learning.safetensors")
     name = next(iter(tensors)).partition("/")[0]
     entry = load_config(folder / "config.yaml").rewards[name]
-    reward = load_reward(entry.plugin or name, **entry.arguments)
+    reward: Any = load_reward(entry.plugin or name, **entry.arguments)
     restore({name: reward}, tensors)
     return reward
 
