@@ -1,4 +1,4 @@
-"""Tables of people's votes and of heads that are fitted on preferences, for docs/guides/watch.md."""
+"""Tables of people's votes, of heads that are fitted on preferences, and of preference models that learn."""
 
 from __future__ import annotations
 
@@ -40,4 +40,15 @@ def bias(result: dict[str, Any] | None) -> str:
             f"| {text} | {result['planted'][name]:.1f} | {value:.2f} ± {error:.2f} | {correlation:.2f} | "
             f"{plain:.3f} ± {its_error:.3f} |"
         )
+    return "\n".join(lines)
+
+
+def learned(result: dict[str, Any] | None, *models: str) -> str:
+    """What `scripts/trials/learned_bias.py` found; `models`: LABEL=NAME of the result. The mean over the runs' seeds."""
+    if result is None:
+        return ""
+    lines = [f"| points for | {' | '.join(NAMES.values())} |", "| --- | --- | --- | --- |"]
+    for label, _, name in (model.partition("=") for model in models):
+        cells = [[seed[term][0] for seed in result[name]] for term in NAMES]
+        lines.append(f"| {label} | {' | '.join(f'{sum(cell) / len(cell):.2f}' for cell in cells)} |")
     return "\n".join(lines)

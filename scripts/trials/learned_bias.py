@@ -10,7 +10,6 @@ as in `fitted_bias.py`, beside those of the published model.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 
 from diffrl import __version__
 from diffrl.config import load_config
+from diffrl.league.results import commit, write
 from diffrl.rewards import load_reward
 from diffrl.rewards.learning import restore
 
@@ -45,7 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     shown = Renderings(arguments.judged, np.random.default_rng(7))
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
+    command = shlex.join(["python", *sys.argv])
+    result: dict[str, Any] = {"command": command, "diffrl_version": __version__, "commit": commit()}
     result |= {"judged": arguments.judged, "planted": PLANTED}
     result["published"] = [shown.regressed(shown.scores(load_reward("preference")))]
     for text in arguments.runs:
@@ -54,7 +55,7 @@ def main() -> None:
         if not folders:
             parser.error(f"{pattern}: no such run")
         result[name] = [shown.regressed(shown.scores(learned(folder))) for folder in folders]
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, result)
 
 
 if __name__ == "__main__":
