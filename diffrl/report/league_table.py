@@ -174,10 +174,11 @@ def headlines(league: League) -> list[tuple[Track, str]]:
 
 def _headline(track: Track, results: Sequence[Result]) -> str:
     raised = {name: _surely(track, results, name) for name in track.judged}
-    clauses = [f"{many} raise {name}" for name, many in raised.items()]
+    clauses = [f"{many} {'raises' if many == 1 else 'raise'} {name}" for name, many in raised.items()]
     known = [one.kept for one in results if one.kept is not None and one.kept.half is not None]
     if known:
-        clauses.append(f"{sum(one.mean + (one.half or 0.0) < 1 for one in known)} lose variety")
+        lost = sum(one.mean + (one.half or 0.0) < 1 for one in known)
+        clauses.append(f"{lost} {'loses' if lost == 1 else 'lose'} variety")
     budget = "" if track.images is None else f" ({count(track.images)} images each)"
     text = f"Of {len(results)} {'entry' if len(results) == 1 else 'entries'}{budget} {', '.join(clauses)}."
     proxies = track.proxy if len(track.proxy) == 1 else ()  # of many at once none is the one to be ranked by
