@@ -44,7 +44,7 @@ def bias(result: dict[str, Any] | None) -> str:
 
 
 def learned(result: dict[str, Any] | None, *models: str) -> str:
-    """What `scripts/trials/learned_bias.py` found; `models`: LABEL=NAME of the result. The mean over the runs' seeds."""
+    """What `scripts/trials/learned_bias.py` found, means over seeds; `models`: LABEL=NAME, a name of the result."""
     if result is None:
         return ""
     lines = [f"| points for | {' | '.join(NAMES.values())} |", "| --- | --- | --- | --- |"]
