@@ -1,0 +1,56 @@
+"""Every value of every shipped recipe, and of the league's trainings, is the one that was frozen in resolved.json.gz.
+
+A refactoring may rename a key, but no value: `RENAMED` says which key became which.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffrl.config import load_config
+from diffrl.resources import shipped, shipped_configs
+
+FROZEN = Path(__file__).parents[1] / "data" / "resolved.json.gz"
+RENAMED: dict[str, str] = {}  # frozen key: today's
+
+
+def leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of each plain value; an empty table is a value, too."""
+    for name, value in values.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and value:
+            yield from leaves(value, key)
+        else:
+            yield key, value
+
+
+@pytest.fixture(scope="module")
+def frozen() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(gzip.decompress(FROZEN.read_bytes()))
+    return found
+
+
+def test_every_recipe_is_frozen(frozen: dict[str, dict[str, Any]]) -> None:
+    assert {f"{path.parent.name}/{path.stem}" for path in shipped_configs()} <= frozen.keys()
+
+
+def test_no_value_has_changed(
+    frozen: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    changed: dict[str, dict[str, Any]] = {}
+    for name, entry in frozen.items():
+        overrides = [f"{RENAMED.get(key, key)}={value}" for key, value in (o.split("=", 1) for o in entry["overrides"])]
+        now = dict(leaves(load_config(shipped("configs", *f"{entry['config']}.yaml".split("/")), overrides).resolved()))
+        then = {RENAMED.get(key, key): value for key, value in leaves(entry["resolved"])}
+        different = {key for key in now.keys() | then.keys() if now.get(key, "absent") != then.get(key, "absent")}
+        if different:
+            changed[name] = {key: (then.get(key, "absent"), now.get(key, "absent")) for key in sorted(different)}
+    assert not changed
