@@ -28,6 +28,7 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.figures import Breakdowns, find_figures
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
+from diffrl.stats import standard_error
 from diffrl.version import __version__
 
 SHOWN = 64  # pictures of a grid, at most
@@ -240,9 +241,9 @@ class Scores(dict[str, Any]):
     def __str__(self) -> str:
         rows = []
         for name, mean in self["mean"].items():
-            known = mean is not None
-            text = f"{mean:.4f} +- {self['standard_error'][name]:.4f}" if known else "applies to none of the prompts"
-            rows.append(f"{name:<24}{text}")
+            error = self["standard_error"][name]
+            text = "applies to none of the prompts" if mean is None else f"{mean:.4f}"
+            rows.append(f"{name:<24}{text}" + ("" if mean is None or error is None else f" +- {error:.4f}"))
         return "\n".join([*rows, f"{'diversity':<24}{self['diversity']:.4f}"])
 
     __repr__ = __str__
@@ -274,9 +275,7 @@ def evaluate(
     scores = found.scores
     # Images of one prompt are not independent: the error is over prompts.
     by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)
-    known = (~by_prompt.isnan()).sum(0)
-    spread = (by_prompt - by_prompt.nanmean(0)).square().nansum(0) / (known - 1).clamp_min(1)
-    error = (spread / known.clamp_min(1)).sqrt().tolist()
+    error = [standard_error(column) for column in by_prompt.T]
     result = Scores()
     result |= {
         "diffrl_version": __version__,

@@ -33,6 +33,7 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.rollout import generate
+from diffrl.stats import wilson
 from diffrl.version import __version__
 
 DRAWN = 16  # images of a model for each prompt, of which the reward chooses
@@ -292,10 +293,7 @@ def _silence(questions: Sequence[Any], parse: Any, **_: Any) -> list[float]:
 
 
 def _outcome(name: str, won: int, count: int, detail: str = "") -> Outcome:
-    share, z2 = won / count, 1.96**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = (z2 * (share * (1 - share) / count + z2 / (4 * count**2))) ** 0.5 / (1 + z2 / count)
-    return Outcome(name, share, max(middle - half, 0.0), min(middle + half, 1.0), count, detail)
+    return Outcome(name, won / count, *wilson(won, count), count, detail)
 
 
 def _shown(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffrl.bench.items import Mark
+from diffrl.stats import critical
 
 Key = tuple[str, str]  # section, line
 
@@ -33,17 +34,25 @@ class Line:
         """The standard error; None from one prompt."""
         return math.sqrt(float(self.deviations @ self.deviations)) if self.prompts > 1 else None
 
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The 95 % interval."""
+        half = None if self.error is None else critical(self.prompts) * self.error
+        return None if half is None else (self.value - half, self.value + half)
+
 
 @dataclass(frozen=True)
 class Change:
-    """The difference of a line between two models, its standard error, and whether it is beyond 1.96 of these."""
+    """The difference of a line between two models, its standard error, and of how many prompts it is."""
 
     value: float
     error: float | None
+    prompts: int
 
     @property
     def sure(self) -> bool:
-        return self.error is not None and abs(self.value) > 1.96 * self.error
+        """Does the 95 % interval leave 0 out?"""
+        return self.error is not None and abs(self.value) > critical(self.prompts) * self.error
 
 
 def lines_of(marks: Sequence[Iterable[Mark]], overall: Mapping[str, str]) -> dict[Key, Line]:
@@ -77,4 +86,5 @@ def _line(sums: np.ndarray, counts: np.ndarray) -> Line:
 def change(first: Line, second: Line) -> Change:
     """Second minus first, on the same prompts."""
     gap = second.deviations - first.deviations
-    return Change(second.value - first.value, math.sqrt(float(gap @ gap)) if first.prompts > 1 else None)
+    error = math.sqrt(float(gap @ gap)) if first.prompts > 1 else None
+    return Change(second.value - first.value, error, first.prompts)

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.special import ndtr
+
+from diffrl.stats import LEVEL, chance
 
 Array = np.ndarray
 REPLICATES = 400
 KEPT = 0.8  # share of the prompts in a subset: ASC's collisions are too few in halves
 FEWEST = 8  # prompts below which subsets say nothing: no interval
-LEVEL = 0.95
 _ROWS = 32
 
 
@@ -204,5 +204,4 @@ def difference(first: float, second: float, ours: Array, other: Array, paired: b
     if result is None:
         return None
     spread = float(deviation.std())
-    p = 2 * float(ndtr(-abs(change) / spread)) if spread > 0 else float(change == 0)
-    return Difference(change, result, p, paired)
+    return Difference(change, result, chance(change, spread), paired)

@@ -38,7 +38,7 @@ from diffrl.rewards.registry import load_class, split_name
 from diffrl.run.assembly import Run
 from diffrl.run.identity import digests
 from diffrl.run.parts import evaluation_spec
-from diffrl.run.scouting import rank_correlation
+from diffrl.stats import rank_correlation
 from diffrl.version import __version__
 
 LEVEL = 1e-3  # of the test of all values of a seed, Bonferroni's: some hundred honest seeds should give no alarm

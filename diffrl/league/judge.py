@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from diffrl.config import Config, load_config
@@ -35,6 +34,7 @@ from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
 from diffrl.run.train import Run, train
 from diffrl.samplers import schedule
+from diffrl.stats import differences, known, p_value, standard_error
 from diffrl.version import __version__
 
 LOGGED = re.compile("/stopped|/divergence/|/critic_error")  # of a method's own numbers, what goes into a result
@@ -198,11 +198,11 @@ def judgement(run: Run, task: Task, base: Judged, tuned: Judged) -> dict[str, An
     digest of the LoRA."""
     tests, errors, spreads = {}, {}, {}
     for name, before in base.by_prompt.items():
-        pairs = (tuned.by_prompt[name] - before).double().numpy()
-        pairs, known = pairs[~np.isnan(pairs)], before[~before.isnan()]
-        tests[name] = float(stats.ttest_1samp(pairs, 0.0).pvalue) if len(pairs) > 1 and pairs.std() > 0 else 1.0
-        errors[name] = float(pairs.std(ddof=1) / len(pairs) ** 0.5) if len(pairs) > 1 else None
-        spreads[name] = float(known.double().std()) if len(known) > 1 else None
+        pairs, each = differences(before, tuned.by_prompt[name]), known(before)
+        p = p_value(pairs)
+        tests[name] = 1.0 if p is None else p
+        errors[name] = standard_error(pairs)
+        spreads[name] = float(each.std(ddof=1)) if len(each) > 1 else None
     return {
         "before": base.means,
         "after": tuned.means,

@@ -24,9 +24,9 @@ from diffrl.league.judge import SHOWN
 from diffrl.league.plan import FOLDER, PART, Entry, League, Track, title_of
 from diffrl.prompts import load_prompts
 from diffrl.records.disk import write_text
-from diffrl.report.intervals import holm, interval, p_value
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import load_class
+from diffrl.stats import holm, interval, p_value
 from diffrl.version import __version__
 
 SCHEMA, NAME, COSTS = 1, "league.json", "cost.json"

@@ -7,15 +7,15 @@ smaller than the two means' own errors, since most of what differs between promp
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+
+import numpy as np
 
 from diffrl.records.disk import writing
+from diffrl.stats import differences, interval, known, standard_error
 
 NAME = "held_out.jsonl"
-SURE = 2.0  # standard errors beyond which a change is more than noise
 FELL = 0.05  # share of a value beyond which a change counts: for alarms, and where its error is not known
 Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
 
@@ -31,28 +31,31 @@ class HeldOut:
 
     def mean(self, name: str, epoch: int) -> float | None:
         """Over the prompts to which it applies; None where there is none."""
-        known = [value for value in self._values(name, epoch) if value is not None]
-        return fmean(known) if known else None
+        values = known(self.values(name, epoch))
+        return float(values.mean()) if len(values) else None
 
     def count(self, name: str, epoch: int) -> int:
         """Of the prompts to which it applies."""
-        return sum(value is not None for value in self._values(name, epoch))
+        return len(known(self.values(name, epoch)))
 
     def error(self, name: str, epoch: int) -> float | None:
         """The standard error over prompts of an epoch's mean."""
-        return _standard_error([value for value in self._values(name, epoch) if value is not None])
+        return standard_error(self.values(name, epoch))
 
     def change_error(self, name: str, before: int, after: int) -> float | None:
         """The paired standard error over prompts of what changed between two epochs."""
-        pairs = zip(self._values(name, before), self._values(name, after), strict=False)
-        return _standard_error([b - a for a, b in pairs if a is not None and b is not None])
+        return standard_error(self.differences(name, before, after))
+
+    def differences(self, name: str, before: int, after: int) -> np.ndarray:
+        """(P,) what changed of each prompt between two epochs, NaN where it does not apply."""
+        return differences(self.values(name, before), self.values(name, after))
 
     def sure(self, name: str, change: float, before: int, after: int, size: float = 0.0) -> bool:
-        """Is the change beyond `SURE` of its standard errors? Where they are not known: beyond `FELL` of `size`."""
-        error = self.change_error(name, before, after)
-        return abs(change) > (FELL * abs(size) if error is None else SURE * error)
+        """Does the 95 % interval of the change leave 0 out? Where there is none: is it beyond `FELL` of `size`?"""
+        half = interval(self.differences(name, before, after))[1]
+        return abs(change) > (FELL * abs(size) if half is None else half)
 
-    def _values(self, name: str, epoch: int) -> Values:
+    def values(self, name: str, epoch: int) -> Values:
         return self.epochs.get(epoch, {}).get(name, ())
 
     def add(self, epoch: int, values: Mapping[str, Values]) -> None:
@@ -81,8 +84,3 @@ def read_held_out(folder: Path) -> HeldOut:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return found
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of independent values; None for fewer than two."""
-    return None if len(values) < 2 else stdev(values) / math.sqrt(len(values))

@@ -116,7 +116,7 @@ def _tables(result: Result) -> list[str]:
             rows.append([escape(line), *cells, f"{count:,}"])
         note = "After ±: one standard error, over prompts." if not parts else ""
         if changes and not parts:
-            note += " Change: LoRA minus base on the same noise; in colour beyond 1.96 standard errors."
+            note += " Change: LoRA minus base on the same noise; in colour where its 95 % interval leaves 0 out."
         parts.append(section(name, table(rows, head, "numbers"), note))
     return parts
 
@@ -147,12 +147,11 @@ def _charts(result: Result) -> str:
         series = []
         for colour, one in zip(_COLOURS, result.lines.values(), strict=False):
             known = [one.get((name, line)) for line in lines]
-            ends = [(k.value - 1.96 * k.error, k.value + 1.96 * k.error) if k and k.error else None for k in known]
-            series.append(Dots([k.value if k else None for k in known], colour, ends))
+            series.append(Dots([k.value if k else None for k in known], colour, [k.span if k else None for k in known]))
         legend = [(colour, "block", model) for colour, model in zip(_COLOURS, result.lines, strict=False)]
         cards.append(figure(name, dots(lines, series, "value", f"{name}: every line's value"), "", legend))
     body = f'<div class="grid" style="align-items: start">{"".join(cards)}</div>' if cards else ""
-    return section("Charts", body, "Bars: 1.96 standard errors to both sides.")
+    return section("Charts", body, "Bars: 95 % intervals over prompts.")
 
 
 def _images(result: Result, folder: Path) -> str:

@@ -113,7 +113,7 @@ def _values(runs: Sequence[RunData]) -> str:
         rows.append(cells)
     lower = sorted({name for run in runs for name in run.lower})
     note = "First → last evaluation on held-out prompts, and the change ± its standard error, paired over prompts. "
-    note += "A change within two of them is noise, and has no colour."
+    note += "A change whose 95 % interval has 0 in it is noise, and has no colour."
     note += f" Lower is better for {', '.join(lower)}." if lower else ""
     return section("Values", table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)
 

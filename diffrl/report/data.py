@@ -110,8 +110,17 @@ class RunData:
 
     def change_error(self, name: str) -> float | None:
         """Of what a held-out value changed from the first evaluation to the last, paired over prompts."""
+        epochs = self._ends(name)
+        return self.held.change_error(name, *epochs) if epochs else None
+
+    def sure(self, name: str, before: float, after: float) -> bool:
+        """Is that change more than noise? Without an error, as of variety, by the share that guard rails ask for."""
+        epochs = self._ends(name)
+        return epochs is not None and self.held.sure(name, after - before, *epochs, size=before)
+
+    def _ends(self, name: str) -> tuple[int, int] | None:
         epochs = self.series(f"eval/{name}", "epoch")[0]
-        return self.held.change_error(name, int(epochs[0]), int(epochs[-1])) if epochs else None
+        return (int(epochs[0]), int(epochs[-1])) if epochs else None
 
     def gain(self, name: str, before: float, after: float) -> float:
         """The change, positive when it is for the better, 0 for what is neither good nor bad."""

@@ -19,8 +19,9 @@ from diffrl.records.progress import number
 from diffrl.report.data import PALETTE
 from diffrl.report.page import escape, figure, grid, page, picture, section, table
 from diffrl.report.plots import Dots, dots, radar
+from diffrl.stats import LEVEL
 
-SURE = 0.05  # p-value below which a difference is called one
+SURE = 1 - LEVEL  # p-value below which a difference is called one
 LOST_SIGHT = 0.1  # a share of images without a find that is so much above the first set's makes a metric doubtful
 COLUMNS = 6  # images of one row of a wall, at most
 KEYWORDS = 6  # keywords of a dimension that are shown as walls

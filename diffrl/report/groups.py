@@ -15,12 +15,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+
+import numpy as np
 
 from diffrl.errors import UserError, foreign
 from diffrl.records.progress import finite
 from diffrl.report.data import BREADTH, RunData, read_run
-from diffrl.report.intervals import holm, interval, p_value
+from diffrl.stats import differences as changes_of
+from diffrl.stats import holm, interval, p_value
 
 SHOWN = ("diversity", "variety")  # of what is measured beside the rewards
 _SEED = re.compile(r"[-_./=]*(seed[-_=]?)?\d*$")
@@ -200,15 +202,12 @@ def _drawn(run: RunData) -> tuple[object, ...]:
 
 def _over_prompts(name: str, pairs: Sequence[tuple[RunData, int, RunData, int]]) -> float | None:
     """The p-value over prompts of the paired differences of (run, epoch) and (run, epoch), averaged over the pairs."""
-    each: dict[int, list[float]] = {}
-    for run, epoch, other, then in pairs:
-        ours, theirs = (r.held.epochs.get(e, {}).get(name, ()) for r, e in ((run, epoch), (other, then)))
-        if len(ours) != len(theirs):
-            return None
-        for prompt, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if a is not None and b is not None:
-                each.setdefault(prompt, []).append(a - b)
-    return p_value([fmean(values) for values in each.values()])
+    each = [
+        changes_of(other.held.values(name, then), run.held.values(name, epoch)) for run, epoch, other, then in pairs
+    ]
+    if len({len(row) for row in each}) != 1:
+        return None
+    return p_value(np.ma.masked_invalid(each).mean(0).filled(np.nan))
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
-from diffrl.records.held_out import SURE
 from diffrl.records.progress import number
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, section, table
@@ -22,8 +22,8 @@ def by_part(run: RunData) -> str:
         rows = [[escape(part), *_cells(run, f"{owner}[{part}]")] for part in parts]
         tables.append(table(rows, [owner, "prompts", "before", "after", "change"], "numbers"))
     note = "Each kind by itself, over the held-out prompts that state it, at the first and the last evaluation; for "
-    note += "the playground the share of facts that are right. A change within two of its standard errors, paired over "
-    note += "prompts, is noise and has no colour."
+    note += "the playground the share of facts that are right. A change whose 95 % interval, paired over "
+    note += "prompts, has 0 in it is noise and has no colour."
     return section(TITLE, "<br>".join(tables), note)
 
 
@@ -66,5 +66,5 @@ def _cells(run: RunData, name: str) -> tuple[str, str, str, str]:
     if before is None or after is None:
         return "", "", "", ""
     change, error = after - before, run.held.change_error(name, first, last)
-    gain = change if error is not None and abs(change) > SURE * error else 0.0
+    gain = change if run.held.sure(name, change, first, last, size=math.inf) else 0.0
     return str(run.held.count(name, last)), number(before), number(after), signed(change, error, gain)

@@ -8,7 +8,6 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
-from diffrl.records.held_out import FELL, SURE
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
@@ -208,10 +207,8 @@ def pick(values: Sequence[int], most: int) -> list[int]:
 
 def change(run: RunData, name: str, before: float, after: float) -> str:
     """The signed change with its error, coloured when it is for the better or the worse by more than noise."""
-    error = run.change_error(name)
-    # Without an error, as of variety, a change counts by the share that the guard rails ask for.
-    least = FELL * abs(before) if error is None else SURE * error
-    return signed(after - before, error, run.gain(name, before, after) if abs(after - before) > least else 0.0)
+    gain = run.gain(name, before, after) if run.sure(name, before, after) else 0.0
+    return signed(after - before, run.change_error(name), gain)
 
 
 def signed(change: float, error: float | None, gain: float) -> str:

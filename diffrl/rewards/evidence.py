@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from diffrl.rewards.direction import guided_embedding
 from diffrl.rewards.protocol import Embedder
+from diffrl.stats import rank_correlation
 
 EXAMPLES = 6  # images whose rank falls, and rises, most
 WORDS = 15
@@ -54,7 +55,7 @@ def evidence(
     by_word = [[words[i], float(cosines[i])] for i in cosines.argsort(descending=True, stable=True).tolist()]
     return {
         "images": len(plain),
-        "spearman": float(torch.corrcoef(ranks.double())[0, 1]) if len(plain) > 1 else None,
+        "spearman": rank_correlation(plain, corrected),
         "ranks": ranks.T.tolist(),
         "fallen": [row(i) for i in reversed(order[-EXAMPLES:]) if change[i] > 0],
         "risen": [row(i) for i in order[:EXAMPLES] if change[i] < 0],
@@ -64,6 +65,4 @@ def evidence(
 
 def _ranks(scores: Tensor) -> Tensor:
     """1 for the highest; the earlier one of equals first."""
-    ranks = torch.empty(len(scores), dtype=torch.int64)
-    ranks[scores.argsort(descending=True, stable=True)] = torch.arange(1, len(scores) + 1)
-    return ranks
+    return scores.argsort(descending=True, stable=True).argsort() + 1

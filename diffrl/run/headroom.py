@@ -34,8 +34,8 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.run.assembly import Run
 from diffrl.run.dry_run import without_caches
 from diffrl.run.learning import meet
-from diffrl.run.scouting import rank_correlation
 from diffrl.seeds import noise as noise_of
+from diffrl.stats import known, rank_correlation, standard_error
 
 # What training has gained of what the best of G has above the mean, times `reliability`: middle and range of the
 # shipped recipes with one reward, as scripts/trials/headroom.py finds them. Their budgets differ, so it is no law.
@@ -150,12 +150,11 @@ def analyse(names: Sequence[str], trained: Sequence[str], scores: Tensor, noise:
     for name in trained:  # the first of `names`
         for other in names[names.index(name) + 1 :]:
             tables = scores[..., names.index(name)], scores[..., names.index(other)]
-            each = [rank_correlation(a[None], b[None]) for a, b in zip(*tables, strict=True)]
-            known = [value for value in each if value is not None]
-            if len(known) > 1:
-                mean, error = _mean_and_error(torch.tensor(known, dtype=torch.float64))
+            each = known([rank_correlation(a, b) for a, b in zip(*tables, strict=True)])
+            if len(each) > 1:
                 kind = "trained" if other in trained else "watched"
-                conflicts.append({"rewards": [name, other], "other": kind, "correlation": mean, "error": error})
+                found = {"correlation": float(each.mean()), "error": standard_error(each)}
+                conflicts.append({"rewards": [name, other], "other": kind, **found})
     for name, reward in rewards.items():
         reward["verdict"], reward["train"] = verdict(name, reward, conflicts)
     return {"rewards": rewards, "conflicts": conflicts}
@@ -199,8 +198,7 @@ def _reward(table: Tensor, noise: float) -> dict[str, Any]:
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
     """The mean of independent values and its standard error, 0 of a single one."""
-    error = float(values.std() / len(values) ** 0.5) if len(values) > 1 else 0.0
-    return float(values.mean()), error
+    return float(values.mean()), standard_error(values) or 0.0
 
 
 def verdict(name: str, reward: Mapping[str, Any], conflicts: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:

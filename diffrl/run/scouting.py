@@ -26,6 +26,7 @@ from diffrl.advantages import weighted_sum
 from diffrl.prompts import Prompt
 from diffrl.rollout import generate
 from diffrl.run.images import submit
+from diffrl.stats import rank_correlation
 
 if TYPE_CHECKING:
     from diffrl.run.loop import Loop
@@ -44,26 +45,6 @@ def extremes(scores: Tensor, keep: int) -> Tensor:
     worst = keep // 2
     best = order[:, : keep - worst]
     return torch.cat([best, order[:, order.shape[1] - worst :]], dim=1).sort(dim=1).values
-
-
-def rank_correlation(one: Tensor, other: Tensor) -> float | None:
-    """Spearman's, of two tables (P, G) within each prompt, mean over prompts; ties share their ranks' mean.
-
-    Prompts where either has no spread, or a score is missing, say nothing; None: there is no other.
-    """
-    usable = ~(one + other).isnan().any(1)
-    usable &= (one.amax(1) > one.amin(1)) & (other.amax(1) > other.amin(1))
-    if not usable.any():
-        return None
-    a, b = (_ranks(table[usable]) for table in (one, other))
-    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    return float(((a * b).sum(1) / (a.square().sum(1) * b.square().sum(1)).sqrt()).mean())
-
-
-def _ranks(table: Tensor) -> Tensor:
-    """(P, G) float64: how many of its row are lower, ties counting one half."""
-    lower = (table[:, :, None] > table[:, None]).double().sum(2)
-    return lower + (table[:, :, None] == table[:, None]).double().sum(2) / 2
 
 
 def spread(scores: Tensor, chosen: Tensor) -> float:

@@ -5,10 +5,10 @@ each point draws the same held-out prompts from the same noise, so differences a
 the base model, and they are read as the run's guard rails read a training.
 
 **The rule.** A point is healthy if strict guard rails raise no alarm on the way to it: no held-out value is worse than
-its best so far by more than 5 % and two paired standard errors while what is trained has risen, diversity (on the
-playground: variety) has lost at most half of what the run's guard rails allow, and so on. Of the points up to the first
-alarm of their way the one with the largest gain of what is trained is taken; none of them gains: the base model. It is
-chosen on one set of prompts and judged once, beside the last checkpoint, on another.
+its best so far by more than 5 % and beyond the difference's 95 % interval, paired over prompts, while what is trained
+has risen, diversity (on the playground: variety) has lost at most half of what the run's guard rails allow, and so on.
+Of the points up to the first alarm of their way the one with the largest gain of what is trained is taken; none of them
+gains: the base model. It is chosen on one set of prompts and judged once, beside the last checkpoint, on another.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,7 @@ from diffrl.run.direction import prepare_direction
 from diffrl.run.parts import build_guard, build_scorers, evaluation_spec, features_name
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
+from diffrl.stats import differences, known, standard_error
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 CHECKPOINTS = 8  # of those kept, at most, evenly from the first to the last
@@ -243,9 +245,8 @@ def _gain(config: Config, held: HeldOut, number: int) -> float:
     """Of what is trained, the rewards' weighted sum, over the base model; mean over prompts."""
     total = 0.0
     for name, reward in config.rewards.items():
-        columns = [held.epochs[i].get(name) or () for i in (0, number)]
-        pairs = [b - a for a, b in zip(*columns, strict=True) if a is not None and b is not None]
-        total += reward.weight * (sum(pairs) / len(pairs) if pairs else 0.0)
+        pairs = known(held.differences(name, 0, number))
+        total += reward.weight * (float(pairs.mean()) if len(pairs) else 0.0)
     return total
 
 
@@ -261,25 +262,23 @@ def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> d
     columns = [one.by_prompt(bench.judges.names, each) for one in (base, last, point)]
     rows, standardised = [], []
     for name in columns[0]:
-        tables = [torch.tensor([float("nan") if v is None else v for v in one[name]]).double() for one in columns]
+        tables = [torch.tensor(np.array(one[name], dtype=np.float64)) for one in columns]
         role = "trained" if name in bench.config.rewards else "held out"
         row = paired(name, role, tables[1], tables[2], name in bench.lower)
         rows.append(_entry(row, float(tables[0].nanmean())))
         if role == "held out" and name != "saturation":
-            spread = tables[0][~tables[0].isnan()].std().clamp_min(1e-9)
-            standardised.append((tables[2] - tables[1]) / spread * (-1 if name in bench.lower else 1))
+            spread = max(float(known(tables[0]).std(ddof=1)), 1e-9)
+            standardised.append(differences(tables[1], tables[2]) / spread * (-1 if name in bench.lower else 1))
     for name in base.figures:
         row = Row(name, "held out", last.figures.get(name, float("nan")), point.figures.get(name, float("nan")))
         rows.append(_entry(row, base.figures[name]))
-    mean = torch.stack(standardised).nanmean(0)
-    mean = mean[~mean.isnan()]
-    error = float(mean.std() / len(mean) ** 0.5)
+    mean = np.ma.masked_invalid(standardised).mean(0).filled(np.nan)
     sure = [row for row in rows if row["role"] == "held out" and row["better"] is not None]
     return {
         "judged": rows,
         "held_out": {
-            "difference": float(mean.mean()),
-            "error": error,
+            "difference": float(known(mean).mean()),
+            "error": standard_error(mean),
             "better": sum(row["better"] is True for row in sure),
             "worse": sum(row["better"] is False for row in sure),
         },

@@ -15,9 +15,9 @@ from diffrl.divgen.diversity import load_features
 from diffrl.evaluation import score_policy
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
-from diffrl.report.intervals import interval, p_value
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.run.parts import build_scorers, evaluation_spec, features_name
+from diffrl.stats import differences, interval, p_value
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)
 SMALL, LARGE = 192, 512  # pixels: narrower pictures of the gallery are enlarged, wider ones reduced
@@ -88,13 +88,10 @@ def paired(name: str, role: str, base: Tensor, trained: Tensor, lower: bool = Fa
     base, trained = base[known].double(), trained[known].double()
     if len(base) == 0:
         return Row(name, role, float("nan"), float("nan"), lower_is_better=lower)
-    low = high = p = None
-    gain = trained - base
-    if len(gain) > 1:
-        middle, half = interval(gain.tolist())
-        assert half is not None
-        low, high, p = middle - half, middle + half, p_value(gain.tolist())
-    return Row(name, role, float(base.mean()), float(trained.mean()), low, high, p, lower)
+    gain = differences(base, trained)
+    middle, half = interval(gain)
+    low, high = (None, None) if half is None else (middle - half, middle + half)
+    return Row(name, role, float(base.mean()), float(trained.mean()), low, high, p_value(gain), lower)
 
 
 def gallery(policy: Policy, prompts: Sequence[Prompt], spec: SamplerSpec, *, seed: int, batch_size: int) -> Image.Image:

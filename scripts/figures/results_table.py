@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from tables import read
 
-from diffrl.report.intervals import interval
+from diffrl.stats import interval
 
 HALF = "half the width of the mean's 95 % interval"
 HELD_OUT = {"facts right": "strict", "all right": "all_right", "variety": "variety", "artefact": "artefact"}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from diffrl.run.scouting import break_even, extremes, rank_correlation, spread
+from diffrl.run.scouting import break_even, extremes, spread
+from diffrl.stats import rank_correlation
 
 
 def test_extremes_are_the_best_and_the_worst_and_ties_go_to_the_first() -> None:
