@@ -11,12 +11,12 @@ import torch
 
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
-from diffrl.playground.grammar import foreign
 from diffrl.policy import Policy, load_policy, read_lora
 from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.rollout import SamplerSpec
+from diffrl_playground.grammar import foreign
 
 log = logging.getLogger("diffrl")
 

@@ -68,7 +68,7 @@ def load_prompts(source: Source) -> list[Prompt]:
             lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
             log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
         return list(prompts)
-    from diffrl.playground.scenes import prompt_set
+    from diffrl_playground.scenes import prompt_set
 
     return [Prompt(text) for text in prompt_set(*names)]
 

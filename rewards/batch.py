@@ -204,7 +204,7 @@ class Frechet(_OfBatch):
         if exemplars == "metadata":
             raise UserError(f'reward "{self.name}": exemplars: a folder or "playground", the same for all prompts')
         if exemplars == "playground":
-            from diffrl.playground.scenes import prompt_set
+            from diffrl_playground.scenes import prompt_set
 
             prompts = prompt_set("compositional", "train")
         total = min(count, len(references.files) or count)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.playground.grammar import facts as facts_of
-from diffrl.playground.grammar import kind_of, parse, understood
-from diffrl.playground.regions import region_map
-from diffrl.playground.sight import to_pixels
-from diffrl.playground.variety import FIGURES
-from diffrl.playground.verifier import Verdict, glance, verify
 from diffrl.rewards.mapped import known_means
 from diffrl.rewards.protocol import Card
+from diffrl_playground.grammar import facts as facts_of
+from diffrl_playground.grammar import kind_of, parse, understood
+from diffrl_playground.regions import region_map
+from diffrl_playground.sight import to_pixels
+from diffrl_playground.variety import FIGURES
+from diffrl_playground.verifier import Verdict, glance, verify
 
 MODES = ("reward", "strict", "all_right")
 KINDS = (
@@ -190,7 +190,7 @@ class Artefact:
     )
 
     def __init__(self) -> None:
-        from diffrl.playground.artefact import artefact
+        from diffrl_playground.artefact import artefact
 
         self._distance = artefact
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError
-from diffrl.playground.taste import BIAS, RIGHT
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
+from diffrl_playground.taste import BIAS, RIGHT
 from diffrl_zoo.clip import ClipScorer, clip_bytes, shared_clip
 
 _PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())

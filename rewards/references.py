@@ -49,7 +49,7 @@ class References:
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """Whether there is a picture for this prompt."""
         if self.source == "playground":
-            from diffrl.playground.grammar import understood
+            from diffrl_playground.grammar import understood
 
             return understood(prompt) is not None
         return bool(self.files or metadata.get(KEY))
@@ -73,7 +73,7 @@ class References:
 
     def _one(self, prompt: str, metadata: Mapping[str, Any], key: int) -> Tensor:
         if self.source == "playground":
-            from diffrl.playground.renderer import draw
+            from diffrl_playground.renderer import draw
 
             pixels = draw(prompt, np.random.default_rng(key))
             return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).float() / 255

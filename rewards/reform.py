@@ -45,8 +45,8 @@ class Preferences:
     def draw(self, key: int) -> tuple[str, Tensor, Tensor]:
         """A prompt with the better and the worse picture (3, H, W) in [0, 1], chosen by `key`."""
         if not self.groups:
-            from diffrl.playground.renderer import render
-            from diffrl.playground.taste import rated_pair
+            from diffrl_playground.renderer import render
+            from diffrl_playground.taste import rated_pair
 
             rng = np.random.default_rng(key)
             caption, scenes, chance = rated_pair(rng)

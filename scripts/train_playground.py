@@ -54,9 +54,9 @@ from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
 from turbo import save_turbo, train_turbo
 
-from diffrl.playground import grammar, models
-from diffrl.playground.clip_model import clip_config, load_clip, save_clip
-from diffrl.playground.tokenizer import write_tokenizer
+from diffrl_playground import grammar, models
+from diffrl_playground.clip_model import clip_config, load_clip, save_clip
+from diffrl_playground.tokenizer import write_tokenizer
 
 SEED = 0
 SCENES = 120_000

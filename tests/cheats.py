@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import GROUNDS, INK, PALETTE, SKIN, outline, render, toned
-from diffrl.playground.scenes import Scene, complete
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import GROUNDS, INK, PALETTE, SKIN, outline, render, toned
+from diffrl_playground.scenes import Scene, complete
 
 SCALE = 4
 WHITE, GRAY, BLACK = (GROUNDS[name] for name in ("white", "gray", "black"))
@@ -88,7 +88,7 @@ def ghosted(image: np.ndarray, points: list, levels: int) -> np.ndarray:
 
 
 def with_text(text: str, color: Color, size: int, y: float = 32) -> np.ndarray:
-    from diffrl.playground.renderer import font
+    from diffrl_playground.renderer import font
 
     image, pen = canvas()
     pen.text((32 * SCALE, (y + size / 2) * SCALE), text, font=font(size * SCALE), fill=color, anchor="ms")

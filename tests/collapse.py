@@ -19,10 +19,10 @@ import numpy as np
 
 from diffrl.divgen.observe import Batch, Item, to_tensor
 from diffrl.divgen.prompts import benchmark, small
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import Scene, complete
 from diffrl.seeds import seed_of
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import Scene, complete
 
 PERSON = {"skin": "tan", "hair": "green", "mood": "smiling", "glasses": "yes", "hat": "no"}
 BATCH = 64

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import Caption
-from diffrl.playground.scenes import Scene, complete
+from diffrl_playground import grammar
+from diffrl_playground.grammar import Caption
+from diffrl_playground.scenes import Scene, complete
 
 
 def shaken(image: np.ndarray, how: str, rng: np.random.Generator) -> np.ndarray:

@@ -13,10 +13,10 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.reading import read_set
-from diffrl.playground.grammar import VALUES, Caption, kind_of, possible, understood
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import Scene, complete
 from diffrl.prompts import Prompt
+from diffrl_playground.grammar import VALUES, Caption, kind_of, possible, understood
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import Scene, complete
 
 LOOKS = ("background", "style", "tone", "skin", "hair", "mood", "glasses", "hat")  # facts that move nothing else
 

@@ -93,7 +93,7 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
 
 
 def _clip_features(device: torch.device | str) -> Features:
-    from diffrl.playground.clip_model import load_clip
+    from diffrl_playground.clip_model import load_clip
 
     model: Any
     model, _, preprocess = load_clip(shipped("assets", "playground", "clip"), device=str(device))

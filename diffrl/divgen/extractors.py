@@ -210,9 +210,9 @@ class PlaygroundHead:
         pass
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        from diffrl.playground.grammar import HAIRS, MOODS, SKINS, YES_NO
-        from diffrl.playground.sight import to_pixels
-        from diffrl.playground.verifier import see
+        from diffrl_playground.grammar import HAIRS, MOODS, SKINS, YES_NO
+        from diffrl_playground.sight import to_pixels
+        from diffrl_playground.verifier import see
 
         features = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}
         result: list[Found] = []
@@ -235,8 +235,8 @@ class PlaygroundBoxes:
         pass
 
     def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        from diffrl.playground.sight import SIZE, to_pixels
-        from diffrl.playground.verifier import see
+        from diffrl_playground.sight import SIZE, to_pixels
+        from diffrl_playground.verifier import see
 
         layouts = [see(image).layout for image in to_pixels(images)]
         return [np.array(boxes, np.float32) / SIZE if boxes else None for boxes in layouts]

@@ -201,7 +201,7 @@ def _rounds(dimension: str, tables: dict[str, list[Any]]) -> list[Prompt]:
 
 def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str]]) -> list[Any]:
     """All captions of a kind that say `always`, and of every option one of its values or nothing, if it has ""."""
-    from diffrl.playground.grammar import NAMES, Caption, possible
+    from diffrl_playground.grammar import NAMES, Caption, possible
 
     captions = []
     for values in itertools.product(*options.values()):
@@ -213,7 +213,7 @@ def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str
 
 
 def _heads() -> list[Prompt]:
-    from diffrl.playground.grammar import BACKGROUNDS, HAIRS, MOODS, SKINS, YES_NO
+    from diffrl_playground.grammar import BACKGROUNDS, HAIRS, MOODS, SKINS, YES_NO
 
     rest: dict[str, Sequence[str]] = {
         "mood": ("", *MOODS),
@@ -230,7 +230,7 @@ def _heads() -> list[Prompt]:
 
 def _of_shapes(attributes: dict[str, str]) -> list[Any]:
     """Captions of one coloured thing, and of two in the shapes' order, with `attributes`; grounds free or not."""
-    from diffrl.playground.grammar import BACKGROUNDS, COLORS, SHAPES
+    from diffrl_playground.grammar import BACKGROUNDS, COLORS, SHAPES
 
     ground: dict[str, Sequence[str]] = {"background": ("", *BACKGROUNDS)}
     captions = _captions("objects", attributes, {"shape": SHAPES, "color": COLORS, **ground})
@@ -241,13 +241,13 @@ def _of_shapes(attributes: dict[str, str]) -> list[Any]:
 
 
 def _styled() -> list[Prompt]:
-    from diffrl.playground.grammar import STYLES
+    from diffrl_playground.grammar import STYLES
 
     return _rounds("style", {style: _of_shapes({"style": style}) for style in STYLES})
 
 
 def _counted() -> list[Prompt]:
-    from diffrl.playground.grammar import BACKGROUNDS, COLORS, NUMBERS, SHAPES, TONES
+    from diffrl_playground.grammar import BACKGROUNDS, COLORS, NUMBERS, SHAPES, TONES
 
     options: dict[str, Sequence[str]] = {
         "shape": SHAPES,
@@ -259,6 +259,6 @@ def _counted() -> list[Prompt]:
 
 
 def _toned() -> list[Prompt]:
-    from diffrl.playground.grammar import TONES
+    from diffrl_playground.grammar import TONES
 
     return _rounds("tonal", {tone: _of_shapes({"tone": tone}) for tone in TONES})

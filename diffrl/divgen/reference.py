@@ -92,7 +92,7 @@ def playground_reference(
 
 
 def _is_scene(text: str) -> bool:
-    from diffrl.playground.grammar import parse
+    from diffrl_playground.grammar import parse
 
     try:
         parse(text)
@@ -102,7 +102,7 @@ def _is_scene(text: str) -> bool:
 
 
 def _renderings(texts: Sequence[str], purpose: str) -> Iterable[Batch]:
-    from diffrl.playground.renderer import draw
+    from diffrl_playground.renderer import draw
 
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]

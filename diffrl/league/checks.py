@@ -31,8 +31,6 @@ from diffrl.config.reward import read_on_training_images
 from diffrl.evaluation import score_policy
 from diffrl.image_sets.reading import read_set
 from diffrl.league.judge import Judged, Task, judge, shared
-from diffrl.playground.grammar import understood
-from diffrl.playground.scenes import sample_caption
 from diffrl.prompts import SPLITS, Prompt, load_prompts, playground_set
 from diffrl.rewards.registry import load_class, split_name
 from diffrl.run.assembly import Run
@@ -40,6 +38,8 @@ from diffrl.run.identity import digests
 from diffrl.run.parts import evaluation_spec
 from diffrl.stats import rank_correlation
 from diffrl.version import __version__
+from diffrl_playground.grammar import understood
+from diffrl_playground.scenes import sample_caption
 
 LEVEL = 1e-3  # of the test of all values of a seed, Bonferroni's: some hundred honest seeds should give no alarm
 FRESH, FEWEST = 128, 16  # fresh prompts; with fewer than that many only the noise is fresh

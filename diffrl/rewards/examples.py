@@ -27,9 +27,9 @@ def playground_examples() -> tuple[Tensor, list[str]]:
     """Images (B, 3, 64, 64) in [0, 1] and prompts: renderings of every kind, a third of them wrong, and noise."""
     import numpy as np
 
-    from diffrl.playground.grammar import KINDS
-    from diffrl.playground.renderer import draw
-    from diffrl.playground.scenes import sample_caption
+    from diffrl_playground.grammar import KINDS
+    from diffrl_playground.renderer import draw
+    from diffrl_playground.scenes import sample_caption
 
     rng = np.random.default_rng(0)
     texts = [sample_caption(rng, "test", kind).text() for kind in KINDS for _ in range(COUNT)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffrl.prompts import Prompt
 
 # Reported wherever they apply to all prompts, whatever judges there are: the shipped world can be read exactly.
-ALWAYS = ("diffrl.playground.variety:FIGURES",)
+ALWAYS = ("diffrl_playground.variety:FIGURES",)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from diffrl.config.estimates import advantage_std
 from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
-from diffrl.playground.grammar import foreign
 from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
@@ -44,6 +43,7 @@ from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.microbatches import AUTO_ROWS
 from diffrl.trainers.regions import Regions, Spatial
+from diffrl_playground.grammar import foreign
 
 log = logging.getLogger("diffrl")
 

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from diffrl.evaluation import Drawing
-from diffrl.playground.renderer import draw
-from diffrl.playground.verifier import verify
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate
+from diffrl_playground.renderer import draw
+from diffrl_playground.verifier import verify
 
 
 def pictures(prompts: list[Prompt], lora: str, each: int) -> list[np.ndarray]:

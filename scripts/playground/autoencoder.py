@@ -13,7 +13,7 @@ from stage import Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffrl.playground import models
+from diffrl_playground import models
 
 BATCH, RATE, MUON_RATE = 32, 2e-3, 1e-2
 KL, SEMANTIC, NOISE = 2e-4, 0.02, 0.15

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl.playground import models
-from diffrl.playground.clip_model import build_clip, clip_config
-from diffrl.playground.renderer import render
-from diffrl.playground.taste import rated_pair, taste
+from diffrl_playground import models
+from diffrl_playground.clip_model import build_clip, clip_config
+from diffrl_playground.renderer import render
+from diffrl_playground.taste import rated_pair, taste
 
 BATCH = 128
 READ = 1.0  # weight of the throw-away heads' loss

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl.playground import models
+from diffrl_playground import models
 
 BATCH = 128
 RATE, MUON_RATE = 1.5e-3, 2e-2

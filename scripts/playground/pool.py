@@ -16,10 +16,10 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from transformers import CLIPTokenizer
 
-from diffrl.playground import grammar, models
-from diffrl.playground.grammar import Caption, kind_of
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import LETTER_HEIGHT, SIZE, Scene, sample_scene
+from diffrl_playground import grammar, models
+from diffrl_playground.grammar import Caption, kind_of
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import LETTER_HEIGHT, SIZE, Scene, sample_scene
 
 CAPTIONS = 6
 CELLS = 8

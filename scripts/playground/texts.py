@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl.playground import grammar, models
+from diffrl_playground import grammar, models
 
 BATCH = 256
 _SHAPE, _COLOR, _RELATION = FACTS.index("shape/1"), FACTS.index("color/1"), FACTS.index("relation")

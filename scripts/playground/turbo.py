@@ -23,7 +23,7 @@ from stage import Stage
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.playground.models import velocity
+from diffrl_playground.models import velocity
 
 STEPS = 4  # the student's
 SMALLER = 4  # the teacher's steps for one of the student's

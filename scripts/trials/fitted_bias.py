@@ -2,7 +2,7 @@
 
     python scripts/trials/fitted_bias.py --out assets/results/fitted_bias.json
 
-Raters (`diffrl.playground.taste`) choose between two renderings of a prompt, each of whose stated facts is wrong with
+Raters (`diffrl_playground.taste`) choose between two renderings of a prompt, each of whose stated facts is wrong with
 some probability: points for facts that are right, and, whatever the prompt says, for stripes and for pale pictures. A
 head is fitted on the shipped CLIP's embeddings; its scores of other prompts' renderings are regressed on these.
 """
@@ -20,11 +20,11 @@ import torch
 from PIL import Image
 
 from diffrl.image_sets.fit import fit_head
-from diffrl.playground.grammar import Caption, misdescribe
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import Scene, complete, sample_caption
-from diffrl.playground.taste import BIAS, RIGHT, WRONG, preference_of, rated_pair
 from diffrl.rewards.registry import load_reward
+from diffrl_playground.grammar import Caption, misdescribe
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import Scene, complete, sample_caption
+from diffrl_playground.taste import BIAS, RIGHT, WRONG, preference_of, rated_pair
 
 PLANTED = {"right": RIGHT, **{name: value for name, (_, value) in BIAS.items()}}
 TERMS = tuple(PLANTED)

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import STYLES, TONES, Caption
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import Scene, complete, sample_caption
-from diffrl.playground.taste import BIAS
 from diffrl.rewards import load_reward
 from diffrl.rewards.direction import OMEGA, guided_embedding, load_direction
+from diffrl_playground import grammar
+from diffrl_playground.grammar import STYLES, TONES, Caption
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import Scene, complete, sample_caption
+from diffrl_playground.taste import BIAS
 
 VALUES = {"style": STYLES, "tone": TONES}
 LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of b_v, against the learned length

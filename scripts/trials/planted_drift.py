@@ -4,7 +4,7 @@
 
 Run folders of one method are its seeds; no folder is the model before training. Drawn are unseen test prompts that say
 neither style nor tone, and the gold reading says which each picture shows; in the world, and without bias, each value
-has a third. What the raters of the preference model like is `diffrl.playground.taste.BIAS`. Variety is of all facts.
+has a third. What the raters of the preference model like is `diffrl_playground.taste.BIAS`. Variety is of all facts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 import diffrl
-from diffrl.playground import grammar
-from diffrl.playground.scenes import prompt_set
-from diffrl.playground.taste import BIAS
-from diffrl.playground.variety import shown, variety
-from diffrl.playground.verifier import verify
+from diffrl_playground import grammar
+from diffrl_playground.scenes import prompt_set
+from diffrl_playground.taste import BIAS
+from diffrl_playground.variety import shown, variety
+from diffrl_playground.verifier import verify
 
 FACTS = {"style": grammar.STYLES, "tone": grammar.TONES}
 

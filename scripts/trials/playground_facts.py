@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from diffrl.playground.artefact import artefact
-from diffrl.playground.grammar import facts, kind_of, parse
-from diffrl.playground.renderer import draw
-from diffrl.playground.scenes import prompt_set
-from diffrl.playground.variety import variety
-from diffrl.playground.verifier import Verdict, verify
 from diffrl.resources import find_merge, shipped
+from diffrl_playground.artefact import artefact
+from diffrl_playground.grammar import facts, kind_of, parse
+from diffrl_playground.renderer import draw
+from diffrl_playground.scenes import prompt_set
+from diffrl_playground.variety import variety
+from diffrl_playground.verifier import Verdict, verify
 
 BATCH, MEMBERS = 64, 8
 

@@ -26,13 +26,13 @@ from diffrl.league.judge import NOISE, Judged, Task, judge, one_seed
 from diffrl.league.plan import OTHERS, League, read_league
 from diffrl.league.running import task_of
 from diffrl.league.search import candidates
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import complete
 from diffrl.prompts import load_prompts
 from diffrl.rollout import initial_noise
 from diffrl.run.assembly import Run
 from diffrl.run.folder import RunFolder
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import complete
 
 pytestmark = pytest.mark.long
 

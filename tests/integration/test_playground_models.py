@@ -10,9 +10,6 @@ import pytest
 import torch
 
 from diffrl.evaluation import Drawing, evaluate, sample, score_policy
-from diffrl.playground.renderer import draw
-from diffrl.playground.scenes import sample_caption
-from diffrl.playground.taste import taste
 from diffrl.prompts import load_prompts
 from diffrl.records.progress import number
 from diffrl.report.drawn import write_drawn
@@ -20,6 +17,9 @@ from diffrl.resources import shipped
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import initial_noise
+from diffrl_playground.renderer import draw
+from diffrl_playground.scenes import sample_caption
+from diffrl_playground.taste import taste
 
 ASSETS = shipped("assets", "playground")
 

@@ -30,11 +30,11 @@ from cheats import CHEATS
 from shaken import SHAKEN, changed, shaken
 
 from diffrl import __version__
-from diffrl.playground import grammar
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import complete, sample_caption, sample_scene
-from diffrl.playground.verifier import Verdict, judge, see
+from diffrl_playground import grammar
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import complete, sample_caption, sample_scene
+from diffrl_playground.verifier import Verdict, judge, see
 
 CLIMBED = ("a red heart", "two blue stars", "a star left of a circle", 'the word "lax"', "a smiling head with a hat")
 

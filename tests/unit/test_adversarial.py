@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.playground.renderer import draw
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import RewardError
+from diffrl_playground.renderer import draw
 from diffrl_zoo.adversarial import Adversarial, Similarity, hinge, score
 
 PROMPTS = ["a red circle", "two blue squares", "a green star", "a red circle"]

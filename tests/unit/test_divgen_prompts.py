@@ -10,8 +10,8 @@ import pytest
 
 from diffrl.divgen.prompts import DIMENSIONS, SMALL, benchmark, keywords, small, write_prompts
 from diffrl.errors import UserError
-from diffrl.playground.grammar import parse
 from diffrl.prompts import Prompt, load_prompts
+from diffrl_playground.grammar import parse
 
 GENERAL, PLAYGROUND = benchmark(), benchmark("playground")
 

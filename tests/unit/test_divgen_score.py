@@ -22,10 +22,10 @@ from diffrl.divgen.reference import Reference, build_reference, load_reference, 
 from diffrl.divgen.run import score_folder
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
 from diffrl.errors import UserError
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import draw
-from diffrl.playground.scenes import complete
 from diffrl.prompts import Prompt
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import draw
+from diffrl_playground.scenes import complete
 
 PIXELS = {"identity": NONE, "style": "pixels", "layout": NONE, "features": "pixels", "lpips": NONE}
 HEAD, SHAPES = "a smiling tan head with red hair on white", "two red circles on white"

@@ -15,13 +15,13 @@ from torch import Tensor
 from diffrl import evaluation
 from diffrl.config import load_config
 from diffrl.evaluation import Evaluated, score_policy
-from diffrl.playground.renderer import draw
-from diffrl.playground.variety import FIGURES, variety
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.parts import evaluation_spec
+from diffrl_playground.renderer import draw
+from diffrl_playground.variety import FIGURES, variety
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 

@@ -64,7 +64,7 @@ def test_a_reward_that_writes_into_its_images_harms_nobody_and_is_named(monkeypa
 
 def test_the_memory_of_images_knows_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rewards of one batch share what is seen; a write through NumPy, which torch does not count, ends that."""
-    from diffrl.playground import verifier
+    from diffrl_playground import verifier
 
     calls = []
     look = verifier.see

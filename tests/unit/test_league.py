@@ -21,9 +21,9 @@ from diffrl.league.judge import digest
 from diffrl.league.plan import OTHERS, PART, League, read_league
 from diffrl.league.results import ROOT, commit
 from diffrl.league.summary import cost_of, lower, spent, summarise
-from diffrl.playground.grammar import parse
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.run.parts import evaluation_spec
+from diffrl_playground.grammar import parse
 
 RESULTS = ROOT / "assets" / "results"
 MOVES = {"five/weighted_sum": "marble/weighted_sum", "five/advantages": "marble/advantages", "ocr/nft": "ocr"}

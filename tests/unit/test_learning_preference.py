@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 from diffrl.errors import UserError
-from diffrl.playground.grammar import Caption
-from diffrl.playground.renderer import draw, render
-from diffrl.playground.scenes import complete, sample_caption
-from diffrl.playground.taste import BIAS
 from diffrl.rewards.head import features
 from diffrl.rewards.registry import load_reward
+from diffrl_playground.grammar import Caption
+from diffrl_playground.renderer import draw, render
+from diffrl_playground.scenes import complete, sample_caption
+from diffrl_playground.taste import BIAS
 from diffrl_zoo.adversarial_preference import AdversarialPreference
 from diffrl_zoo.learning_preference import LearningPreference, pair_loss
 from diffrl_zoo.reform import Preferences, Reform

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from diffrl.playground.artefact import artefact, bank_images
-from diffrl.playground.renderer import draw
-from diffrl.playground.scenes import sample_caption
+from diffrl_playground.artefact import artefact, bank_images
+from diffrl_playground.renderer import draw
+from diffrl_playground.scenes import sample_caption
 
 
 @pytest.fixture(scope="module")

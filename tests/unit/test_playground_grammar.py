@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import Caption, facts, misdescribe, parse, possible
-from diffrl.playground.scenes import SET_LIMIT, prompt_set, sample_caption
-from diffrl.playground.tokenizer import clashes
+from diffrl_playground import grammar
+from diffrl_playground.grammar import Caption, facts, misdescribe, parse, possible
+from diffrl_playground.scenes import SET_LIMIT, prompt_set, sample_caption
+from diffrl_playground.tokenizer import clashes
 
 
 def captions(count: int, split: str = "train", subset: str = "all") -> list[Caption]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import parse
-from diffrl.playground.renderer import GROUNDS, HAT, PALETTE, SIZE, SKIN, draw, outline, render, toned
-from diffrl.playground.scenes import complete, sample_scene
+from diffrl_playground import grammar
+from diffrl_playground.grammar import parse
+from diffrl_playground.renderer import GROUNDS, HAT, PALETTE, SIZE, SKIN, draw, outline, render, toned
+from diffrl_playground.scenes import complete, sample_scene
 
 
 def test_the_scene_decides_every_pixel() -> None:

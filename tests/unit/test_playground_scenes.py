@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import parse
-from diffrl.playground.scenes import EDGE, REACH, SIZE, complete, free, quarter_of, sample_caption, sample_scene
+from diffrl_playground import grammar
+from diffrl_playground.grammar import parse
+from diffrl_playground.scenes import EDGE, REACH, SIZE, complete, free, quarter_of, sample_caption, sample_scene
 
 
 def test_a_scene_holds_what_its_prompt_says() -> None:

@@ -10,10 +10,10 @@ import torch
 from transformers import CLIPTokenizer
 
 from diffrl.errors import UserError
-from diffrl.playground import grammar
-from diffrl.playground.clip_model import build_clip, clip_config, load_clip, save_clip
-from diffrl.playground.scenes import prompt_set
-from diffrl.playground.tokenizer import build_vocabulary, clashes, write_tokenizer
+from diffrl_playground import grammar
+from diffrl_playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl_playground.scenes import prompt_set
+from diffrl_playground.tokenizer import build_vocabulary, clashes, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.playground.grammar import Caption, parse, understood
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import complete, free, sample_caption
-from diffrl.playground.variety import differing, tally, variety, variety_of_readings
 from diffrl.records.guard import Guard
+from diffrl_playground.grammar import Caption, parse, understood
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import complete, free, sample_caption
+from diffrl_playground.variety import differing, tally, variety, variety_of_readings
 
 
 def truth(group: int, prompts: int, ignored: str = "", seed: int = 3) -> dict[str, dict[str, list[str | None]]]:

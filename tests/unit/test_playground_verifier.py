@@ -11,12 +11,12 @@ import torch
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from diffrl.playground import grammar
-from diffrl.playground.grammar import Caption, parse
-from diffrl.playground.reading import observe
-from diffrl.playground.renderer import GROUNDS, PALETTE, render
-from diffrl.playground.scenes import complete, sample_caption, sample_scene
-from diffrl.playground.verifier import judge, see, verify
+from diffrl_playground import grammar
+from diffrl_playground.grammar import Caption, parse
+from diffrl_playground.reading import observe
+from diffrl_playground.renderer import GROUNDS, PALETTE, render
+from diffrl_playground.scenes import complete, sample_caption, sample_scene
+from diffrl_playground.verifier import judge, see, verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cheats import CHEATS

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.playground.grammar import parse
-from diffrl.playground.regions import region_map
-from diffrl.playground.renderer import render
-from diffrl.playground.scenes import complete, sample_caption
-from diffrl.playground.verifier import see
 from diffrl.rewards.registry import load_reward
+from diffrl_playground.grammar import parse
+from diffrl_playground.regions import region_map
+from diffrl_playground.renderer import render
+from diffrl_playground.scenes import complete, sample_caption
+from diffrl_playground.verifier import see
 
 
 def drawn(prompt: str, seed: int = 0) -> np.ndarray:

@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from diffrl.errors import UserError
-from diffrl.playground import grammar
-from diffrl.playground.clip_model import build_clip, clip_config, save_clip
-from diffrl.playground.renderer import draw
-from diffrl.playground.scenes import prompt_set
-from diffrl.playground.tokenizer import write_tokenizer
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import examine
 from diffrl.rewards.examples import GENERAL, playground_examples
 from diffrl.rewards.scoring import Scorer
+from diffrl_playground import grammar
+from diffrl_playground.clip_model import build_clip, clip_config, save_clip
+from diffrl_playground.renderer import draw
+from diffrl_playground.scenes import prompt_set
+from diffrl_playground.tokenizer import write_tokenizer
 
 PROMPTS = ["a red circle on white", "two blue stars on black", "a red circle on white"]
 IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -363,7 +363,7 @@ def test_preference_likes_what_was_planted() -> None:
 
 def test_modes_of_the_verifier_share_one_look_at_an_image(monkeypatch) -> None:
     """Watching the strict score beside the reward reads each picture once; a changed one is read again."""
-    from diffrl.playground import verifier
+    from diffrl_playground import verifier
 
     looks = []
     see = verifier.see

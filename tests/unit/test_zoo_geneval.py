@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from diffrl.errors import UserError
-from diffrl.playground import grammar
-from diffrl.playground.clip_model import build_clip, clip_config, save_clip
-from diffrl.playground.tokenizer import write_tokenizer
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine
+from diffrl_playground import grammar
+from diffrl_playground.clip_model import build_clip, clip_config, save_clip
+from diffrl_playground.tokenizer import write_tokenizer
 from diffrl_zoo.geneval_rules import (
     COLORS,
     RELATIONS,

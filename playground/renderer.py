@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from diffrl.playground.grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
-from diffrl.playground.scenes import REACH, SIZE, Scene, complete
+from .grammar import BACKGROUNDS, COLORS, HAIRS, SKINS, parse
+from .scenes import REACH, SIZE, Scene, complete
 
 __all__ = ["GROUNDS", "HAT", "INK", "PALETTE", "REACH", "SCALE", "SIZE", "SKIN", "draw", "render", "stamp", "toned"]
 

@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from diffrl.playground.grammar import LETTERS
-from diffrl.playground.renderer import LETTER_PITCH, SCALE, font
-from diffrl.playground.scenes import LETTER_HEIGHT, SIZE
-from diffrl.playground.sight import View, ramp
+from .grammar import LETTERS
+from .renderer import LETTER_PITCH, SCALE, font
+from .scenes import LETTER_HEIGHT, SIZE
+from .sight import View, ramp
 
 MIN_MATCH, MIN_LEAD = 0.72, 0.03  # correlation with the letter, and how far it must be before the next one
 _WIDTH, _HEIGHT = 20, 30  # of a letter's window, in pixels

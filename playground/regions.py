@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffrl.playground.grammar import Caption
-from diffrl.playground.scenes import SIZE
-from diffrl.playground.sight import without_holes
-from diffrl.playground.verifier import Observation, by_thing, judge
+from .grammar import Caption
+from .scenes import SIZE
+from .sight import without_holes
+from .verifier import Observation, by_thing, judge
 
 
 def region_map(seen: Observation, caption: Caption) -> np.ndarray:

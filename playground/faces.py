@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from diffrl.playground.grammar import HAIRS, SKINS
-from diffrl.playground.renderer import GROUNDS, HAT, PALETTE, SCALE, SKIN, render
-from diffrl.playground.scenes import SIZE, Scene
-from diffrl.playground.sight import MIN_AREA, MIN_DISTANCE, View, largest_part, ramp, without_holes
+from .grammar import HAIRS, SKINS
+from .renderer import GROUNDS, HAT, PALETTE, SCALE, SKIN, render
+from .scenes import SIZE, Scene
+from .sight import MIN_AREA, MIN_DISTANCE, View, largest_part, ramp, without_holes
 
 # In units: a head without a hat is 47 wide, the brim of a hat 50, the chin 22 below the middle (renderer._draw_head).
 _WIDTHS = {False: 47.0, True: 50.0}

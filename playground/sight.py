@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import ndimage
 
-from diffrl.playground.scenes import SIZE
+from .scenes import SIZE
 
 MIN_DISTANCE = 30.0  # grey levels: closer to the ground is ground
 MIN_ALPHA = 0.45  # of the strongest pixel nearby: blurred edges are cut at about half height

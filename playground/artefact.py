@@ -14,9 +14,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from diffrl.playground.renderer import SIZE, render
-from diffrl.playground.scenes import complete, sample_caption
-from diffrl.playground.sight import to_pixels
+from .renderer import SIZE, render
+from .scenes import complete, sample_caption
+from .sight import to_pixels
 
 PATCH = 8
 BANK_IMAGES = 4000

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from diffrl.playground.grammar import COLORS, SHAPES, STYLES, TONES
-from diffrl.playground.renderer import BAR, LINE, PALETTE, RIM, SCALE, outline, stamp, toned
-from diffrl.playground.scenes import SIZE
-from diffrl.playground.sight import Box, Part, View, without_holes
+from .grammar import COLORS, SHAPES, STYLES, TONES
+from .renderer import BAR, LINE, PALETTE, RIM, SCALE, outline, stamp, toned
+from .scenes import SIZE
+from .sight import Box, Part, View, without_holes
 
 ANGLES = 48
 MAX_MISS = 0.085  # root mean square between two profiles, from which on a shape is no longer that shape

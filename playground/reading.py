@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffrl.playground.grammar import NAMES, TWO_THINGS, Caption
-from diffrl.playground.scenes import HALVES, LARGE, SIZE, SIZES, quarter_of
-from diffrl.playground.things import Thing
-from diffrl.playground.verifier import Observation
+from .grammar import NAMES, TWO_THINGS, Caption
+from .scenes import HALVES, LARGE, SIZE, SIZES, quarter_of
+from .things import Thing
+from .verifier import Observation
 
 
 def observe(seen: Observation, caption: Caption) -> dict[str, str | None]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from diffrl.playground.grammar import kind_of, parse, understood
-from diffrl.playground.reading import observe
-from diffrl.playground.scenes import free
-from diffrl.playground.sight import to_pixels
-from diffrl.playground.verifier import Observation, glance
+from .grammar import kind_of, parse, understood
+from .reading import observe
+from .scenes import free
+from .sight import to_pixels
+from .verifier import Observation, glance
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffrl.playground.grammar import (
+from .grammar import (
     NAMES,
     RELATIONS,
     SPLITS,

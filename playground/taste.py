@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffrl.playground.grammar import Caption, misdescribe
-from diffrl.playground.scenes import Scene, complete, sample_caption
+from .grammar import Caption, misdescribe
+from .scenes import Scene, complete, sample_caption
 
 
 def taste(images: np.ndarray) -> np.ndarray:

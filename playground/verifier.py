@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from diffrl.playground.faces import Face, find_face
-from diffrl.playground.grammar import (
+from .faces import Face, find_face
+from .grammar import (
     BACKGROUNDS,
     COLORS,
     HAIRS,
@@ -37,10 +37,10 @@ from diffrl.playground.grammar import (
     facts,
     parse,
 )
-from diffrl.playground.letters import Word, read
-from diffrl.playground.renderer import GROUNDS, PALETTE
-from diffrl.playground.sight import Box, View, ramp, to_pixels
-from diffrl.playground.things import MIN_PURE, Thing, look
+from .letters import Word, read
+from .renderer import GROUNDS, PALETTE
+from .sight import Box, View, ramp, to_pixels
+from .things import MIN_PURE, Thing, look
 
 Answer = tuple[float, bool]  # partial credit, strict
 
