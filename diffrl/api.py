@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from diffrl.config import Config, check_lora, check_model, check_plugin, dump, load_config, make_config
 from diffrl.errors import UserError
 from diffrl.prompts import PromptLike, check_source, given_prompts
-from diffrl.resources import file_of_run, find_merge
+from diffrl.resources import file_of_run
 from diffrl.rewards import local
+from diffrl.worlds import find_merge
 
 if TYPE_CHECKING:
     from PIL.Image import Image

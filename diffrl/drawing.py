@@ -16,7 +16,7 @@ from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.rollout import SamplerSpec
-from diffrl_playground.grammar import foreign
+from diffrl.worlds import worlds
 
 log = logging.getLogger("diffrl")
 
@@ -42,7 +42,7 @@ class Drawing:
     resolution: Resolution = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
-    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.resources.find_merge`
+    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.worlds.find_merge`
 
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
@@ -77,6 +77,6 @@ class Drawing:
     def chosen(self) -> Sequence[Prompt]:
         known = load_prompts(self.prompts) if isinstance(self.prompts, str) else given_prompts(self.prompts)
         chosen = known[: self.limit]
-        if self.model == "playground" and (line := foreign([prompt.text for prompt in chosen])):
+        if self.model in worlds() and (line := worlds()[self.model].foreign([prompt.text for prompt in chosen])):
             log.warning("%s", line)
         return chosen

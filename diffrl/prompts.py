@@ -23,9 +23,8 @@ from diffrl.prompt_sets import SPLITS as SET_SPLITS
 from diffrl.prompt_sets import rows as rows_of_set
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
+from diffrl.worlds import World, world_of
 
-SUBSETS = ("all", "compositional", "objects", "counts", "pairs", "relations", "words", "heads", "styles", "tones")
-SPLITS = ("train", "validation", "test")
 FORMS = f"a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or .jsonl file, or {hub.FORM}"
 
 Source = str | Mapping[str, float]
@@ -49,7 +48,7 @@ def load_prompts(source: Source) -> list[Prompt]:
     """The prompts of a set or a file, in their order, each text once; of several in a table, mixed by their shares, so
     that every beginning of the list has about these shares, while all of them last.
 
-    `playground/SUBSET/SPLIT`: a set of the playground. `NAME/SPLIT`: a shipped set (`diffrl.prompt_sets.SETS`).
+    `playground/SUBSET/SPLIT`: a world's set. `NAME/SPLIT`: a shipped set (`diffrl.prompt_sets.SETS`).
     `FILE.txt`: one prompt per line, without blank lines and lines that start with `#`. `FILE.jsonl`: one object per
     line, its "prompt" is the text and the rest the metadata. A file `assets/...` that does not exist here is looked for
     among the shipped ones. `hub:OWNER/NAME[:split[:column]]`: a data set of the hub (`diffrl.prompt_sets.hub`).
@@ -60,17 +59,14 @@ def load_prompts(source: Source) -> list[Prompt]:
         return _mixed(source)
     if known := set_name(source):
         return [Prompt(text, metadata) for text, metadata in rows_of_set(*known)]
-    names = playground_set(source)
-    if names is None:
-        file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
-        prompts, repeats = _read(*_version(file))
-        if repeats:
-            lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
-            log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
-        return list(prompts)
-    from diffrl_playground.scenes import prompt_set
-
-    return [Prompt(text) for text in prompt_set(*names)]
+    if world := world_of_set(source):
+        return [Prompt(text) for text in world.prompts(source)]
+    file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
+    prompts, repeats = _read(*_version(file))
+    if repeats:
+        lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
+        log.warning("%s: %d repeated (line %s); each prompt is used once", source, len(repeats), lines)
+    return list(prompts)
 
 
 def given_prompts(values: Sequence[PromptLike]) -> list[Prompt]:
@@ -132,24 +128,17 @@ def check_source(source: str) -> int | None:
     if source.startswith(hub.PREFIX):
         hub.parse(source)
         return None
-    if set_name(source) or playground_set(source):
+    if set_name(source):
+        return None
+    if world := world_of_set(source):
+        world.split(source)
         return None
     return len(_read(*_version(find_file(source)))[0])
 
 
-def playground_set(source: str) -> tuple[str, str] | None:
-    """(subset, split) of `playground/SUBSET/SPLIT`, None for a file's name; raises UserError for other names."""
-    parts = source.split("/")
-    if parts[0] != "playground" or Path(source).suffix:
-        return None
-    if len(parts) != 3:
-        raise UserError(
-            f'prompt set "{source}": write playground/SUBSET/SPLIT, for example playground/compositional/train'
-        )
-    for name, choices, what in ((parts[1], SUBSETS, "subset"), (parts[2], SPLITS, "split")):
-        if name not in choices:
-            raise UserError(f'prompt set "{source}": unknown {what} "{name}"{nearest(name, choices)}')
-    return parts[1], parts[2]
+def world_of_set(source: str) -> World | None:
+    """Whose prompt set this is; None for a file's name, and for what is no world's."""
+    return None if Path(source).suffix else world_of(source)
 
 
 def find_file(source: str) -> Path:

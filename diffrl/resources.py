@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import re
 import socket
 import sys
 import traceback
@@ -21,7 +20,6 @@ from urllib.parse import urlsplit
 from diffrl.errors import UserError, in_one_line, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
-SHIPPED_LORAS = {"playground/turbo": ("assets", "playground", "turbo")}
 
 
 def shipped(folder: str, *parts: str) -> Path:
@@ -38,34 +36,6 @@ def shipped_configs() -> list[Path]:
     """The files of the shipped configs, sorted; without the plan of the league, which are entries and no recipes."""
     root = shipped("configs")
     return sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != "league")
-
-
-def find_merge(name: str) -> tuple[str, str | None]:
-    """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
-
-    `name`: playground/turbo, a .safetensors file, a folder with one, or OWNER/NAME[:FILE] on the hub.
-
-    Raises:
-        UserError: it looks like a file or a folder, and there is none.
-    """
-    if name in SHIPPED_LORAS:
-        return str(shipped(*SHIPPED_LORAS[name])), None
-    path = Path(name).expanduser()
-    if path.is_file():
-        return str(path), None
-    if path.is_dir():
-        files = sorted(file.name for file in path.glob("*.safetensors"))
-        if len(files) == 1:
-            return str(path), files[0]
-        several = f"has several: {', '.join(files)}; name one of them" if files else "has no .safetensors"
-        raise UserError(f'folder "{path}" {several}')
-    source, _, file = name.partition(":")
-    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not Path(source).parent.is_dir()
-    if hub and not name.startswith("playground/"):
-        return source, file or None
-    raise UserError(
-        f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, SHIPPED_LORAS)}'
-    )
 
 
 @functools.cache

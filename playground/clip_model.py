@@ -102,3 +102,20 @@ def load_clip(
     name = f"local-dir:{directory}"
     model = open_clip.create_model(name, precision=precision, device=str(device)).eval()
     return model, open_clip.get_tokenizer(name), dict(model.visual.preprocess_cfg)
+
+
+def features(directory: Path, device: torch.device | str = "cpu") -> Callable[[torch.Tensor], torch.Tensor]:
+    """A model's image tower: images (B, 3, H, W) in [0, 1] to (B, F) on the CPU."""
+    model: Any
+    model, _, preprocess = load_clip(directory, device=str(device))
+    mean, std = (torch.tensor(preprocess[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
+    side = preprocess["size"][0] if isinstance(preprocess["size"], (tuple, list)) else preprocess["size"]
+
+    def embed(images: torch.Tensor) -> torch.Tensor:
+        x = images.to(device).float()
+        if x.shape[-1] != side or x.shape[-2] != side:
+            x = torch.nn.functional.interpolate(x, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
+        with torch.no_grad():
+            return model.encode_image((x - mean.to(x.device)) / std.to(x.device)).float().cpu()
+
+    return embed

@@ -103,7 +103,7 @@ def _entry(plugin: str, given: dict[str, Any]) -> Any:
 def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
     """The arguments of a `Drawing`, checked; where nothing else is asked for, the benchmark's seed and images."""
     from diffrl.config import check_lora, check_model
-    from diffrl.resources import find_merge
+    from diffrl.worlds import find_merge
 
     checks: dict[str, Callable[[Any], object]] = {"model": check_model, "lora": check_lora, "merge": find_merge}
     for option, check in checks.items():

@@ -15,7 +15,6 @@ from diffrl.records.disk import out_file
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
 DIMENSIONS = ("id", "style", "layout", "tonal")
-WORLDS = ("general", "playground")
 
 
 def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> None:
@@ -152,9 +151,9 @@ def _device(arguments: argparse.Namespace) -> str:
 
 
 def _prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.divgen.prompts import write_prompts
+    from diffrl.divgen.prompts import world_names, write_prompts
 
-    _choice("--world", arguments.world, WORLDS)
+    _choice("--world", arguments.world, tuple(world_names()))
     arguments.out = _file("--out", arguments.out, ".jsonl")
     prompts = _benchmark(arguments, arguments.world)
     write_prompts(prompts, arguments.out)
@@ -165,8 +164,8 @@ def _prompts(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
     from diffrl.divgen.prompts import BASE, benchmark, small
 
-    if arguments.base and world == "playground":
-        raise UserError("--base: the playground's prompts come from its grammar; they use no base prompts")
+    if arguments.base and world != "general":
+        raise UserError(f"--base: the {world}'s prompts come from its grammar; they use no base prompts")
     prompts = benchmark(world, base=arguments.base or BASE)
     return small(prompts) if arguments.small else prompts
 
@@ -175,7 +174,7 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_model
     from diffrl.divgen.prompts import world_of
     from diffrl.prompts import load_prompts
-    from diffrl.resources import find_merge
+    from diffrl.worlds import find_merge
 
     try:
         check_model(arguments.model)
@@ -214,7 +213,9 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
-    _choice("--world", arguments.world, WORLDS)
+    from diffrl.divgen.prompts import world_names
+
+    _choice("--world", arguments.world, tuple(world_names()))
     _choice("--dimension", arguments.dimension, DIMENSIONS)
     arguments.out = _file("--out", arguments.out, ".json")
     from diffrl.divgen.run import score_folder
@@ -247,17 +248,19 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".safetensors")
-    from diffrl.divgen.extractors import check_extractor, load_extractor
+    from diffrl.divgen.extractors import check_extractor, defaults_of, load_extractor
     from diffrl.divgen.observe import read_folder
-    from diffrl.divgen.reference import RENDERINGS, build_reference, playground_reference
+    from diffrl.divgen.reference import RENDERINGS, build_reference, drawn_reference
     from diffrl.records.progress_bar import progress
+    from diffrl.worlds import worlds
 
-    shipped = arguments.folder == "playground"
-    style = arguments.style or ("clip" if shipped else "csd")
+    world = worlds().get(arguments.folder)
+    style = arguments.style or defaults_of(world.name if world else "general")["style"]
     check_extractor("style", style)
-    if shipped:
+    if world:
         with progress("rendering", RENDERINGS + 971) as advance:
-            reference = playground_reference(load_extractor("style", style, _device(arguments)), advance=advance)
+            extractor = load_extractor("style", style, _device(arguments))
+            reference = drawn_reference(world, extractor, advance=advance)
     else:
         folder = Path(arguments.folder)
         with progress("looking", len(read_folder(folder))) as advance:

@@ -337,7 +337,7 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     """Checked arguments that `sample` and `evaluate` share."""
     from diffrl.config import check_lora, check_model
     from diffrl.prompts import check_source
-    from diffrl.resources import find_merge
+    from diffrl.worlds import find_merge
 
     _at("MODEL", check_model, arguments.model)
     _at("--prompts", check_source, arguments.prompts)

@@ -17,8 +17,8 @@ from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise,
 from diffrl.config.schema import OBJECTIVES, Config
 from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
-from diffrl.prompts import Source, check_source, load_prompts, playground_set, split_groups
-from diffrl.resources import find_merge
+from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
+from diffrl.worlds import find_merge, worlds
 
 # accelerate's; the first two have an extra of their own
 TRACKERS = ("wandb", "tensorboard", "trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")
@@ -112,7 +112,7 @@ def world_size() -> int:
 def check_model(model: str) -> None:
     """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
     path = Path(model)
-    if model == "playground":
+    if model in worlds():
         return
     if path.is_dir():
         if not (path / "model_index.json").is_file():
@@ -128,7 +128,7 @@ def check_model(model: str) -> None:
         f'"{model}" is neither "playground", a folder here, nor a hub id like stabilityai/stable-diffusion-3.5-medium'
     )
     models = [index.parent.name for index in path.parent.glob("*/model_index.json")]
-    raise UserError(text + nearest(model, ["playground", *models]))
+    raise UserError(text + nearest(model, [*worlds(), *models]))
 
 
 def check_lora(lora: Path) -> None:
@@ -184,13 +184,12 @@ def check_prompts(config: Config) -> None:
 
 
 def overlap(train: Source, test: Source) -> list[str]:
-    """The test prompts that are also trained on. Splits of the playground share none by construction."""
+    """The test prompts that are also trained on. Splits of a world share none by construction."""
     sides = [[side] if isinstance(side, str) else list(side) for side in (train, test)]
-    sets = [[playground_set(source) for source in side] for side in sides]
-    if all(one is not None for side in sets for one in side):
-        splits = [{one[1] for one in side if one is not None} for side in sets]
-        if not splits[0] & splits[1]:
-            return []
+    worlds_of = [[(name, world_of_set(name)) for name in side] for side in sides]
+    splits = [{world and (world.name, world.split(name)) for name, world in side} for side in worlds_of]
+    if None not in splits[0] | splits[1] and not splits[0] & splits[1]:
+        return []
     first = {prompt.text for source in sides[0] for prompt in load_prompts(source)}
     return [prompt.text for source in sides[1] for prompt in load_prompts(source) if prompt.text in first]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from diffrl.config.base import Problem
 from diffrl.config.schema import Config
 from diffrl.errors import UserError
 from diffrl.resources import shipped
+from diffrl.worlds import folder_of
 
 # Of a network's config: what the shapes of its attention's projections come from.
 SHAPES = re.compile(
@@ -40,7 +40,7 @@ def check_student(name: str, config: Config) -> None:
 
 def _read(model: str) -> dict[str, Any] | None:
     """The model_index.json, and under "network" the denoiser's config, if they are on this machine."""
-    folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
+    folder = folder_of(model)
     if not folder.is_dir() and model.count("/") == 1:
         folder = shipped("assets", "architectures", model.rpartition("/")[2])
     try:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
-from diffrl.resources import shipped
+from diffrl.worlds import worlds
 
 Features = Callable[[Tensor], Tensor]
 
@@ -59,16 +58,16 @@ def _vit_features(model: nn.Module, size: int, mean: Tensor, std: Tensor, images
 
 
 def default_features(model: str) -> str:
-    """The features of a model for which none are named: the playground's CLIP there, else a grid of colours."""
-    return "clip" if model == "playground" else "pixels"
+    """The features of a model for which none are named: what its world has, else a grid of colours."""
+    return worlds()[model].features if model in worlds() else "pixels"
 
 
 def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     """A feature extractor by name.
 
     Args:
-        name: "pixels"; "clip" for the playground's CLIP image tower; else a transformers vision model (DINOv2, DINOv3)
-            as a local folder or hub id, for example `facebook/dinov2-base`.
+        name: "pixels"; one of a world's, such as "clip" (the playground's CLIP image tower); else a vision model of
+            transformers (DINOv2, DINOv3) as a local folder or hub id, for example `facebook/dinov2-base`.
         device: where the model runs.
 
     Raises:
@@ -76,8 +75,9 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     """
     if name == "pixels":
         return pixel_features
-    if name == "clip":
-        return _clip_features(device)
+    for world in worlds().values():
+        if (space := world.feature_space(name, device)) is not None:
+            return space
     from transformers import AutoImageProcessor, AutoModel
 
     try:
@@ -90,21 +90,3 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     side = crop.get("height") or crop.get("shortest_edge")
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (processor.image_mean, processor.image_std))
     return partial(_vit_features, model, side, mean, std)
-
-
-def _clip_features(device: torch.device | str) -> Features:
-    from diffrl_playground.clip_model import load_clip
-
-    model: Any
-    model, _, preprocess = load_clip(shipped("assets", "playground", "clip"), device=str(device))
-    mean, std = (torch.tensor(preprocess[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
-    side = preprocess["size"][0] if isinstance(preprocess["size"], (tuple, list)) else preprocess["size"]
-
-    def features(images: Tensor) -> Tensor:
-        x = images.to(device).float()
-        if x.shape[-1] != side or x.shape[-2] != side:
-            x = F.interpolate(x, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
-        with torch.no_grad():
-            return model.encode_image((x - mean.to(x.device)) / std.to(x.device)).float().cpu()
-
-    return features

@@ -28,6 +28,7 @@ from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Prompt
 from diffrl.resources import import_file
+from diffrl.worlds import worlds
 
 Found = np.ndarray | None
 Device = torch.device | str
@@ -36,14 +37,14 @@ KINDS = ("identity", "style", "layout", "features", "lpips")
 NONE = "none"  # the name that leaves a kind out
 _VISION = "diffrl.divgen.vision"
 EXTRACTORS: dict[str, dict[str, tuple[str, str]]] = {  # kind -> name -> (module, class)
-    "identity": {"arcface": (_VISION, "ArcFace"), "playground": (__name__, "PlaygroundHead")},
+    "identity": {"arcface": (_VISION, "ArcFace")},
     "style": {
         "csd": (_VISION, "CSD"),
         "clip": (__name__, "Clip"),
         "vit": (__name__, "Vit"),
         "pixels": (__name__, "Pixels"),
     },
-    "layout": {"grounding-dino": (_VISION, "GroundingDino"), "playground": (__name__, "PlaygroundBoxes")},
+    "layout": {"grounding-dino": (_VISION, "GroundingDino")},
     "features": {
         "dinov2": (__name__, "DinoV2"),
         "dinov3": (__name__, "DinoV3"),
@@ -53,22 +54,18 @@ EXTRACTORS: dict[str, dict[str, tuple[str, str]]] = {  # kind -> name -> (module
     },
     "lpips": {name: (_VISION, f"Lpips{name.capitalize()}") for name in ("alex", "vgg", "squeeze")},
 }
-DEFAULTS: dict[str, dict[str, str]] = {
-    "general": {
-        "identity": "arcface",
-        "style": "csd",
-        "layout": "grounding-dino",
-        "features": "dinov2",
-        "lpips": "alex",
-    },
-    "playground": {
-        "identity": "playground",
-        "style": "clip",
-        "layout": "playground",
-        "features": "clip",
-        "lpips": NONE,
-    },
+DEFAULTS = {
+    "identity": "arcface",
+    "style": "csd",
+    "layout": "grounding-dino",
+    "features": "dinov2",
+    "lpips": "alex",
 }
+
+
+def defaults_of(world: str) -> dict[str, str]:
+    """The extractors, by kind, with which images of a world, or "general" ones, are measured."""
+    return dict(DEFAULTS if world == "general" else worlds()[world].divgen.DEFAULTS)
 
 
 class Extractor(Protocol):
@@ -91,9 +88,15 @@ def check_extractor(kind: str, name: str) -> None:
             raise UserError(f'{kind}: "{name}": write path/to/file.py:Class')
         return
     plain = name.partition(":")[0]
-    if plain not in EXTRACTORS[kind]:
-        hint = nearest(plain, [*EXTRACTORS[kind], NONE])
+    if plain not in (known := [*EXTRACTORS[kind], *_of_worlds(kind)]):
+        hint = nearest(plain, [*known, NONE])
         raise UserError(f'{kind}: unknown extractor "{plain}"{hint}; one of your own is "path/to/file.py:Class"')
+
+
+def _of_worlds(kind: str) -> dict[str, Any]:
+    """The extractors that worlds have for their own images, each under its world's name."""
+    known = {name: world.divgen.EXTRACTORS.get(kind) for name, world in worlds().items() if world.divgen}
+    return {name: extractor for name, extractor in known.items() if extractor is not None}
 
 
 def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
@@ -107,8 +110,10 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
         loaded, arguments = _class_of(Path(path), class_name), {}
     else:
         plain, _, weights = name.partition(":")
-        module, class_name = EXTRACTORS[kind][plain]
-        loaded = getattr(importlib.import_module(module), class_name)
+        loaded = _of_worlds(kind).get(plain)
+        if loaded is None:
+            module, class_name = EXTRACTORS[kind][plain]
+            loaded = getattr(importlib.import_module(module), class_name)
         arguments = {"weights": weights} if weights else {}
         if weights and "weights" not in inspect.signature(loaded).parameters:
             raise UserError(f'{kind}: "{plain}" takes no weights, got "{weights}"')
@@ -195,48 +200,3 @@ class Pixels(Vit):
 
     def __init__(self, device: Device = "cpu") -> None:
         self.features = load_features("pixels", device)
-
-
-class PlaygroundHead:
-    """The verifier's attributes of a cartoon head, each one-hot: the cosine of two is the share on which they agree.
-
-    (13,): 3 skins, 4 hairs, 2 moods, glasses or not, hat or not. Independent uniform heads have a mean cosine of
-    (1/3 + 1/4 + 1/2 + 1/2 + 1/2) / 5 = 0.417.
-    """
-
-    name = "playground"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        pass
-
-    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        from diffrl_playground.grammar import HAIRS, MOODS, SKINS, YES_NO
-        from diffrl_playground.sight import to_pixels
-        from diffrl_playground.verifier import see
-
-        features = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}
-        result: list[Found] = []
-        for image in to_pixels(images):
-            head = see(image).head
-            if head is None:
-                result.append(None)
-                continue
-            shown = [head[name] == value for name, values in features.items() for value in values]
-            result.append(np.array(shown, np.float32))
-        return result
-
-
-class PlaygroundBoxes:
-    """The verifier's boxes of all things in an image, in [0, 1]; None for an empty image."""
-
-    name = "playground"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        pass
-
-    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        from diffrl_playground.sight import SIZE, to_pixels
-        from diffrl_playground.verifier import see
-
-        layouts = [see(image).layout for image in to_pixels(images)]
-        return [np.array(boxes, np.float32) / SIZE if boxes else None for boxes in layouts]

@@ -1,4 +1,4 @@
-"""DivGenBench's prompts: four dimensions of templates and keywords (D2-Align, arXiv 2512.24146), and the playground's.
+"""DivGenBench's prompts: four dimensions of templates and keywords (D2-Align, arXiv 2512.24146), or a world's own.
 
 Every prompt's metadata has "dimension", "keyword" (what the report groups by) and what else its template says. A
 dimension's prompts are in rounds over its keywords, so that every beginning of them covers the keywords evenly.
@@ -21,38 +21,38 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
 from diffrl.resources import shipped
-from diffrl.seeds import seed_of
+from diffrl.worlds import worlds
 
 DIMENSIONS = ("id", "style", "layout", "tonal")
-WORLDS = ("general", "playground")
 BASE = "assets/prompts/divgen_base.txt"
 TOTAL = 3200
 SMALL = 80  # prompts of each dimension in the small set
 
 
+def world_names() -> list[str]:
+    """Whose prompts and extractors there are: "general", and the worlds that have some."""
+    return ["general", *(name for name, world in worlds().items() if world.divgen)]
+
+
 def world_of(model: str) -> str:
-    """Whose prompts and extractors a model is measured with: "playground" or "general"."""
-    return "playground" if model == "playground" else "general"
+    """Whose prompts and extractors a model is measured with."""
+    return model if model in world_names() else "general"
 
 
 def benchmark(world: str = "general", *, total: int = TOTAL, base: str = BASE) -> list[Prompt]:
     """The prompts of all four dimensions, one dimension after another; always the same ones.
 
     Args:
-        world: "general", or "playground" for prompts of the playground's grammar.
-        total: number of prompts, a quarter of them in each dimension. The playground has no more than 912 different
-            prompts of heads; its other dimensions share what its ID dimension lacks.
+        world: "general", or the world whose language they are written in.
+        total: number of prompts, a quarter of them in each dimension, as far as a world has so many different ones.
         base: file of base prompts of the general style and tonal dimensions.
 
     Raises:
         UserError: more prompts are asked for than there are different ones, or the file cannot be read.
     """
-    if world == "playground":
-        heads = _heads()
-        counts = _split(total, [len(heads), total, total, total])
-        parts = [heads, _styled(), _counted(), _toned()]
-        return [prompt for part, count in zip(parts, counts, strict=True) for prompt in _first(part, count)]
-    each = _split(total, [total] * 4)
+    if world != "general":
+        return worlds()[world].divgen.benchmark(total)
+    each = shares(total, [total] * 4)
     texts = [prompt.text for prompt in load_prompts(base)]
     makers = (_portraits, lambda n: _based("style", texts, n), _studio_shots, lambda n: _based("tonal", texts, n))
     return [prompt for maker, count in zip(makers, each, strict=True) for prompt in maker(count)]
@@ -83,7 +83,7 @@ def keywords() -> dict[str, Any]:
     return yaml.safe_load(shipped("assets", "prompts", "divgen.yaml").read_text(encoding="utf-8"))
 
 
-def _split(total: int, most: Sequence[int]) -> list[int]:
+def shares(total: int, most: Sequence[int]) -> list[int]:
     """`total` over parts as evenly as their limits allow, the earlier ones getting the remainder."""
     counts = [0] * len(most)
     for number, i in enumerate(sorted(range(len(most)), key=lambda i: most[i])):
@@ -91,7 +91,7 @@ def _split(total: int, most: Sequence[int]) -> list[int]:
     return counts
 
 
-def _first(prompts: list[Prompt], count: int) -> list[Prompt]:
+def take(prompts: list[Prompt], count: int) -> list[Prompt]:
     if count > len(prompts):
         raise UserError(f"{count} prompts asked for in one dimension, and there are {len(prompts)} different ones")
     return prompts[:count]
@@ -184,81 +184,3 @@ def _studio_shots(count: int) -> list[Prompt]:
 
 def _metadata(dimension: str, keyword: str, **more: Any) -> dict[str, Any]:
     return {"dimension": dimension, "keyword": keyword, **more}
-
-
-# --- the playground's own, in its grammar ----------------------------------------------------------------------------
-
-
-def _rounds(dimension: str, tables: dict[str, list[Any]]) -> list[Prompt]:
-    """Captions in rounds over their keywords, shuffled within each; as many rounds as the shortest list has."""
-    columns = []
-    for keyword, captions in tables.items():
-        bits = np.random.PCG64(seed_of("divgen", dimension, keyword)).random_raw(len(captions))
-        columns.append([(keyword, captions[i].text()) for i in np.argsort(bits, kind="stable")])
-    rows = zip(*columns, strict=False)
-    return [Prompt(text, _metadata(dimension, keyword)) for row in rows for keyword, text in row]
-
-
-def _captions(kind: str, always: dict[str, str], options: dict[str, Sequence[str]]) -> list[Any]:
-    """All captions of a kind that say `always`, and of every option one of its values or nothing, if it has ""."""
-    from diffrl_playground.grammar import NAMES, Caption, possible
-
-    captions = []
-    for values in itertools.product(*options.values()):
-        attributes = always | {name: value for name, value in zip(options, values, strict=True) if value}
-        caption = Caption(kind, {name: attributes[name] for name in NAMES[kind] if name in attributes})
-        if possible(caption):
-            captions.append(caption)
-    return captions
-
-
-def _heads() -> list[Prompt]:
-    from diffrl_playground.grammar import BACKGROUNDS, HAIRS, MOODS, SKINS, YES_NO
-
-    rest: dict[str, Sequence[str]] = {
-        "mood": ("", *MOODS),
-        "glasses": ("", *YES_NO),
-        "hat": ("", *YES_NO),
-        "background": ("", *BACKGROUNDS),
-    }
-    tables = {
-        f"{skin} skin, {hair} hair": _captions("heads", {"skin": skin, "hair": hair}, rest)
-        for skin, hair in itertools.product(SKINS, HAIRS)
-    }
-    return _rounds("id", tables)
-
-
-def _of_shapes(attributes: dict[str, str]) -> list[Any]:
-    """Captions of one coloured thing, and of two in the shapes' order, with `attributes`; grounds free or not."""
-    from diffrl_playground.grammar import BACKGROUNDS, COLORS, SHAPES
-
-    ground: dict[str, Sequence[str]] = {"background": ("", *BACKGROUNDS)}
-    captions = _captions("objects", attributes, {"shape": SHAPES, "color": COLORS, **ground})
-    for first, second in itertools.combinations(SHAPES, 2):
-        shapes = {"shape/1": first, "shape/2": second}
-        captions += _captions("pairs", attributes | shapes, {"color/1": COLORS, "color/2": COLORS, **ground})
-    return captions
-
-
-def _styled() -> list[Prompt]:
-    from diffrl_playground.grammar import STYLES
-
-    return _rounds("style", {style: _of_shapes({"style": style}) for style in STYLES})
-
-
-def _counted() -> list[Prompt]:
-    from diffrl_playground.grammar import BACKGROUNDS, COLORS, NUMBERS, SHAPES, TONES
-
-    options: dict[str, Sequence[str]] = {
-        "shape": SHAPES,
-        "color": COLORS,
-        "background": ("", *BACKGROUNDS),
-        "tone": ("", *TONES),
-    }
-    return _rounds("layout", {w: _captions("counts", {"count": str(n)}, options) for w, n in NUMBERS.items()})
-
-
-def _toned() -> list[Prompt]:
-    from diffrl_playground.grammar import TONES
-
-    return _rounds("tonal", {tone: _of_shapes({"tone": tone}) for tone in TONES})

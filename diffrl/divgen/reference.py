@@ -19,9 +19,10 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.records.disk import replacing
 from diffrl.seeds import seed_of
+from diffrl.worlds import World
 
 TEST_SHARE = 1 / 3
-RENDERINGS = 2000  # of the playground's own X_train
+RENDERINGS = 2000  # of a world's own X_train
 SETS = ("train", "test")
 _BATCH = 64
 
@@ -71,43 +72,32 @@ def build_reference(
     return Reference(features[order[test:]], features[order[:test]], extractor.name, str(folder)), sight
 
 
-def playground_reference(
+def drawn_reference(
+    world: World,
     extractor: Extractor,
     asked: Sequence[str] = (),
     train: int = RENDERINGS,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Reference:
-    """The playground's own: `train` renderings of the style dimension's prompts, each about equally often, and held out
-    one rendering for each prompt in `asked` (a prompt may come several times; without any, of the whole dimension).
+    """A world's own: `train` true images of the style dimension's prompts, each about equally often, and held out
+    one for each prompt in `asked` (a prompt may come several times; without any, of the whole dimension).
 
     So an ASC of 1 is what true images of the very same prompts reach, however many prompts there are. Texts that are no
-    prompts of the playground are left out.
+    prompts of the world are left out.
     """
-    prompts = [p.text for p in benchmark("playground") if p.metadata["dimension"] == "style"]
-    held = [text for text in asked if _is_scene(text)] or prompts
+    prompts = [p.text for p in benchmark(world.name) if p.metadata["dimension"] == "style"]
+    held = [text for text in asked if not world.foreign([text])] or prompts
     held = [held[i] for i in _shuffled(len(held))]
     sets = ([prompts[i % len(prompts)] for i in range(train)], held)
-    training, held_out = (_features(_renderings(t, s), extractor, advance) for t, s in zip(sets, SETS, strict=True))
-    return Reference(training, held_out, extractor.name, f"{train} renderings of the playground")
+    training, held_out = (_features(_drawn(world, t, s), extractor, advance) for t, s in zip(sets, SETS, strict=True))
+    return Reference(training, held_out, extractor.name, f"{train} renderings of the {world.name}")
 
 
-def _is_scene(text: str) -> bool:
-    from diffrl_playground.grammar import parse
-
-    try:
-        parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _renderings(texts: Sequence[str], purpose: str) -> Iterable[Batch]:
-    from diffrl_playground.renderer import draw
-
+def _drawn(world: World, texts: Sequence[str], purpose: str) -> Iterable[Batch]:
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
         seeds = [seed_of("divgen reference", purpose, start + i) for i in range(len(part))]
-        pixels = [draw(text, np.random.default_rng(seed)) for text, seed in zip(part, seeds, strict=True)]
+        pixels = [world.draw(text, np.random.default_rng(seed)) for text, seed in zip(part, seeds, strict=True)]
         yield [Item(Prompt(text)) for text in part], to_tensor(np.stack(pixels))
 
 

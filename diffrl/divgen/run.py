@@ -15,10 +15,10 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from diffrl.divgen.extractors import DEFAULTS, NONE, load_extractors
+from diffrl.divgen.extractors import NONE, defaults_of, load_extractors
 from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe, read_folder
 from diffrl.divgen.prompts import benchmark, small
-from diffrl.divgen.reference import Reference, load_reference, playground_reference
+from diffrl.divgen.reference import Reference, drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
@@ -31,6 +31,7 @@ from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
+from diffrl.worlds import worlds
 
 JOB = "job.json"
 IN_TRAINING = 16  # prompts of each dimension
@@ -188,19 +189,19 @@ def score_folder(
 
     Args:
         names: extractors by kind, in place of the world's own.
-        world: "general" or "playground"; "" is what the folder's job says, or general.
-        reference: file of `build_reference`; the playground renders its own.
+        world: "general" or a world's name; "" is what the folder's job says, or general.
+        reference: file of `build_reference`; a world draws its own.
         dimension: what images are that have none.
     """
     job = _read_job(folder)
     world = world or str(job.get("world") or "general")
     items = read_folder(folder, dimension)
-    chosen = {**DEFAULTS[world], **names}
+    chosen = {**defaults_of(world), **names}
     extractors, missing = load_extractors(chosen, device)
     real = load_reference(reference) if reference is not None else None
-    if real is None and world == "playground" and "style" in extractors:
+    if real is None and world in worlds() and "style" in extractors:
         asked = [item.prompt.text for item in items if item.dimension in ("", "style")]
-        real = playground_reference(extractors["style"], asked)
+        real = drawn_reference(worlds()[world], extractors["style"], asked)
     if real is not None and "style" in extractors and real.style != extractors["style"].name:
         used = extractors["style"].name
         raise UserError(f'--reference: made with the style extractor "{real.style}", but this scores with "{used}"')
@@ -234,17 +235,17 @@ class SmallBenchmark:
     def __init__(self, world: str, per_prompt: int, device: torch.device | str) -> None:
         self.prompts = small(benchmark(world), IN_TRAINING)
         self.per_prompt = per_prompt
-        names = {**DEFAULTS[world], "lpips": NONE}
-        if world != "playground":
+        names = {**defaults_of(world), "lpips": NONE}
+        if world not in worlds():
             names["style"] = NONE  # a reference of real art is not at hand in a training
         self.extractors, self.missing = load_extractors(names, device)
         for kind, why in self.missing.items():
             if names[kind] != NONE:
                 log.warning("evaluate.divgen leaves out what needs the %s extractor: %s", kind, why)
         self.reference: Reference | None = None
-        if world == "playground":
+        if world in worlds():
             asked = [p.text for p in self.prompts if p.metadata["dimension"] == "style"] * per_prompt
-            self.reference = playground_reference(self.extractors["style"], asked, _REFERENCE_IN_TRAINING)
+            self.reference = drawn_reference(worlds()[world], self.extractors["style"], asked, _REFERENCE_IN_TRAINING)
 
     def measure(
         self,

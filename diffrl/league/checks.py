@@ -31,14 +31,14 @@ from diffrl.config.reward import read_on_training_images
 from diffrl.evaluation import score_policy
 from diffrl.image_sets.reading import read_set
 from diffrl.league.judge import Judged, Task, judge, shared
-from diffrl.prompts import SPLITS, Prompt, load_prompts, playground_set
+from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.registry import load_class, split_name
 from diffrl.run.assembly import Run
 from diffrl.run.identity import digests
 from diffrl.run.parts import evaluation_spec
 from diffrl.stats import rank_correlation
 from diffrl.version import __version__
-from diffrl_playground.grammar import understood
+from diffrl_playground.grammar import SPLITS, SUBSETS, understood
 from diffrl_playground.scenes import sample_caption
 
 LEVEL = 1e-3  # of the test of all values of a seed, Bonferroni's: some hundred honest seeds should give no alarm
@@ -244,11 +244,11 @@ def excess(known: Tensor, new: Tensor) -> dict[str, float | None]:
 def fresh_prompts(source: str | Mapping[str, float], count: int, secret: int) -> list[str]:
     """At most `count` prompts of the playground's sets in `source` that no list has, by the secret; of several sets in
     turn. None for prompts that are not the playground's."""
-    sets = [playground_set(name) for name in ([source] if isinstance(source, str) else source)]
-    if not all(sets):
+    sets = [name.split("/") for name in ([source] if isinstance(source, str) else source)]
+    if not all(parts[0] == "playground" and parts[1] in SUBSETS for parts in sets):
         return []
     rng, new, misses, turn = np.random.default_rng(secret), dict[str, None](), 0, 0
-    subsets = [one[0] for one in sets if one is not None]
+    subsets = [parts[1] for parts in sets]
     taken = {p.text for name in subsets for split in SPLITS for p in load_prompts(f"playground/{name}/{split}")}
     while len(new) < count and misses < TRIES * len(subsets):
         text = sample_caption(rng, "test", subsets[turn % len(subsets)]).text()

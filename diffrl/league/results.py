@@ -18,7 +18,7 @@ from diffrl.records.disk import write_text
 from diffrl.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]  # of a checkout
-CODE = ("diffrl", "rewards", "configs", "scripts", "pyproject.toml")
+CODE = ("diffrl", "playground", "rewards", "configs", "scripts", "pyproject.toml")
 
 
 def commit() -> str:

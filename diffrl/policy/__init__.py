@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from diffrl.policy.distilled import merge_lora
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.resources import hub_failure, shipped
+from diffrl.resources import hub_failure
+from diffrl.worlds import folder_of, worlds
 
 __all__ = [
     "PRECISIONS",
@@ -58,7 +58,7 @@ def load_policy(
         resolution: side of the square images, or (width, height), in pixels; None for the model's own.
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
-        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.resources.find_merge`).
+        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.worlds.find_merge`).
         base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
         whole: False: the network waits in main memory for `Policy.shard`.
 
@@ -80,18 +80,19 @@ def load_policy(
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:
     """Where the model is (folder or hub id), and its model_index.json."""
-    folder = shipped("assets", "playground", "pipeline") if model == "playground" else Path(model).expanduser()
+    folder = folder_of(model)
     if folder.is_dir():
         try:
             with foreign(folder / "model_index.json"):
                 return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
         except FileNotFoundError:
             raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
-    if model == "playground":
-        raise UserError(f'model: the playground\'s weights are missing, no folder "{folder}"')
+    if model in worlds():
+        raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        hint = nearest(model, ["playground"]) if "/" not in model else ""
-        raise UserError(f'model: no folder "{model}"; give playground, a folder, or a hub id OWNER/NAME{hint}')
+        hint = nearest(model, worlds()) if "/" not in model else ""
+        known = ", ".join(worlds())
+        raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME{hint}')
     failure = hub_failure()
     try:
         return model, DiffusionPipeline.load_config(model)

@@ -12,7 +12,7 @@ from diffusers.utils import convert_unet_state_dict_to_peft, logging
 from peft.tuners.lora import LoraLayer
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.resources import find_merge
+from diffrl.worlds import find_merge
 
 
 def merge_lora(backbone: Any, name: str) -> None:

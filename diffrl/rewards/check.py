@@ -23,7 +23,7 @@ from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
-from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, playground_examples
+from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, example_images
 from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
@@ -84,7 +84,7 @@ def check(name: str, given: Sequence[tuple[str, Mapping[str, Any]]] | None = Non
     loading = f"{time.perf_counter() - begun:.1f} s, {max(_resident() - before, 0):.0f} MiB of main memory"
     images, prompts, metadata = None, None, None
     if given is not None:
-        images = playground_examples()[0]
+        images = example_images()[0]
         rows = [given[i % len(given)] for i in range(len(images))]
         prompts, metadata = [text for text, _ in rows], [more for _, more in rows]
     results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata)]
@@ -111,7 +111,7 @@ def examine(
     if ability(reward, "asks"):
         return [Result("asks", True, "people answer it in a training run; there is nothing to call here")]
     if images is None or prompts is None:
-        images, prompts = playground_examples()
+        images, prompts = example_images()
     known = [{} for _ in prompts] if metadata is None else metadata
     judged = [i for i, prompt in enumerate(prompts) if applies(reward, prompt, known[i])]
     if not judged:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from diffrl.worlds import worlds
+
 COUNT = 12
 GENERAL = (
     'a shop sign that says "OPEN"',
@@ -23,17 +25,13 @@ UNUSUAL = {
 }
 
 
-def playground_examples() -> tuple[Tensor, list[str]]:
-    """Images (B, 3, 64, 64) in [0, 1] and prompts: renderings of every kind, a third of them wrong, and noise."""
+def example_images() -> tuple[Tensor, list[str]]:
+    """Images (B, 3, 64, 64) in [0, 1] and prompts: the playground's of every kind, a third of them wrong, and noise."""
     import numpy as np
 
-    from diffrl_playground.grammar import KINDS
-    from diffrl_playground.renderer import draw
-    from diffrl_playground.scenes import sample_caption
-
-    rng = np.random.default_rng(0)
-    texts = [sample_caption(rng, "test", kind).text() for kind in KINDS for _ in range(COUNT)]
-    drawn = np.stack([draw(text, rng) for text in texts])
+    world, rng = worlds()["playground"], np.random.default_rng(0)
+    texts = world.sample(COUNT, rng)
+    drawn = np.stack([world.draw(text, rng) for text in texts])
     images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255
     images[::3] = images[::3].flip(0)  # every third picture is another prompt's: scores must differ between images
     generator = torch.Generator().manual_seed(0)

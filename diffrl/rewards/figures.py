@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from diffrl.errors import in_one_line
 from diffrl.rewards.protocol import Breakdown, GroupFigures, Reward, RewardError, ability
+from diffrl.worlds import worlds
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
-
-# Reported wherever they apply to all prompts, whatever judges there are: the shipped world can be read exactly.
-ALWAYS = ("diffrl_playground.variety:FIGURES",)
 
 
 @dataclass
@@ -59,10 +56,10 @@ class Collected:
 
 
 def find_figures(judges: Mapping[str, Reward], prompts: Sequence[Prompt]) -> list[Collected]:
-    """What judges declare, and what is always reported, each source once: those that apply to all of the prompts."""
+    """What judges declare, and worlds, each source once: those that apply to all of the prompts."""
     declared = [(f'reward "{name}"', ability(judge, "figures")) for name, judge in judges.items()]
     sources: dict[int, Collected] = {}
-    for owner, source in [*declared, *((name, resolve_name(name)) for name in ALWAYS)]:
+    for owner, source in [*declared, *((name, world.figures) for name, world in worlds().items())]:
         if source is not None and id(source) not in sources:
             sources[id(source)] = Collected(owner, source)
     return [one for one in sources.values() if all(one.source.applies(p.text, p.metadata) for p in prompts)]

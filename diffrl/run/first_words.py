@@ -12,6 +12,7 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.scoring import Scorer, applies
+from diffrl.worlds import worlds
 
 if TYPE_CHECKING:
     from diffrl.config import Config
@@ -36,7 +37,7 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     if not files:
         return
     prompts = load_prompts(config.prompts.train)
-    trained = config.rollout.resolution or (64 if config.model == "playground" else UNKNOWN)
+    trained = config.rollout.resolution or (worlds()[config.model].resolution if config.model in worlds() else UNKNOWN)
     judged = config.evaluate.resolution or trained
     for key, name, entry, plugin in files:
         given = trained if key.startswith("rewards.") else judged

@@ -43,7 +43,7 @@ from diffrl.trainers.gardo import Gardo
 from diffrl.trainers.marble import Marble
 from diffrl.trainers.microbatches import AUTO_ROWS
 from diffrl.trainers.regions import Regions, Spatial
-from diffrl_playground.grammar import foreign
+from diffrl.worlds import worlds
 
 log = logging.getLogger("diffrl")
 
@@ -309,11 +309,11 @@ def meanings(run: Any) -> str:
         about = f"{name}{f' ({given})' if given else ''}: {getattr(card, 'measures', 'a reward without a card')}"
         lines.append(f"{about}{' (lower is better)' if name in run.lower else ''}")
     lines.append("diversity: mean distance between the images of one prompt, in a space of features")
-    if config.model == "playground":
-        lines.append("variety: how much images differ in what prompts leave free (1: as in the world)")
-        lines.append("unreadable: the share of free facts that could not be read")
+    if config.model in worlds():
+        world = worlds()[config.model]
+        lines += [f"{name}: {meaning}" for name, meaning in world.meanings.items()]
         texts = [prompt.text for prompt in [*run.loop.stream.prompts, *run.evaluation.prompts]]
-        if line := foreign(list(dict.fromkeys(texts))):
+        if line := world.foreign(list(dict.fromkeys(texts))):
             log.warning("%s", line)
     lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
     return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)

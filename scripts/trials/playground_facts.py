@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from diffrl.resources import find_merge, shipped
+from diffrl.resources import shipped
+from diffrl.worlds import find_merge
 from diffrl_playground.artefact import artefact
 from diffrl_playground.grammar import facts, kind_of, parse
 from diffrl_playground.renderer import draw

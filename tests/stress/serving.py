@@ -93,9 +93,9 @@ class Server:
 
 def same_scores(server: Server, count: int) -> dict[str, Any]:
     """The shipped CLIP over HTTP against the one in this process."""
-    from diffrl.rewards.examples import playground_examples
+    from diffrl.rewards.examples import example_images
 
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     images, prompts = images[:count], prompts[:count]
     there = server.remote("clip")(images, prompts, [{}] * len(images))
     here = load_reward("clip", device="cpu")(images, prompts, [{}] * len(images))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffrl.cli.divgen import DIMENSIONS, KINDS, WORLDS
+from diffrl.cli.divgen import DIMENSIONS, KINDS
 from diffrl.cli.main import main
 from diffrl.divgen.score import FILE, load_scores
 from diffrl.prompts import load_prompts
@@ -145,4 +145,4 @@ def test_the_lists_that_the_command_line_repeats() -> None:
     """They are repeated so that `--help` does not import torch."""
     from diffrl.divgen import extractors, prompts
 
-    assert (KINDS, DIMENSIONS, WORLDS) == (extractors.KINDS, prompts.DIMENSIONS, prompts.WORLDS)
+    assert (KINDS, DIMENSIONS) == (extractors.KINDS, prompts.DIMENSIONS)

@@ -18,11 +18,12 @@ from torch import Tensor
 from diffrl.divgen.extractors import KINDS, NONE, load_extractor, load_extractors
 from diffrl.divgen.metrics import mean_cosine
 from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, read_folder, to_tensor
-from diffrl.divgen.reference import Reference, build_reference, load_reference, playground_reference
+from diffrl.divgen.reference import Reference, build_reference, drawn_reference, load_reference
 from diffrl.divgen.run import score_folder
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
+from diffrl.worlds import worlds
 from diffrl_playground.grammar import parse
 from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import complete
@@ -249,7 +250,7 @@ def test_real_images_cover_the_playgrounds_styles() -> None:
         for ground in ("white", "black")
         for style in ("striped", "filled", "outlined")
     ]
-    reference = playground_reference(style, [*texts, *texts, "not of the world"], train=300)
+    reference = drawn_reference(worlds()["playground"], style, [*texts, *texts, "not of the world"], train=300)
     assert reference.train.shape == (300, 192) and reference.test.shape == (72, 192)
     true = score(observe(rendered(of("style", *texts), 2), {"style": style}), reference).metrics["asc"]
     assert true.images == 72 and true.low is not None and true.high is not None

@@ -163,7 +163,7 @@ def test_missing_weights_and_packages_are_reasons_and_not_numbers(
     monkeypatch.setitem(sys.modules, "insightface", None)
     monkeypatch.setitem(sys.modules, "insightface.app", None)
     monkeypatch.setitem(sys.modules, "torchmetrics.image.lpip", None)
-    loaded, missing = load_extractors(DEFAULTS["general"])
+    loaded, missing = load_extractors(DEFAULTS)
     assert not loaded
     assert 'pip install "diffrl[divgen]"' in missing["identity"] and 'pip install "diffrl[divgen]"' in missing["lpips"]
     assert "tomg-group-umd/CSD-ViT-L" in missing["style"] and "grounding-dino-base" in missing["layout"]

@@ -17,6 +17,7 @@ from diffrl.errors import UserError
 from diffrl.policy import Conditioning, Policy, load_policy, texts
 from diffrl.resources import hub_failure
 from diffrl.samplers import euler_step
+from diffrl.worlds import worlds
 
 
 def plain_pipeline(model: str) -> StableDiffusion3Pipeline:
@@ -294,7 +295,7 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("diffrl.policy.DiffusionPipeline.load_config", refused)
     with pytest.raises(UserError, match=r'no folder "someone/model", and the hub does not give it: '):
         load_policy("someone/model")
-    monkeypatch.setattr("diffrl.policy.shipped", lambda *_: tmp_path / "absent")
+    monkeypatch.setattr(type(worlds()["playground"]), "pipeline", tmp_path / "absent")
     with pytest.raises(UserError, match="playground's weights are missing"):
         load_policy("playground")
 

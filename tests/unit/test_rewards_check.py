@@ -12,7 +12,7 @@ from torch import Tensor
 from diffrl.cli.main import main
 from diffrl.rewards import Card, RewardError, cards
 from diffrl.rewards.check import check, examine
-from diffrl.rewards.examples import playground_examples
+from diffrl.rewards.examples import example_images
 
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -207,7 +207,7 @@ def test_check_prints_and_returns(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_examples_cover_the_world() -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     assert images.shape == (len(prompts), 3, 64, 64) and 0 <= images.min() < images.max() <= 1
     assert any('"' in prompt for prompt in prompts) and any("head" in prompt for prompt in prompts)
 

@@ -16,7 +16,7 @@ from torch import nn
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import examine
-from diffrl.rewards.examples import GENERAL, playground_examples
+from diffrl.rewards.examples import GENERAL, example_images
 from diffrl.rewards.scoring import Scorer
 from diffrl_playground import grammar
 from diffrl_playground.clip_model import build_clip, clip_config, save_clip
@@ -47,7 +47,7 @@ def words(count: int) -> tuple[torch.Tensor, list[str]]:
 
 
 def conforms(reward: Any, every: int = 4) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     bad = [result for result in examine(reward, images[::every], prompts[::every]) if not result.passed]
     assert not bad, bad
 
@@ -284,7 +284,7 @@ def test_quoted_text_and_edit_distance() -> None:
 
 
 def test_playground_conforms_and_is_right_on_true_images() -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     world = [i for i in range(len(prompts) - len(GENERAL)) if i % 3][::2]  # every third shows something else
     modes = {mode: load_reward("playground", mode=mode) for mode in ("reward", "strict", "all_right")}
     conforms(modes["reward"])
@@ -318,7 +318,7 @@ def test_playground_mistakes_are_named() -> None:
 def test_artefact_is_small_on_true_images_and_large_on_noise() -> None:
     reward = load_reward("artefact")
     conforms(reward, every=16)
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     true, prompts = images[1:72:5], prompts[1:72:5]
     noise = torch.rand(true.shape, generator=torch.Generator().manual_seed(0))
     found = [reward(x, prompts, [{}] * len(prompts)).mean().item() for x in (true, noise)]
@@ -335,7 +335,7 @@ def test_shipped_rewards_conform(name: str) -> None:
 
 def test_shipped_clip_tells_prompts_apart() -> None:
     """Most pictures are nearer to their own prompt than to nine tenths of the others."""
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     world = [i for i in range(len(prompts) - len(GENERAL)) if i % 3]
     reward: Any = load_reward("clip", device="cpu")
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
 from diffrl.rewards.check import examine
-from diffrl.rewards.examples import playground_examples
+from diffrl.rewards.examples import example_images
 
 VISION, TEXT, LAYERS, PATCH, SIDE = 128, 48, 2, 16, 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -164,7 +164,7 @@ def test_blips_own_tokens_in_a_prompt_are_tokens(folder: Path) -> None:
 
 
 def test_it_conforms(folder: Path) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     bad = [
         r
         for r in examine(load_reward("imagereward", model=str(folder), device="cpu"), images[::6], prompts[::6])

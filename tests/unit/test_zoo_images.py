@@ -18,14 +18,14 @@ from torch import nn
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine
-from diffrl.rewards.examples import playground_examples
+from diffrl.rewards.examples import example_images
 from diffrl.rewards.scoring import Scorer
 
 IMAGES = torch.rand(4, 3, 48, 48, generator=torch.Generator().manual_seed(0))
 
 
 def conforms(reward: Any, every: int = 8) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     bad = [result for result in examine(reward, images[::every], prompts[::every]) if not result.passed]
     assert not bad, bad
 
@@ -173,7 +173,7 @@ def test_vendi_score_counts_distinct_images() -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "vendi"])
 def test_diversity_conforms_and_sees_repetitions(mode: str, dino: str) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     for reward in (load_reward("diversity", mode=mode, device="cpu"),
                    load_reward("diversity", mode=mode, device="cpu", features="transformers", model=dino)):  # fmt: skip
         conforms(reward, every=16)
@@ -191,7 +191,7 @@ def test_diversity_conforms_and_sees_repetitions(mode: str, dino: str) -> None:
 def test_diversity_is_scored_group_by_group() -> None:
     from diffrl.prompts import Prompt
 
-    images, _ = playground_examples()
+    images, _ = example_images()
     reward = load_reward("diversity", device="cpu")
     prompts, groups = [Prompt("a"), Prompt("b")] * 3, torch.tensor([0, 1] * 3)
     scores = Scorer({"diversity": reward}).score(images[:6], prompts, groups)[:, 0]
@@ -223,7 +223,7 @@ def test_encoders_of_transformers_read_images_as_their_processor_does(dino: str)
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of the world's images, clean and with a grid of flipped pixels in one quarter."""
     folder = tmp_path_factory.mktemp("examples")
-    images, _ = playground_examples()
+    images, _ = example_images()
     for i, image in enumerate(images[:40]):
         save(image, folder / "clean" / f"{i}.png")
         save(flaw(image, i), folder / "flawed" / f"{i}.png")
@@ -256,7 +256,7 @@ def test_a_detector_is_trained_by_one_command_and_tells_new_images(
     figures = json.loads((out / "artifact.json").read_text())
     assert figures["auc"] > 0.8 and figures["clean"] == 40 and f"AUC {figures['auc']:.3f}" in said
     reward: Any = load_reward("artifact", model=str(out), device="cpu")
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     new = images[40:80]
     clean, flawed = (
         reward(x, prompts[40:80], [{}] * 40) for x in (new, torch.stack([flaw(x, i) for i, x in enumerate(new)]))

@@ -14,7 +14,7 @@ from torch import nn
 
 from diffrl.errors import UserError
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine, playground_examples
+from diffrl.rewards.check import examine, example_images
 
 CPU = {"device": "cpu", "precision": "fp32"}
 INSTRUCTION = "Rate the picture of {text_prompt}: <|Reward|>\nEND"
@@ -47,7 +47,7 @@ def random_(module: nn.Module) -> nn.Module:
 
 
 def conforms(reward: Any) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     bad = [result for result in examine(reward, images[::24], prompts[::24]) if not result.passed]
     assert not bad, bad
 
@@ -118,7 +118,7 @@ def test_hpsv3_reads_the_mean_of_its_head_at_the_mark(judge: dict[str, Any], mon
     monkeypatch.setattr("diffrl_zoo.hpsv3.PIXELS", 4 * 28 * 28)
     reward = load_reward("hpsv3", **judge)
     conforms(reward)
-    image = playground_examples()[0][:1]
+    image = example_images()[0][:1]
     states: dict[str, torch.Tensor] = {}
     keep = reward.network.register_forward_hook(lambda module, inputs, output: states.update(h=output[0]))
     score = reward(image, ["a dog <|Reward|> here"], [{}])
@@ -132,7 +132,7 @@ def test_hpsv3_reads_the_mean_of_its_head_at_the_mark(judge: dict[str, Any], mon
 def test_hpsv3pp_is_told_by_its_names_and_conditioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffrl_zoo.hpsv3.PIXELS", 4 * 28 * 28)
     files = hpsv3(tmp_path, newer=True)
-    images, prompts = (part[:2] for part in playground_examples())
+    images, prompts = (part[:2] for part in example_images())
     reward = load_reward("hpsv3", **files)
     first, last = (load_reward("hpsv3", **files, iteration=step)(images, prompts, [{}] * 2) for step in (0.0, 1.0))
     assert torch.equal(reward(images, prompts, [{}] * 2), first) and not torch.allclose(first, last)
@@ -189,7 +189,7 @@ def test_vqascore_is_the_mean_log_probability_of_yes(tmp_path: Path) -> None:
     words(["<pad>", "</s>", "<unk>"]).save_pretrained(tmp_path)
     reward = load_reward("vqascore", model=str(tmp_path), **CPU)
     conforms(reward)
-    images, prompts = (part[:2] for part in playground_examples())
+    images, prompts = (part[:2] for part in example_images())
     scores = reward(images, prompts, [{}] * 2)
     assert isinstance(reward.network.vision_tower.vision_tower, CLIPVisionModel)
     embed = model.get_input_embeddings()
@@ -226,7 +226,7 @@ def test_deqa_is_the_expected_level_of_the_next_word(tmp_path: Path) -> None:
     CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}).save_pretrained(tmp_path)
     reward = load_reward("deqa", model=str(tmp_path), **CPU)
     conforms(reward)
-    image = playground_examples()[0][:1]
+    image = example_images()[0][:1]
     logits = model.next_word(reward.before, reward.preprocess(image), reward.after)[0]
     levels = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0])
     expected = (logits[[tokenizer.encode(letter)[1] for letter in "egfpb"]].softmax(dim=0) * levels).sum()

@@ -22,7 +22,7 @@ from PIL import Image
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine
-from diffrl.rewards.examples import playground_examples
+from diffrl.rewards.examples import example_images
 from diffrl_zoo.vlm import rewritten, rubric_score, tournament, win_rates, winner, yes_probability
 from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
 from diffrl_zoo.vlm_questions import probability, spellings
@@ -272,7 +272,7 @@ def test_servers_that_cannot_be_used_are_named(judge: Judge) -> None:
 
 
 def test_all_modes_conform_on_the_server(judge: Judge) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     for name, mode, every in (("vlm", "yes", 16), ("vlm", "score", 16), ("vlm_pairs", "answer", 24)):
         bad = [r for r in examine(build(judge, name, mode=mode), images[::every], prompts[::every]) if not r.passed]
         assert not bad, bad
@@ -500,7 +500,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_local_model_conforms(qwen: str) -> None:
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     common = {"model": qwen, "device": "cpu", "precision": "fp32", "least": 0.0, "batch_size": 8}
     bad = [r for r in examine(load_reward("vlm", **common), images[::16], prompts[::16]) if not r.passed]
     assert not bad, bad
@@ -515,7 +515,7 @@ def test_soft_tifa_in_process_is_the_published_script(qwen: str) -> None:
     """Of each question alone, the sum of the softmax over the first tokens of the answer's spellings."""
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     common = {"model": qwen, "device": "cpu", "precision": "fp32", "least": 0.0, "mode": "questions"}
     reward: Any = load_reward("vlm", **common, batch_size=3)
     answers = reward.answers(images[:2], prompts[:2], [TWO, THREE])
@@ -535,7 +535,7 @@ def test_soft_tifa_in_process_is_the_published_script(qwen: str) -> None:
 
 def test_the_first_token_of_every_line_in_process(qwen: str) -> None:
     """The first line's is the answer's first token, as if it were asked for alone."""
-    images, _ = playground_examples()
+    images, _ = example_images()
     backend: Any = load_reward("vlm", model=qwen, device="cpu", precision="fp32", least=0.0).backend
     texts = [f"What is it, {n}?" for n in range(6)]
     asked = {n: [Question([images[0]], text, text, spellings("two"), n) for text in texts] for n in (1, 2)}
@@ -550,7 +550,7 @@ def test_the_probability_is_the_next_tokens(qwen: str) -> None:
     """Softmax over the whole vocabulary at the place of the answer, yes over yes and no, one image alone."""
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-    images, prompts = playground_examples()
+    images, prompts = example_images()
     reward: Any = load_reward("vlm", model=qwen, device="cpu", precision="fp32", least=0.0, question="Is it {prompt}?")
     scores = reward(images[:3], prompts[:3], [{}] * 3)
     model, processor = (

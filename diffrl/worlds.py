@@ -1,0 +1,107 @@
+"""Worlds: models that a package brings under a name, with a language of prompts whose truth a program can check.
+
+A world is an instance of `World`, published under its name by an entry point of the group `diffrl.worlds`. A config's
+`model: NAME` loads its pipeline; `NAME/...` are its prompt sets and its LoRAs. The shipped one is the playground.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class World:
+    """A base class: `name` and `pipeline` must be set, and the rest where the world has it.
+
+    name: of the model, and the beginning of its prompt sets and LoRAs. pipeline: its folder in diffusers' format.
+    resolution: side of its images. loras: path by name (`NAME/...`). features: the feature space of diversity where a
+    config names none. figures: a `diffrl.rewards.protocol.GroupFigures` that evaluations report whatever rewards there
+    are. meanings: of each figure, for whoever reads them. divgen: its part of DivGenBench, with `DEFAULTS` and
+    `EXTRACTORS` (name and class by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts.
+    """
+
+    name: str
+    pipeline: Path
+    resolution: int
+    loras: Mapping[str, Path] = {}
+    features: str = "pixels"
+    figures: Any = None
+    meanings: Mapping[str, str] = {}
+    divgen: Any = None
+
+    def split(self, source: str) -> str:
+        """The split of a prompt set `NAME/...`, UserError if it has none; sets of different splits share no prompt."""
+        raise UserError(f'prompt set "{source}": {self.name} has none')
+
+    def prompts(self, source: str) -> Sequence[str]:
+        """The prompts of a set that `split` knows."""
+        raise NotImplementedError
+
+    def foreign(self, texts: Sequence[str]) -> str:
+        """One line on prompts that are not of the world's language, empty where all are."""
+        return ""
+
+    def sample(self, each: int, rng: np.random.Generator) -> list[str]:
+        """Prompts, `each` of every kind."""
+        raise NotImplementedError
+
+    def draw(self, text: str, rng: np.random.Generator) -> np.ndarray:
+        """A true image of a prompt of the language, (H, W, 3) uint8."""
+        raise NotImplementedError
+
+    def feature_space(self, name: str, device: torch.device | str) -> Any:
+        """A `diffrl.divgen.diversity.Features` of the world's own, None for a name that it does not know."""
+        return None
+
+
+@functools.cache
+def worlds() -> Mapping[str, World]:
+    """All that are installed, by name."""
+    return {entry.name: entry.load() for entry in entry_points(group="diffrl.worlds")}
+
+
+def world_of(source: str) -> World | None:
+    """Whose prompt set or LoRA `NAME/...` this is, if it is a world's."""
+    return worlds().get(source.partition("/")[0])
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a world's pipeline, or the one that `model` names, whether or not it exists."""
+    return worlds()[model].pipeline if model in worlds() else Path(model).expanduser()
+
+
+def find_merge(name: str) -> tuple[str, str | None]:
+    """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
+
+    `name`: a world's (playground/turbo), a .safetensors file, a folder with one, or OWNER/NAME[:FILE] on the hub.
+
+    Raises:
+        UserError: it looks like a file or a folder, and there is none.
+    """
+    loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
+    if name in loras:
+        return str(loras[name]), None
+    path = Path(name).expanduser()
+    if path.is_file():
+        return str(path), None
+    if path.is_dir():
+        files = sorted(file.name for file in path.glob("*.safetensors"))
+        if len(files) == 1:
+            return str(path), files[0]
+        several = f"has several: {', '.join(files)}; name one of them" if files else "has no .safetensors"
+        raise UserError(f'folder "{path}" {several}')
+    source, _, file = name.partition(":")
+    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not Path(source).parent.is_dir()
+    if hub and world_of(name) is None:
+        return source, file or None
+    raise UserError(f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, loras)}')
