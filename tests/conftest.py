@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ import torch
 import yaml
 
 torch.set_num_threads(1)  # before any parallel region, so that tests may fork
+
+# nohup and a shell's `&` leave signals ignored, and children inherit that: no test depends on how pytest was started.
+for number, handler in {"SIGHUP": signal.SIG_DFL, "SIGINT": signal.default_int_handler}.items():
+    if hasattr(signal, number) and signal.getsignal(signal.Signals[number]) is signal.SIG_IGN:
+        signal.signal(signal.Signals[number], handler)
 
 PROMPTS = ["red a", "red b", "red c on d", "red and e", "red f", "red g and h"]
 

@@ -1,7 +1,7 @@
 """The site's page of recipes: every value of every shipped recipe and where it comes from, read from the recipes.
 
-A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, `# time:`, `# evidence:`; behind every value of
-it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. In the playground's recipes,
+A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, and, where there is something to say, `# time:`
+and `# evidence:`; behind every value of it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind a colon. In the playground's recipes,
 whose sizes are all ours, a header's `# values: ours, unless a line says otherwise` stands for every value without one.
 """
 
@@ -18,6 +18,7 @@ from diffrl.resources import shipped_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = ("sources", "differs", "hardware", "time", "evidence")
+UNSAID = {"time": "not measured", "evidence": "not verified"}  # what a recipe without the line is
 ORIGINS = ("paper", "code", "ours")
 INTRO = """# Recipes
 
@@ -25,8 +26,10 @@ Made from `configs/`. Run one with `diffrl train NAME`; it needs
 the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`). Those on
 [image sets](methods/sets.md) need one: the header says how it is drawn or fetched.
 
-**Evidence** says what is known of a recipe. *not verified*: it passes `--dry-run` and `doctor` on a tiny pipeline of
-its family, and nobody has trained the real model with it. *runs*: somebody has, for a few epochs. *reproduces*: a
+A recipe has only what differs from the defaults (`diffrl train --help-config`); a run's `config.yaml` has every value.
+
+**Evidence** says what is known of a recipe. *not verified*: its family passes `diffrl models check` on a tiny pipeline,
+and no training of the real model with it is known. *runs*: somebody has, for a few epochs. *reproduces*: a
 published figure was reached, and the file says which. Read [where paper, code and we differ](differences.md) before you
 compare.
 
@@ -68,6 +71,7 @@ def read(path: Path) -> Recipe:
             unsaid = match[1]
         if match := re.match(rf"# ({'|'.join(FACTS)}): (.*)", line):
             recipe.facts[match[1]] = " ".join(filter(None, [recipe.facts.get(match[1]), match[2]]))
+    recipe.facts = {**UNSAID, **recipe.facts}
     for key, node in _leaves(yaml.compose(text)):
         origin, remark = _comment(lines[node.end_mark.line])
         value = text[node.start_mark.index : node.end_mark.index].strip()
