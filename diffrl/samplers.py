@@ -226,3 +226,13 @@ def window_steps(spec: SamplerSpec, seed: int, epoch: int | str) -> range:
     else:
         start = 0
     return range(start, start + spec.stochastic_steps)
+
+
+def one_step(x_t: Tensor, prediction: Prediction, t: Tensor, t_next: Tensor, eps: Tensor, process: Process) -> Tensor:
+    """x0^ (B, C, h, w): one ODE step of the prediction, down or up, then the known noise taken out.
+
+    With a perfect prediction it is x0. An error d of the velocity enters as `(t_next - t) / alpha(t_next) d`, so that
+    only the error of one step, not of the whole way to t = 0, moves the image.
+    """
+    x_next, _ = ode_step("ddim", x_t, prediction, t, t_next, None, process)  # deterministic: Euler's for flow matching
+    return (x_next - expand(process.sigma(t_next), x_t) * eps) / expand(process.alpha(t_next), x_t)

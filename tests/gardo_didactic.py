@@ -27,14 +27,14 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from diffrl.forward import FlowMatching, Prediction
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.nft.objective import NFT
+from diffrl.objectives.objective import Decay
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings
-from diffrl.trainers.algorithm import Decay
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.nft import NFT
 
 RADIUS, SIGMA = 2.5, 0.25  # of the circle on which the modes lie, and of each mode
 CENTRES = RADIUS * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from diffrl.conformance.tiny import WIDTH, clip_tokenizer, tiny_flux, tiny_sd, tiny_sd3
+from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Conditioning, LoraSpec, Policy
-from diffrl.trainers.means import summaries
 
 __all__ = ["WIDTH", "clip_tokenizer", "tiny_flux", "tiny_sd", "tiny_sd3"]
 SPEC = LoraSpec(rank=4, alpha=8)

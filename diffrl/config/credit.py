@@ -31,7 +31,7 @@ class DenseSection(CreditSection):
         {"DenseGRPO": "2601.20218"},
         about="each step's own gain",
         kind="credit",
-        trainer="diffrl.trainers.dense:Dense",
+        trainer="diffrl.methods.dense.credit:Dense",
     )
     ode_steps: int | None = key(
         None, "steps of a continuation, at most; null: all that are left (1 was worse than Flow-GRPO)", "steps", ge=1
@@ -69,7 +69,7 @@ class BranchesSection(CreditSection):
         {"G2RPO": "2510.01982", "TempFlow-GRPO": "2508.04324"},
         about="single steps from one path",
         kind="credit",
-        trainer="diffrl.trainers.branches:Branching",
+        trainer="diffrl.methods.branches.credit:Branching",
         needs={"rollout": {"same_noise": True}},
     )
     seeds: int = key(1, "ODE paths of a group, over which its images divide (G2RPO 1, TempFlow 4)", "paths", ge=1)
@@ -121,7 +121,7 @@ class TreeSection(CreditSection):
         {"BranchGRPO": "2509.06040"},
         about="a group is a tree",
         kind="credit",
-        trainer="diffrl.trainers.tree:Branched",
+        trainer="diffrl.methods.tree.credit:Branched",
         needs={"rollout": {"same_noise": True, "group_size": 16, "steps": 10}},
     )
     splits: Annotated[tuple[int, ...], PAIR] = key((0, 3, 6, 9), "steps at which every node gets children, rising")

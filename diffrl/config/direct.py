@@ -86,7 +86,7 @@ class Direct(Section):
             ("confidence", GIVEN): {"Ctrl-U": "2410.11236"},
         },
         about="back-propagation of a differentiable reward, as in D2-Align",
-        trainer="diffrl.trainers.direct:Direct",
+        trainer="diffrl.methods.direct.objective:Direct",
         advantages="none",
         decodes=True,
         rewards="differentiable",

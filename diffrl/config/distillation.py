@@ -38,7 +38,7 @@ class OPD(Section):
         "DiffusionOPD",
         {"DiffusionOPD": "2605.15055", "Flow-OPD": "2605.08063"},
         about="on-policy distillation of teachers, each for its prompts",
-        trainer="diffrl.trainers.opd:OPD",
+        trainer="diffrl.methods.opd.objective:OPD",
         advantages="none",
         rewards="unused",
         needs={"opd": {"teachers": {"guided": {"guidance": 4.5}}}},

@@ -82,7 +82,7 @@ class ForwardProcess(Section):
 
 class NFT(ForwardProcess):
     method = Method(
-        "nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.trainers.nft:NFT", spatial=True
+        "nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.methods.nft.objective:NFT", spatial=True
     )
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
@@ -110,7 +110,7 @@ class GRPO(Section):
             ("weighting", "noise"): {"TempFlow-GRPO": "2508.04324"},
             ("weighting", "even"): {"Flash-GRPO": "2605.15980"},
         },
-        trainer="diffrl.trainers.grpo:GRPO",
+        trainer="diffrl.methods.grpo.objective:GRPO",
         on_steps=True,
         takes_credit=True,
         needs={"rollout": {"sampler": "flow_sde"}},
@@ -201,7 +201,11 @@ class CRDSampling(Decay):
 
 class CRD(ForwardProcess):
     method = Method(
-        "crd", "CRD", {"CRD": "2603.14128"}, about="centered reward distillation", trainer="diffrl.trainers.crd:CRD"
+        "crd",
+        "CRD",
+        {"CRD": "2603.14128"},
+        about="centered reward distillation",
+        trainer="diffrl.methods.crd.objective:CRD",
     )
     whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
     beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)

@@ -35,7 +35,7 @@ class DPO(Ranked):
         {"Diffusion-DPO": "2311.12908", "Flow-DPO": "2501.13918"},
         options={("flip", True): {"SePPO": "2410.05255"}},
         about="pairs of a group's best and worst",
-        trainer="diffrl.trainers.dpo:DPO",
+        trainer="diffrl.methods.dpo.objective:DPO",
         advantages="own",
     )
     whole_groups: ClassVar[bool] = True
@@ -79,7 +79,7 @@ class RWR(Ranked):
         {"Flow-RWR": "2501.13918", "ORW-CFM-W2": "2502.06061"},
         about="reward-weighted regression",
         options={("weights", "linear"): {"SRUM": "2510.12784"}},
-        trainer="diffrl.trainers.rwr:Regression",
+        trainer="diffrl.methods.rwr.objective:Regression",
         advantages="own",
         spatial=True,
     )
@@ -100,7 +100,7 @@ class ACFlow(Ranked):
         "AC-Flow",
         {"AC-Flow": "2510.18072"},
         about="reward-weighted regression against a critic of the noised image",
-        trainer="diffrl.trainers.acflow:ActorCritic",
+        trainer="diffrl.methods.acflow.objective:ActorCritic",
         advantages="own",
     )
     tau: FiniteFloat = key(
@@ -125,7 +125,7 @@ class SFT(Ranked):
         "sft",
         "SFT",
         about="fine-tuning on the best image of each group",
-        trainer="diffrl.trainers.rwr:Regression",
+        trainer="diffrl.methods.rwr.objective:Regression",
         advantages="own",
     )
 
@@ -140,7 +140,7 @@ class GDRO(Ranked):
         "GDRO",
         {"GDRO": "2601.02036"},
         about="group-level direct reward optimisation",
-        trainer="diffrl.trainers.gdro:GDRO",
+        trainer="diffrl.methods.gdro.objective:GDRO",
         advantages="own",
     )
     whole_groups: ClassVar[bool] = True
@@ -158,7 +158,11 @@ class Slow(Decay):
 
 class AWM(Ranked):
     method = Method(
-        "awm", "AWM", {"AWM": "2509.25050"}, about="advantage weighted matching", trainer="diffrl.trainers.awm:AWM"
+        "awm",
+        "AWM",
+        {"AWM": "2509.25050"},
+        about="advantage weighted matching",
+        trainer="diffrl.methods.awm.objective:AWM",
     )
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = key(
         "ghuber", "how an error e at level t counts: e, t e, t^2 e, t sqrt(e), or 4 t e^(1/4)"
@@ -179,7 +183,7 @@ class DGPO(Ranked):
         "DGPO",
         {"DGPO": "2510.08425"},
         about="direct group preference optimisation",
-        trainer="diffrl.trainers.dgpo:DGPO",
+        trainer="diffrl.methods.dgpo.objective:DGPO",
     )
     whole_groups: ClassVar[bool] = True
     b: FiniteFloat = key(100.0, "scale of the group's preference: how soon its sigmoid saturates", gt=0)
@@ -208,7 +212,7 @@ class PRDP(Section):
         "PRDP",
         {"PRDP": "2402.08714"},
         about="proximal reward difference prediction",
-        trainer="diffrl.trainers.prdp:PRDP",
+        trainer="diffrl.methods.prdp.objective:PRDP",
         on_steps=True,
         needs={"rollout": {"sampler": "flow_sde"}},
     )
@@ -237,7 +241,7 @@ class FDFO(Section):
         "FDFO",
         {"FDFO": "2603.12893"},
         about="finite-difference flow optimisation",
-        trainer="diffrl.trainers.fdfo:FDFO",
+        trainer="diffrl.methods.fdfo.objective:FDFO",
         needs={"rollout": {"sampler": "cps", "noise_level": 0.045, "same_noise": True}},
     )
     whole_groups: ClassVar[bool] = True

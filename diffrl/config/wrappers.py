@@ -47,7 +47,7 @@ class GARDO(Section):
         {"GARDO": "2512.24138"},
         about="a gated, adaptive penalty around the objective",
         kind="wrapper",
-        trainer="diffrl.trainers.gardo:Gardo",
+        trainer="diffrl.methods.gardo.penalty:Gardo",
         state=True,
     )
     auxiliary: list[str] = key(
@@ -198,7 +198,7 @@ class Marble(Section):
         about="rewards balanced by their gradients",
         kind="wrapper",
         rewards="several",
-        trainer="diffrl.trainers.marble:Marble",
+        trainer="diffrl.methods.marble.combiner:Marble",
         state=True,
     )
     mode: Literal["fresh", "full", "amortised", "uniform", "advantages", "sum"] = key(

@@ -1,6 +1,6 @@
 """What a learned direction means: how it ranks images anew, and the words that it points to (D2-Align).
 
-Symbols as in `diffrl.trainers.d2align`: N images, P prompts; e_img (N, D), e_text (P, D), owner (N,), vector (D,).
+Symbols as in `methods/d2align/direction.py`: N images, P prompts; e_img (N, D), e_text (P, D), owner (N,), vector (D,).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError
+from diffrl.methods.gardo.penalty import Gardo
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.policy.sharding import plugin_of
@@ -61,7 +62,6 @@ from diffrl.run.showing import build_showing
 from diffrl.run.start import Start, config_identity
 from diffrl.run.students import load_students, on_students
 from diffrl.run.teachers import load_teachers
-from diffrl.trainers.gardo import Gardo
 
 ALIKE = "start every process with the same config, prompts, weights and plugins"
 

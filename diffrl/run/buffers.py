@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from diffrl.config import Config
-from diffrl.trainers.algorithm import Objective
+from diffrl.objectives.objective import Objective
 
 QUEUED = 8  # batches of images that may wait for their scores, beside the one that was just drawn
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from diffrl.advantages import weighted_sum
+from diffrl.methods.dense.credit import Dense, calibrated, gains_of
 from diffrl.run.loop import Loop
 from diffrl.samplers import schedule
-from diffrl.trainers.dense import Dense, calibrated, gains_of
 
 FLOOR, TOP = 0.01, 5.0
 TOLERANCE = 2.0  # e1: gains are balanced up to so many deviations of a fair coin

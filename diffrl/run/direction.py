@@ -1,6 +1,6 @@
 """D2-Align's stage 1 in a run: the pool of images, the learned direction in the run's folder, and its evidence.
 
-What is learned, and how, is in `diffrl.trainers.d2align`; N images of P prompts, D numbers of an embedding.
+What is learned, and how, is in `diffrl.methods.d2align.direction`; N images of P prompts, D numbers of an embedding.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from diffrl.config import Config, dump
 from diffrl.config.wrappers import D2Align
 from diffrl.errors import UserError
+from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
 from diffrl.records import checkpoint
@@ -31,7 +32,6 @@ from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Embedder, Reward
 from diffrl.rollout import Revision, SamplerSpec, generate, remake
 from diffrl.samplers import schedule
-from diffrl.trainers.d2align import learn, reconstructed, word_direction
 
 FOLDER, FILE, EVIDENCE = "d2align", "direction.safetensors", "evidence.json"
 OLDER = {"embed": "image"}  # how files were learned that do not say it

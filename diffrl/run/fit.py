@@ -19,6 +19,8 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.image_set import drawn_share
+from diffrl.objectives.minibatches import AUTO_ROWS
+from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.policy.resizing import resized
@@ -28,8 +30,6 @@ from diffrl.run.judges import judges_of
 from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself, Phase, Phases
 from diffrl.run.selection import micro_batches, rollout_forwards
-from diffrl.trainers.algorithm import Objective
-from diffrl.trainers.microbatches import AUTO_ROWS
 
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffrl.methods.gardo.penalty import Gardo
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
-from diffrl.trainers.gardo import Gardo
 
 
 def gallery(

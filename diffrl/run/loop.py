@@ -1,6 +1,6 @@
 """The only training loop: roll out, score, turn scores into advantages, optimise, follow.
 
-It is the same for every method; what differs is behind the seams of `diffrl.trainers.algorithm`.
+It is the same for every method; what differs is behind the seams of `diffrl.objectives.objective`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from torch import Tensor
 
 from diffrl.advantages import weighted_sum
 from diffrl.divgen.diversity import Features, group_diversity
+from diffrl.objectives.gradients import Gradients, SumOfLosses
+from diffrl.objectives.minibatches import holds_groups, optimiser_steps, part_sizes, sample_pairs
+from diffrl.objectives.objective import Objective, RunningMeans, Scored, Step
+from diffrl.objectives.rows import Rows
+from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records.progress import PHASES
@@ -32,18 +37,6 @@ from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
 from diffrl.run.showing import Showing
 from diffrl.seeds import seed_of
-from diffrl.trainers.algorithm import (
-    Gradients,
-    Objective,
-    RunningMeans,
-    Scored,
-    Step,
-    SumOfLosses,
-    sample_pairs,
-)
-from diffrl.trainers.means import summaries
-from diffrl.trainers.microbatches import holds_groups, optimiser_steps, part_sizes
-from diffrl.trainers.rows import Rows
 
 
 class TrainingError(RuntimeError):

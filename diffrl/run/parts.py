@@ -19,6 +19,13 @@ from diffrl.config.estimates import advantage_std
 from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
 from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.marble.bank import TOTALS, set_columns
+from diffrl.methods.marble.combiner import Marble
+from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.objectives.gradients import Gradients, SumOfLosses
+from diffrl.objectives.minibatches import AUTO_ROWS
+from diffrl.objectives.objective import Credit, Given, Objective
 from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
@@ -37,12 +44,6 @@ from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
 from diffrl.samplers import schedule
 from diffrl.seeds import noise
-from diffrl.trainers.algorithm import Credit, Given, Gradients, Objective, SumOfLosses
-from diffrl.trainers.bank import TOTALS, set_columns
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.marble import Marble
-from diffrl.trainers.microbatches import AUTO_ROWS
-from diffrl.trainers.regions import Regions, Spatial
 from diffrl.worlds import worlds
 
 log = logging.getLogger("diffrl")
@@ -124,7 +125,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
     watched |= {name: First(cast(Learning, built[learning])) for name, learning in first.items()}
-    if config.d2align is not None:  # without its direction, which `diffrl.trainers.d2align` learns
+    if config.d2align is not None:  # without its direction, which `diffrl.methods.d2align.direction` learns
         name = config.d2align.corrected(config)
         optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
     read = {name: watched[name] for name in read_on_training_images(config)}

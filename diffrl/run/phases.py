@@ -17,11 +17,11 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.forward import Prediction
+from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS, Conditioning, Policy
 from diffrl.policy.base import decoded_at_once
 from diffrl.prompts import Prompt
 from diffrl.run.buffers import Alive
-from diffrl.trainers.algorithm import Objective
 
 Phase = Callable[[Alive], None]
 

@@ -23,6 +23,10 @@ from torch.amp import GradScaler
 
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.objectives.gradients import SumOfLosses, penalties
+from diffrl.objectives.objective import Objective, Scored
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.records import checkpoint, history
 from diffrl.records.groups import ImageGroup
@@ -37,9 +41,6 @@ from diffrl.run.folder import RunFolder
 from diffrl.run.learning import meet
 from diffrl.run.showing import Showing, build_showing
 from diffrl.run.start import Start, config_identity, with_defaults
-from diffrl.trainers.algorithm import Objective, Scored, SumOfLosses, penalties
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.rows import Rows
 
 COMPARED = ("reward/", "watch/", "loss", "grad_norm", "diversity")  # what an epoch's line has in every run
 

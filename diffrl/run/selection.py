@@ -15,11 +15,11 @@ import torch
 from diffrl.config import Config
 from diffrl.config.reward import auxiliary_names
 from diffrl.continuations import batch_forwards
+from diffrl.objectives.minibatches import AUTO_ROWS, holds_groups, optimiser_steps, part_sizes
+from diffrl.objectives.objective import Objective, Scored
 from diffrl.prompts import Prompt, split_groups
 from diffrl.samplers import window_steps
 from diffrl.seeds import generator, seed_of
-from diffrl.trainers.algorithm import Objective, Scored
-from diffrl.trainers.microbatches import AUTO_ROWS, holds_groups, optimiser_steps, part_sizes
 
 WINDOWS = 64  # epochs whose windows are looked at
 EPOCHS = 4  # looked at from the first on, and the last one: a tree's window of rows moves

@@ -13,11 +13,11 @@ from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from diffrl.config import Config
 from diffrl.config.distillation import OPD
 from diffrl.errors import UserError, nearest
+from diffrl.methods.opd.objective import slot
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
 from diffrl.policy.merging import merged, padded
 from diffrl.resources import hub_file
-from diffrl.trainers.opd import slot
 
 
 def teachers_files(config: Config) -> dict[str, Path]:

@@ -28,16 +28,17 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import nn
 
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.methods.marble.combiner import Marble
+from diffrl.methods.nft.objective import NFT
+from diffrl.objectives.gradients import Gradients, SumOfLosses
+from diffrl.objectives.objective import Objective
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning, LoraSpec, Policy, load_policy
 from diffrl.policy.sd3 import SD3
 from diffrl.resources import shipped
 from diffrl.rollout import SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
-from diffrl.trainers.algorithm import Gradients, Objective, SumOfLosses
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.marble import Marble
-from diffrl.trainers.nft import NFT
-from diffrl.trainers.rows import Rows
 
 EVERY = 10
 SD35_MEDIUM = shipped("assets", "architectures", "stable-diffusion-3.5-medium")

@@ -24,12 +24,12 @@ from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.denoising import Trajectory
 from diffrl.forward import FlowMatching, Prediction
+from diffrl.objectives.objective import Step
 from diffrl.policy import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
 from diffrl.run.parts import build_objective
 from diffrl.samplers import SamplerSpec, gaussian_log_prob
-from diffrl.trainers.algorithm import Step
 
 LEVELS, ERRORS, MOVES, DIMS = (0.9375, 0.75, 0.5, 0.25, 0.0), (1.0, 4.0), (0.001, 0.01, 0.1), (8, 8, 8)
 EVERY, PAIR, POSITIVE = [2.5, 1.25, -1.25, -2.5], [1.0, 0.0, 0.0, -1.0], [2.5, 1.0, 0.5, 0.0]  # a group's advantages

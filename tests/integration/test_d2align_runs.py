@@ -17,12 +17,12 @@ from test_resume import final_tensors, run_and_die
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.methods.d2align.direction import reconstructed
 from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import load_direction
 from diffrl.run.direction import embed_images, prepare_direction
 from diffrl.run.train import Run, train
-from diffrl.trainers.d2align import reconstructed
 
 PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 TWO_STAGES: dict[str, Any] = {
@@ -146,7 +146,7 @@ KILLS = {
 
 
 def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"diffrl.run.direction:BLOCK": 4, "diffrl.trainers.d2align:SAVE_EVERY": 10}
+    small = {"diffrl.run.direction:BLOCK": 4, "diffrl.methods.d2align.direction:SAVE_EVERY": 10}
     for name, value in small.items():
         monkeypatch.setattr(name.replace(":", "."), value)
     sections = {**TWO_STAGES, "epochs": 1, "evaluate": {"prompts": 1}, "tracking": {"samples": 0}}

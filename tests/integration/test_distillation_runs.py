@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from diffrl.config import load_config
 from diffrl.conformance.check import scramble
 from diffrl.errors import UserError
+from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, load_policy
 from diffrl.run import fit
 from diffrl.run.train import Run, train
-from diffrl.trainers.rows import Rows
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_the_first_signal_is_noted_and_the_second_ctrl_c_stops() -> None:
 
 def test_a_run_of_non_finite_gradients_leaves_its_epoch_to_look_at(config_file, monkeypatch) -> None:
     """The checkpoint is the epoch's beginning, so a resume runs into the same step; a file says what is known."""
-    from diffrl.trainers.nft import NFT
+    from diffrl.methods.nft.objective import NFT
 
     loss, calls = NFT.loss, []
 

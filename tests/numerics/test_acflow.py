@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffrl.methods.acflow.critic import Values, text_features
+from diffrl.methods.acflow.objective import ActorCritic, Scale
+from diffrl.objectives.objective import Scored
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning
-from diffrl.trainers.acflow import ActorCritic, Scale
-from diffrl.trainers.algorithm import Scored
-from diffrl.trainers.critic import Values, text_features
-from diffrl.trainers.rows import Rows
 
 MEAN, STD, SLOPE = 0.5, 1.5, 2.0  # x0 ~ N(MEAN, STD^2), reward SLOPE x0
 

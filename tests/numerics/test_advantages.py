@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from diffrl.advantages import group_advantages, weighted_sum
-from diffrl.trainers.algorithm import sample_pairs
-from diffrl.trainers.microbatches import optimiser_steps
+from diffrl.objectives.minibatches import optimiser_steps, sample_pairs
 
 
 def scores_with_gaps() -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,15 +14,15 @@ from tiny import scramble
 from diffrl.config import load_config
 from diffrl.config.direct import Confidence
 from diffrl.errors import UserError
+from diffrl.methods.direct.confidence import trusted_loss, uncertainty
+from diffrl.methods.direct.objective import Direct
+from diffrl.methods.marble.bank import loss_slopes
+from diffrl.objectives.minibatches import sample_pairs
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.train import train
-from diffrl.trainers.algorithm import sample_pairs
-from diffrl.trainers.bank import loss_slopes
-from diffrl.trainers.confidence import trusted_loss, uncertainty
-from diffrl.trainers.direct import Direct
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from warmth import Warmth

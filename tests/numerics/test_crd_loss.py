@@ -10,9 +10,10 @@ import torch
 from tiny import averages
 
 from diffrl.advantages import group_advantages
-from diffrl.trainers.algorithm import RunningMeans
-from diffrl.trainers.centring import centring_weights, diagnose, group_averages
-from diffrl.trainers.crd import anchor_strength, crd_loss, external_reward, velocity_error
+from diffrl.methods.crd.centring import centring_weights, diagnose, group_averages
+from diffrl.methods.crd.objective import anchor_strength, crd_loss, external_reward
+from diffrl.methods.shared.coupling import velocity_error
+from diffrl.objectives.objective import RunningMeans
 
 P, G, SHAPE = 2, 4, (3, 4, 4)
 

@@ -9,10 +9,10 @@ from torch.distributions import Normal, kl_divergence
 from diffrl.config.distillation import Teacher
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Process, VariancePreserving
+from diffrl.methods.opd.objective import OPD, target_weight
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.merging import merged, padded
 from diffrl.samplers import SamplerSpec, ode_step, sde_kernel
-from diffrl.trainers.opd import OPD, target_weight
 
 VP = VariancePreserving(torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0))
 T, T_NEXT = (torch.tensor(values, dtype=torch.float64) for values in ([1.0, 0.7, 0.3], [0.8, 0.5, 0.1]))

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffrl.trainers.algorithm import Scored
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.gate import (
+from diffrl.methods.gardo.gate import (
     GateShare,
     gate_of,
     nearest_distance,
@@ -19,7 +17,9 @@ from diffrl.trainers.gate import (
     uncertainty,
     win_rates,
 )
-from diffrl.trainers.nft import NFT
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.nft.objective import NFT
+from diffrl.objectives.objective import Scored
 
 
 def brute_win_rates(scores: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from diffrl.forward import FlowMatching
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.objectives.rows import Rows
 from diffrl.rollout import SamplerSpec
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.rows import Rows
 
 SHAPE = (2, 3, 3)
 

@@ -15,13 +15,14 @@ from scipy import stats
 from tiny import SPEC, inputs, scramble
 
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
+from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
+from diffrl.methods.direct.objective import Direct
+from diffrl.objectives.rows import Rows
 from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected, guided_embedding
-from diffrl.trainers.d2align import learn, reconstructed, word_direction
-from diffrl.trainers.direct import Direct, one_step
-from diffrl.trainers.rows import Rows
+from diffrl.samplers import one_step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from embedder import Embedder
@@ -242,7 +243,7 @@ def test_chunks_and_checkpoints_do_not_change_the_gradient(tiny: Any, checkpoint
 
 
 def test_stage_one_resumes_to_the_bit_from_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffrl.trainers.d2align.SAVE_EVERY", 3)
+    monkeypatch.setattr("diffrl.methods.d2align.direction.SAVE_EVERY", 3)
     e_img, e_text = unit(fixed(0, 24, D)).float(), unit(fixed(1, 6, D)).float()
     settings: dict[str, Any] = {"omega": 1.5, "steps": 10, "learning_rate": 1e-2, "batch_size": 4, "seed": 3}
     kept: list[tuple[int, tuple[dict[str, torch.Tensor], dict[str, Any]]]] = []

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from diffrl.trainers.algorithm import Decay
-from diffrl.trainers.nft import contrastive_losses, nft_loss
-from diffrl.trainers.rows import row_sigmas
-from diffrl.trainers.steps import grpo_loss
+from diffrl.methods.nft.objective import contrastive_losses, nft_loss
+from diffrl.methods.shared.steps import grpo_loss
+from diffrl.objectives.objective import Decay
+from diffrl.objectives.rows import row_sigmas
 
 B, SHAPE = 6, (3, 4, 4)
 

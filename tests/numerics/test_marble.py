@@ -15,17 +15,19 @@ from scipy.optimize import minimize
 from tiny import scramble, tiny_sd3
 from torch import Tensor
 
+from diffrl.methods.crd.objective import CRD
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.methods.marble.bank import Bank, loss_slopes, set_columns
+from diffrl.methods.marble.combiner import Marble
+from diffrl.methods.marble.gradients import _GRAM_CHUNK, LoraGradients, gram_matrix
+from diffrl.methods.marble.simplex import min_norm_weights, residual
+from diffrl.methods.nft.objective import NFT, nft_loss
+from diffrl.objectives.gradients import SumOfLosses
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.objective import Objective, Scored, Step
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
-from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, sample_pairs
-from diffrl.trainers.bank import Bank, loss_slopes, set_columns
-from diffrl.trainers.crd import CRD
-from diffrl.trainers.gradients import _GRAM_CHUNK, LoraGradients, gram_matrix
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.marble import Marble
-from diffrl.trainers.nft import NFT, nft_loss
-from diffrl.trainers.simplex import min_norm_weights, residual
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 GROUP, PROMPTS = 3, [Prompt("a red dog"), Prompt("two cats and a hat")]

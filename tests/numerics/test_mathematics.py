@@ -19,18 +19,18 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.config.methods import GRPO as GRPOSection
 from diffrl.config.wrappers import GARDO
+from diffrl.methods.crd.objective import CRD
+from diffrl.methods.direct.objective import Direct
+from diffrl.methods.gardo.gate import GateShare
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.methods.nft.objective import NFT
+from diffrl.methods.shared.steps import step_weights
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.rows import Rows, row_sigmas
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.loop import LoopSettings, ema_decay
-from diffrl.trainers.algorithm import sample_pairs
-from diffrl.trainers.crd import CRD
-from diffrl.trainers.direct import Direct
-from diffrl.trainers.gate import GateShare
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.nft import NFT
-from diffrl.trainers.rows import Rows, row_sigmas
-from diffrl.trainers.steps import step_weights
 
 STEPS, GROUP = 4, 3
 PROMPTS = [Prompt("a red dog"), Prompt("two cats")]

@@ -23,27 +23,29 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffrl.config.direct import Align, Pair
+from diffrl.methods.acflow.objective import ActorCritic
+from diffrl.methods.awm.objective import AWM, Weighting
+from diffrl.methods.crd.objective import CRD
+from diffrl.methods.dgpo.objective import DGPO
+from diffrl.methods.direct.objective import Direct
+from diffrl.methods.dpo.objective import DPO
+from diffrl.methods.fdfo.objective import FDFO
+from diffrl.methods.gdro.objective import GDRO
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.methods.marble.combiner import Marble
+from diffrl.methods.nft.objective import NFT
+from diffrl.methods.prdp.objective import PRDP
+from diffrl.methods.rwr.objective import Regression
+from diffrl.methods.shared.coupling import measured
+from diffrl.methods.tree.credit import Branched
+from diffrl.objectives.gradients import SumOfLosses, penalties
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.objective import Objective, Scored, Step
+from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.run.loop import Loop, LoopSettings
 from diffrl.samplers import gaussian_log_prob
-from diffrl.trainers.acflow import ActorCritic
-from diffrl.trainers.algorithm import Objective, Scored, Step, SumOfLosses, penalties, sample_pairs
-from diffrl.trainers.awm import AWM, Weighting
-from diffrl.trainers.coupled import measured
-from diffrl.trainers.crd import CRD
-from diffrl.trainers.dgpo import DGPO
-from diffrl.trainers.direct import Direct
-from diffrl.trainers.dpo import DPO
-from diffrl.trainers.fdfo import FDFO
-from diffrl.trainers.gdro import GDRO
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.marble import Marble
-from diffrl.trainers.nft import NFT
-from diffrl.trainers.prdp import PRDP
-from diffrl.trainers.rows import Rows
-from diffrl.trainers.rwr import Regression
-from diffrl.trainers.tree import Branched
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from embedder import Embedder

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.trainers.algorithm import AdvantageRule, Scored
-from diffrl.trainers.awm import awm_loss, matching_loss
-from diffrl.trainers.branches import Branching
-from diffrl.trainers.coupled import best_and_worst, best_of_group, chosen_pairs
-from diffrl.trainers.dense import Dense, calibrated, credit_of, gains_of
-from diffrl.trainers.dgpo import group_slopes, stopped
-from diffrl.trainers.dpo import first_and_last, pair_slopes
-from diffrl.trainers.fdfo import fdfo_loss, log_ratio
-from diffrl.trainers.gdro import plackett_luce_slopes
-from diffrl.trainers.nft import contrastive_losses, nft_loss
-from diffrl.trainers.prdp import prdp_loss
-from diffrl.trainers.rwr import reward_weights
-from diffrl.trainers.tree import Branched
+from diffrl.methods.awm.objective import awm_loss, matching_loss
+from diffrl.methods.branches.credit import Branching
+from diffrl.methods.dense.credit import Dense, calibrated, credit_of, gains_of
+from diffrl.methods.dgpo.objective import group_slopes, stopped
+from diffrl.methods.dpo.objective import first_and_last, pair_slopes
+from diffrl.methods.fdfo.objective import fdfo_loss, log_ratio
+from diffrl.methods.gdro.objective import plackett_luce_slopes
+from diffrl.methods.nft.objective import contrastive_losses, nft_loss
+from diffrl.methods.prdp.objective import prdp_loss
+from diffrl.methods.rwr.objective import reward_weights
+from diffrl.methods.shared.coupling import best_and_worst, best_of_group, chosen_pairs
+from diffrl.methods.tree.credit import Branched
+from diffrl.objectives.objective import AdvantageRule, Scored
 
 NAN = math.nan
 

@@ -15,16 +15,16 @@ from diffrl.advantages import group_advantages
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction
+from diffrl.methods.marble.bank import loss_slopes, set_columns
+from diffrl.methods.nft.objective import NFT
+from diffrl.methods.rwr.objective import Regression
+from diffrl.methods.shared.regions import Regions, centred_cells
+from diffrl.objectives.objective import AdvantageRule, Scored
+from diffrl.objectives.rows import Rows
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.protocol import RewardError
 from diffrl.run.train import train
-from diffrl.trainers.algorithm import AdvantageRule, Scored
-from diffrl.trainers.bank import loss_slopes, set_columns
-from diffrl.trainers.nft import NFT
-from diffrl.trainers.regions import Regions, centred_cells
-from diffrl.trainers.rows import Rows
-from diffrl.trainers.rwr import Regression
 
 DATA = Path(__file__).parents[1] / "data"
 B, C, H, W, K = 3, 2, 4, 4, 2

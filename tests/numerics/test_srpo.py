@@ -16,14 +16,15 @@ from torch import Tensor
 
 from diffrl.config.direct import Align, Pair
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
+from diffrl.methods.direct.objective import Direct
+from diffrl.methods.direct.srpo import Contrast, drawn_words, factors, step_levels
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.rows import Rows
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rewards.direction import Corrected
 from diffrl.rollout import SamplerSpec, collect, initial_noise
-from diffrl.trainers.algorithm import sample_pairs
-from diffrl.trainers.direct import Direct, one_step
-from diffrl.trainers.rows import Rows
-from diffrl.trainers.srpo import Contrast, drawn_words, factors, step_levels
+from diffrl.samplers import one_step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from embedder import Embedder

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diffrl.forward import FlowMatching, Process, VariancePreserving
+from diffrl.methods.shared.steps import step_weights
 from diffrl.samplers import SamplerSpec, gaussian_log_prob, sde_kernel
-from diffrl.trainers.steps import step_weights
 
 FLOW = FlowMatching()
 VP = VariancePreserving((1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)).cumprod(0))

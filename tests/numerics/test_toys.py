@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffrl.methods.dense.credit import calibrated, gains_of
+from diffrl.methods.dpo.objective import pair_slopes
+from diffrl.methods.gdro.objective import plackett_luce_slopes
+from diffrl.methods.rwr.objective import reward_weights
 from diffrl.run.calibrate import start_levels
 from diffrl.samplers import SamplerSpec, dance, euler_step
-from diffrl.trainers.dense import calibrated, gains_of
-from diffrl.trainers.dpo import pair_slopes
-from diffrl.trainers.gdro import plackett_luce_slopes
-from diffrl.trainers.rwr import reward_weights
 
 MODES = torch.tensor([[2.0, 2], [2, -2], [-2, 2], [-2, -2]], dtype=torch.float64)
 WIDTH = 0.4

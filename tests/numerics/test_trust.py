@@ -15,13 +15,13 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
+from diffrl.methods.grpo.objective import GRPO
+from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, step_divergence, step_weights
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.running_stats import RunningMeans, summaries
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
-from diffrl.trainers.algorithm import sample_pairs
-from diffrl.trainers.grpo import GRPO
-from diffrl.trainers.means import RunningMeans, summaries
-from diffrl.trainers.steps import grpo_loss, masked_loss, normalised, step_divergence, step_weights
 
 SHAPE = (2, 3, 2)
 

@@ -21,8 +21,8 @@ from diffrl.run.train import Run, train
 NORM = {("read", "run/loop.py:_step"): 1}
 TABLE: dict[str, dict[tuple[str, str], int]] = {
     **dict.fromkeys(METHODS, NORM),
-    "marble": NORM | {("read", "trainers/bank.py:summed"): 1},
-    "srpo": NORM | {("copy", "trainers/srpo.py:score"): 8 * 2 * 3},  # 8 chunks, each computed twice
+    "marble": NORM | {("read", "methods/marble/bank.py:summed"): 1},
+    "srpo": NORM | {("copy", "methods/direct/srpo.py:score"): 8 * 2 * 3},  # 8 chunks, each computed twice
     "d2align": NORM | {("copy", f"rewards/direction.py:{name}"): 2 for name in ("embed_image", "score")},
 }
 # Of a rollout's batch: are its latents finite, and its scores and features on the host. None inside a sampling step.
@@ -66,7 +66,7 @@ def test_a_method_learns_and_waits_no_more_than_the_table_says(config_file: Any,
         assert len(losses) == steps
         assert found == {key: steps * count for key, count in TABLE[method].items()}
     else:
-        scale = ("read", "trainers/marble.py:_coefficients")
+        scale = ("read", "methods/marble/combiner.py:_coefficients")
         assert set(found) <= {*TABLE[method], scale}
         assert found["read", "run/loop.py:_step"] <= 2 * steps
     run.close()

@@ -8,7 +8,7 @@ The changes are cosmic-ray's operators (another operator, another number, a comp
 loop that is left at once). Changes of annotations and docstrings are not counted. A change is tried against the tests
 that run its line, the quickest first: which they are is measured once, by a run of the tests in `--tests` under
 coverage, and kept in `--map`. A line that runs at import is tried against all tests that run the module, and those of
-the trainers' defaults. What a test
+the methods' defaults. What a test
 run needs of other libraries is imported once; every change then runs in a forked process of its own, which gets the
 changed source for the module, and the file on disk stays as it is. A mutant is killed if one of its tests fails, or if
 they take `--limit` seconds; so many tests are taken as need a quarter of that without a change.
@@ -44,12 +44,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 HARMLESS = Path(__file__).with_name("mutations_harmless.yaml")
 MODULES = (
-    *("forward", "samplers", "advantages", "trainers/gradients", "trainers/simplex", "trainers/rows", "trainers/grpo"),
-    *("trainers/nft", "trainers/crd", "trainers/centring", "trainers/gate", "trainers/gardo", "trainers/gated"),
-    *("trainers/marble", "trainers/bank", "trainers/coupled", "trainers/dpo", "trainers/rwr", "trainers/gdro"),
-    *("trainers/awm", "trainers/dgpo", "trainers/fdfo"),
-    *("trainers/prdp", "trainers/dense", "trainers/branches", "trainers/tree", "trainers/direct", "trainers/d2align"),
-    "trainers/srpo",
+    *("forward", "samplers", "advantages", "objectives/rows", "methods/grpo/objective", "methods/nft/objective"),
+    *("methods/crd/objective", "methods/crd/centring", "methods/gardo/gate", "methods/gardo/penalty"),
+    *("methods/gardo/references", "methods/marble/combiner", "methods/marble/bank", "methods/marble/gradients"),
+    *("methods/marble/simplex", "methods/shared/coupling", "methods/dpo/objective", "methods/rwr/objective"),
+    *("methods/gdro/objective", "methods/awm/objective", "methods/dgpo/objective", "methods/fdfo/objective"),
+    *("methods/prdp/objective", "methods/dense/credit", "methods/branches/credit", "methods/tree/credit"),
+    *("methods/direct/objective", "methods/d2align/direction", "methods/direct/srpo"),
     *("divgen/metrics", "rewards/direction"),
 )
 AT_IMPORT = "tests/unit/test_defaults.py"  # reads defaults without running a line of the module

@@ -13,11 +13,11 @@ from tiny import count_forwards, scramble
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.methods.crd.objective import CRD, anchor_strength, external_reward
+from diffrl.objectives.minibatches import optimiser_steps, sample_pairs
+from diffrl.objectives.objective import Scored, Step
+from diffrl.objectives.rows import Rows
 from diffrl.run.train import Run
-from diffrl.trainers.algorithm import Scored, Step, sample_pairs
-from diffrl.trainers.crd import CRD, anchor_strength, external_reward
-from diffrl.trainers.microbatches import optimiser_steps
-from diffrl.trainers.rows import Rows
 
 REDNESS = {"plugin": str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 
-from diffrl.trainers.direct import Direct
+from diffrl.methods.direct.objective import Direct
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(True, True), (False, False)])

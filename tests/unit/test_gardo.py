@@ -14,14 +14,15 @@ from tiny import scramble
 
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.nft.objective import NFT
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.objective import Scored, Step
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
 from diffrl.run.gallery import gallery
 from diffrl.run.train import Run
-from diffrl.trainers.algorithm import Scored, Step, sample_pairs
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.nft import NFT
 
 BLUE = """
 class Blueness:

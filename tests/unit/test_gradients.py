@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from diffrl.conformance.tinies import TINY, make
 from diffrl.errors import UserError
+from diffrl.methods.marble.gradients import LoraGradients, Passes
 from diffrl.policy import LoraSpec, Policy, fused, load_policy
 from diffrl.policy.lora import Adapters
-from diffrl.trainers.gradients import LoraGradients, Passes
 
 ONE = torch.ones(())
 

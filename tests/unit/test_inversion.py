@@ -11,11 +11,11 @@ from torch import Tensor
 
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving, expand
 from diffrl.image_sets.inversion import inverted_path
+from diffrl.objectives.rows import path_noise
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import SamplerSpec, collect
 from diffrl.samplers import euler_step
-from diffrl.trainers.rows import path_noise
 from tests.unit.test_image_set_runs import make, set_of
 
 BETAS = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64).square()  # Stable Diffusion's

@@ -48,6 +48,6 @@ def test_an_upward_import_is_found_and_named(tmp_path: Path) -> None:
 def test_the_picture_of_the_layers_is_the_contract() -> None:
     """CONTRIBUTING's plan has the contract's layers, in its order, with the same modules."""
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
-    drawn = (ROOT / "CONTRIBUTING.md").read_text().split("## The layers")[1].split("Inside `trainers/`")[0]
+    drawn = (ROOT / "CONTRIBUTING.md").read_text().split("## The layers")[1].split("Inside `objectives/`")[0]
     layers = [line[:58].split() for line in drawn.splitlines() if line.startswith("    ")]
     assert layers == [re.split(r" *[|:] *", layer) for layer in contract]

@@ -13,13 +13,14 @@ import torch
 from diffrl.advantages import decoupled_advantages, group_advantages
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
+from diffrl.methods.marble.bank import Bank, set_columns
+from diffrl.methods.marble.combiner import Marble
+from diffrl.objectives.gradients import SumOfLosses
+from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
 from diffrl.run.parts import build_gradients, build_objective
-from diffrl.trainers.algorithm import AdvantageRule, Scored, SumOfLosses
-from diffrl.trainers.bank import Bank, set_columns
-from diffrl.trainers.marble import Marble
 
 SCORES = torch.tensor([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0], [5.0, torch.nan], [7.0, torch.nan], [9.0, torch.nan]])
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -177,7 +178,7 @@ def test_the_state_is_the_smoothed_coefficients_and_the_step() -> None:
 def test_the_trained_lora_alone_is_taken_over() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 3))
     adapters = Adapters(network, LoraSpec(2, 2), ["0"])
-    from diffrl.trainers.gradients import LoraGradients
+    from diffrl.methods.marble.gradients import LoraGradients
 
     assert LoraGradients(adapters).size == 2 * 3 + 3 * 2
 

@@ -14,11 +14,11 @@ from diffrl.config import load_config
 from diffrl.config.schema import METHODS, Config
 from diffrl.conformance.objective import Case, accumulation, around, plain_loss
 from diffrl.errors import UserError
+from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.nft.objective import NFT
 from diffrl.run.train import train
 from diffrl.sharing import publish
 from diffrl.sharing.card import _cited
-from diffrl.trainers.gardo import Gardo
-from diffrl.trainers.nft import NFT
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import torch
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.objectives.rows import Noising, path_noise
 from diffrl.policy import load_policy
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import SamplerSpec, collect
 from diffrl.run.train import train
-from diffrl.trainers.rows import Noising, path_noise
 
 
 @pytest.mark.parametrize("sampler", ["euler", "dpm2"])

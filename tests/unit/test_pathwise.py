@@ -11,12 +11,12 @@ import torch
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.methods.direct.objective import Direct
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import Rollout, SamplerSpec, collect, redraw
 from diffrl.run.train import train
-from diffrl.trainers.direct import Direct
 
 PROMPTS = [Prompt("red a", {}), Prompt("red b", {})]
 

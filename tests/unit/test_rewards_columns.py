@@ -222,7 +222,7 @@ def test_entries_share_their_arguments_by_an_alias(tmp_path: Path) -> None:
 
 def test_a_cap_stops_the_gradient_above_it(tmp_path: Path) -> None:
     """OneReward's relu(lambda - R), in float64: -1 below, 0 above; without one -R."""
-    from diffrl.trainers.direct import Direct
+    from diffrl.methods.direct.objective import Direct
 
     phi = torch.tensor([[0.2], [0.8], [0.5]], dtype=torch.float64, requires_grad=True)
     rows: Any = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffrl.trainers.dpo import DPO
-from diffrl.trainers.ring import Ring
+from diffrl.methods.dpo.objective import DPO
+from diffrl.methods.dpo.ring import Ring
 
 
 class States:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from diffrl.config import load_config
+from diffrl.objectives.objective import Decay, Objective
+from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.run import parts
 from diffrl.run.train import Run
-from diffrl.trainers.algorithm import Decay, Objective
-from diffrl.trainers.rows import Rows, row_advantages
 
 WARMTH, BRIGHTNESS = (str(Path(__file__).parents[1] / "data" / f"warmth.py:{n}") for n in ("Warmth", "Brightness"))
 

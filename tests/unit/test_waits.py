@@ -10,8 +10,8 @@ import torch
 from waits import DEVICE, OnDevice, Waits, marked
 
 from diffrl.config import load_config
+from diffrl.objectives.objective import Scored
 from diffrl.run.train import Run
-from diffrl.trainers.algorithm import Scored
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "window": 2}, "grpo": {"beta": 0.04}}
 CRD: dict[str, Any] = {"objective": "crd", "crd": {"timesteps": 2}}

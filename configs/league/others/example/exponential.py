@@ -6,9 +6,9 @@ from torch import Tensor
 
 from diffrl.config.base import Method, key
 from diffrl.config.methods import ForwardProcess
+from diffrl.objectives.objective import Objective
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
-from diffrl.trainers.algorithm import Objective
-from diffrl.trainers.rows import Noising, Rows
 
 
 class Keys(ForwardProcess):

@@ -1,0 +1,1 @@
+"""AC-Flow: regression against a critic of the noised image."""

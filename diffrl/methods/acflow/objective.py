@@ -1,0 +1,159 @@
+"""AC-Flow (arXiv 2510.18072), reconstructed: reward-weighted regression against a critic of the noised image.
+
+Only the abstract and a review's outline were read: a critic V(x_t, t, c) of the final reward, rewards brought to one
+scale, clipped advantages, a critic that learns before the policy moves, the weights of ORW-CFM-W2. The form is ours.
+
+symbol     name here      meaning
+r~         shaped         (R - mean) / std over all images so far
+V          values         the critic's, asked before it learns from the image
+A          surprise       clip(r~ - V, +-A_max): what this image is above what was to be expected from x_t
+W          weights        exp(A / tau) over its mean in the step, 0 where the reward does not apply
+e_theta    phi[:, 0]      mean over dims of (v_theta - v)^2
+
+    L = W e_theta,   penalty beta mean (v_theta - v_ref)^2 (the bound on the Wasserstein distance)
+    L_V = mean (V(x_t, t, c) - r~)^2
+
+V is a number of (x_t, t, c) alone. So without clip and penalty it cancels in what every x_t is led to,
+E[W v | x_t] / E[W | x_t]: it changes how much a state counts, and by how much the weights spread, and no optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.config import preferences
+from diffrl.methods.acflow.critic import Values
+from diffrl.methods.shared.coupling import own_error
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Objective, Scored, Step
+from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.policy import Policy
+
+
+class Scale:
+    """Mean and standard deviation of each column over all scores so far, NaN aside."""
+
+    def __init__(self) -> None:
+        self.sums: list[list[float]] = []  # of each column: count, mean, sum of squared deviations
+
+    def see(self, scores: Tensor) -> None:
+        """scores (N, columns), NaN where a reward does not apply."""
+        self.sums = self.sums or [[0.0, 0.0, 0.0] for _ in range(scores.shape[1])]
+        for values, sums in zip(scores.double().unbind(1), self.sums, strict=True):
+            known = values[~values.isnan()]
+            if not len(known):
+                continue
+            (count, mean, squares), new = sums, float(known.mean())
+            total = count + len(known)
+            squares += float((known - new).square().sum()) + (new - mean) ** 2 * count * len(known) / total
+            sums[:] = [total, mean + (new - mean) * len(known) / total, squares]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """(N, columns) shaped scores, NaN where they were."""
+        mean = scores.new_tensor([mean for _, mean, _ in self.sums])
+        std = scores.new_tensor([(squares / max(count, 1.0)) ** 0.5 for count, _, squares in self.sums])
+        return (scores - mean) / std.clamp_min(1e-6)
+
+
+class ActorCritic(Objective):
+    """Rows are those of the forward process, each image with its own t and eps."""
+
+    @defaults_of(preferences.ACFlow)
+    def __init__(
+        self,
+        *,
+        tau: float,
+        adv_clip: float,
+        critic_rate: float,
+        critic_steps: int,
+        warmup: int,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
+        self.rule.estimate = lambda scores, groups, std: scores  # no group: the critic is what is compared with
+        self.tau, self.adv_clip = tau, adv_clip
+        self.critic_steps, self.warmup = critic_steps, warmup
+        self.values, self.scale = Values(critic_rate, seed), Scale()
+        self._known = torch.empty(0, 0)  # (N, columns) 1 where a reward applies
+        self._weights: Tensor | None = None  # (n, T, columns) of the step
+
+    def advantages(self, scored: Scored) -> Tensor:
+        """(N, columns) shaped scores r~, 0 where a reward does not apply."""
+        raw = self.rule(scored)
+        self._known = self.rule.known(scored).float()
+        self.scale.see(raw.masked_fill(self._known == 0, torch.nan))
+        return self.scale(raw).nan_to_num(0.0)
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """W of the step's rows; then the critic learns from their images, whose rewards it has not seen when asked."""
+        known = self._local(step, policy)
+        weights = known.new_zeros(len(known), self.rows_per_sample(step.rollout), known.shape[1])
+        counted = known.new_zeros(known.shape[1])
+        for part in step.parts:
+            rows = self.rows(step.rollout, step.advantages, part, step.key)
+            sample, number = rows.places()
+            here = known[sample]
+            with torch.no_grad():
+                surprise = rows.advantages - self.values.of(rows)
+            self.means.add("acflow/critic_error", surprise.square(), here > 0)
+            self.means.add("acflow/clipped", (surprise.abs() > self.adv_clip).float(), here > 0)
+            above = surprise.clamp(-self.adv_clip, self.adv_clip) - self.adv_clip  # at most 0: no weight overflows
+            weights[sample, number] = (above / self.tau).exp() * here
+            counted += here.sum(0)
+        total, count = step.reduce(torch.stack([weights.sum((0, 1)), counted])).unbind(0)
+        self._weights = weights * (count / total.clamp_min(1e-30))
+        self.learn(policy, step)
+
+    def learn(self, policy: Policy, step: Step) -> None:
+        """`critic_steps` of Adam on the step's images, each noised anew at one of its levels."""
+        size = max(len(part) for part in step.parts)
+        samples, levels = torch.cat(list(step.parts))[:, 0].unique(), self.rows_per_sample(step.rollout)
+        known = self._local(step, policy)
+        for number in range(self.critic_steps):
+            # By the image's number over all processes, so that it is the same on any number of them.
+            level = (step.rollout.first + samples + number) % levels
+            pairs, key = torch.stack([samples, level], dim=1), (*step.key, "critic", number)
+
+            def losses(pairs: Tensor = pairs, key: tuple[int | str, ...] = key) -> Iterator[Tensor]:
+                for part in pairs.split(size):
+                    rows = self.rows(step.rollout, step.advantages, part, key)
+                    errors = (self.values.of(rows) - rows.advantages).square()
+                    yield (errors * known[rows.places()[0]]).mean(1).sum()
+
+            self.values.step(losses(), len(samples), step.reduce)
+
+    def _local(self, step: Step, policy: Policy) -> Tensor:
+        """(n, columns) of `_known` for this process's images, on the policy's device."""
+        here = slice(step.rollout.first, step.rollout.first + len(step.rollout.member))
+        return self._known[here].to(policy.device, non_blocking=True)
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        return own_error(policy, rows)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert self._weights is not None, "before_step() runs before loss()"
+        weights = self._weights[rows.places()]
+        self.means.add("acflow/error", phi[:, 0])
+        self.means.add("acflow/weight", weights)
+        return (weights * phi).sum(0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.values.state_dict()
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:
+        self.values.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"scale": self.scale.sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.scale.sums = [list(map(float, sums)) for sums in state["scale"]]

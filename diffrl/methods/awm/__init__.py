@@ -1,0 +1,1 @@
+"""AWM: advantage weighted matching."""

@@ -1,0 +1,98 @@
+"""AWM: advantage weighted matching (arXiv 2509.25050).
+
+symbol       name here         meaning
+e            own_error         mean over dims of (v_theta - v)^2 at a row's own t and eps
+W(t, e)      phi[:, 0]         how much of it counts; -W takes the place of the clean image's log-likelihood
+r            ratio             exp(W_old - W), both at the same t and eps; W_old of the epoch's start, from "old"
+A            A                 advantage, clipped to +-adv_clip and divided by it
+v_average    "average"         a snapshot that follows theta slowly: the brake where an epoch has many updates
+
+    L = max(-r A, -clip(r, 1 -+ c) A) + beta mean (v_theta - v_ref)^2 + beta_average mean (v_theta - v_average)^2
+
+    W      uniform   t     t2      huber                           ghuber, p = 1/4
+           e         t e   t^2 e   t (sqrt(e + 1e-10) - 1e-5)      t / p ((e + 1e-10)^p - 1e-10^p)
+
+On policy r is 1 and the gradient A dW/de grad e: "huber" is DiffusionNFT's up to a factor, for Gaussian residuals.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Std
+from diffrl.config import preferences
+from diffrl.config.methods import Decay
+from diffrl.methods.shared.coupling import error_under, own_error
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Objective, Penalty
+from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.policy import Policy
+
+Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
+POWERS = {"huber": 0.5, "ghuber": 0.25}
+TINY = 1e-10
+
+
+def matching_loss(e: Tensor, t: Tensor, weighting: Weighting) -> Tensor:
+    """W (b,) of errors e (b,) at the noise levels t (b,)."""
+    if weighting in POWERS:
+        p = POWERS[weighting]
+        scale = 1.0 if weighting == "huber" else 1 / p  # as published: huber is not divided by its power
+        return scale * t * ((e + TINY) ** p - TINY**p)
+    return {"uniform": torch.ones_like(t), "t": t, "t2": t * t}[weighting] * e
+
+
+def awm_loss(loss: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(b, K) losses of W (b,), W_old (b,) and A (b, K), and where the clip stops their gradient."""
+    ratio = (old - loss).exp()[:, None]
+    plain, clipped = -ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages
+    return torch.maximum(plain, clipped), clipped > plain
+
+
+class AWM(Objective):
+    """Any sampler draws the images, with theta."""
+
+    @defaults_of(preferences.AWM)
+    def __init__(
+        self,
+        *,
+        weighting: Weighting,
+        clip: float,
+        adv_clip: float,
+        beta: float,
+        beta_average: float,
+        average: Decay,
+        advantage_std: Std,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+    ) -> None:
+        decays = {"old": preferences.COPY, "average": average} if beta_average else {"old": preferences.COPY}
+        noising = Noising(timesteps, timestep_sampling, levels)
+        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
+        self.weighting, self.clip, self.adv_clip = weighting, clip, adv_clip
+        if beta_average:
+            self.proximal = Penalty(self, beta_average, name="awm/average_kl")
+            self.proximal.reference = "average"
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 1 - 1 / steps + (self.proximal is not None)  # old, but for the epoch's first step; the average
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        """phi (b, 1): W; leaves W_old in the rows as the log-likelihood that it stands for."""
+        e = own_error(policy, rows)[:, 0]
+        loss = matching_loss(e, rows.t, self.weighting)
+        old = loss if rows.on_policy else matching_loss(error_under(policy, rows, "old"), rows.t, self.weighting)
+        rows.log_prob = -old.detach()
+        self.means.add("awm/error", e)
+        return loss[:, None]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert rows.log_prob is not None, "scalars() runs before loss()"
+        advantages = rows.advantages.clamp(-self.adv_clip, self.adv_clip) / self.adv_clip
+        losses, stopped = awm_loss(phi[:, 0], -rows.log_prob, advantages, self.clip)
+        self.means.add("awm/stopped", stopped.float().flatten())
+        return losses.sum(0)

@@ -1,0 +1,1 @@
+"""G2RPO and TempFlow-GRPO: single steps from shared ODE paths."""

@@ -1,0 +1,1 @@
+"""CRD: centered reward distillation."""

@@ -1,0 +1,1 @@
+"""D2-Align: a corrected direction in a reward's text space."""

@@ -1,0 +1,1 @@
+"""DenseGRPO: each step's own gain."""

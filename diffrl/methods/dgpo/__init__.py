@@ -1,0 +1,1 @@
+"""DGPO: direct group preference optimisation."""

@@ -1,0 +1,119 @@
+"""DGPO: direct group preference optimisation (arXiv 2510.08425): the good of a group against its bad, with weights |A|.
+
+symbol   name here      meaning
+d        d              e_theta - e_ref, e being mean (v_. - v)^2; the reference is frozen, or the snapshot "old"
+A        advantages     they sum to 0 in a group, so what is common to its d changes nothing
+S        preference     b / G sum_i A_i d_i: how wrong the group still is
+rho      exp(-moved)    exp(e_old - e_theta); A > 0 with rho > 1 + c, or A < 0 with rho < 1 - c: the row is stopped
+
+    L = -log sigma(-S),      dL/de_i = b / G sigma(S) A_i
+
+As in the code the step is divided by b: with S measured before it, the loss is the mean of sigma(S) A_i e_i over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from diffrl.advantages import Std
+from diffrl.config import preferences
+from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Objective, Penalty, Step
+from diffrl.objectives.rows import Rows, TimestepSampling
+from diffrl.policy import Policy
+
+
+def group_slopes(d: Tensor, advantages: Tensor, b: float) -> tuple[Tensor, Tensor]:
+    """sigma(S) A (P, G, T, K), and S (P, T, K), of d (P, G, T) and advantages (P, G, K)."""
+    preference = b * (advantages[:, :, None] * d[..., None]).mean(1)
+    return preference.sigmoid()[:, None] * advantages[:, :, None], preference
+
+
+def stopped(moved: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """(P, G, T, K): has a row gone further than the clip to where A pushes it? `moved` (P, G, T): e_theta - e_old."""
+    rho, a = (-moved[..., None]).exp(), advantages[:, :, None]
+    return ((a > 0) & (rho > 1 + clip)) | ((a < 0) & (rho < 1 - clip))
+
+
+class DGPO(Objective):
+    """A group shares a row's level and noise. Rollouts come from theta; after the step `sample_old` from "old"."""
+
+    whole_groups = True
+
+    @defaults_of(preferences.DGPO)
+    def __init__(
+        self,
+        *,
+        b: float,
+        clip: float | None,
+        reference: Literal["pretrained", "old"],
+        old: preferences.Slow,
+        sample_old: int | None,
+        beta: float,
+        anchor_guidance: float | None,
+        advantage_std: Std,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+    ) -> None:
+        noising = of_groups(timesteps, timestep_sampling, levels)
+        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays={"old": old})
+        self.penalty = Unstopped(self, beta, anchor_guidance)
+        self.b, self.clip, self.reference, self.sample_old = b, clip, reference, sample_old
+        self.coupling = Coupling(self._slopes, count=2)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 + (self.clip is not None and self.reference != "old")  # theta and the reference, measured; old
+
+    def beside(self, split: bool) -> bool:
+        return False
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))
+
+    def _moved(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
+        """e_theta less that of the reference, and of old where there is a clip."""
+        theta, follows = error_under(policy, rows, "default"), self.reference == "old"
+        old = error_under(policy, rows, "old") if not self.on_policy and (follows or self.clip) else theta
+        return theta - (old if follows else error_under(policy, rows, None)), theta - old
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
+        slopes, preference = group_slopes(measured[0], advantages, self.b)
+        known, gate = (advantages[:, :, None] != 0) & mine[:, None, None, None], preference.sigmoid()
+        for name, values in (("loss", -logsigmoid(-preference)), ("gate", gate), ("gate_spread", (gate - 0.5).abs())):
+            self.means.add(f"dgpo/{name}", values, known.any(1).expand_as(values))
+        stops = stopped(measured[1], advantages, self.clip or float("inf"))
+        self.means.add("dgpo/stopped", stops.float(), known.expand_as(stops))
+        return slopes * ~stops
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        return own_error(policy, rows)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        return self.coupling.loss(phi, rows)
+
+    def after_epoch(self, policy: Policy, step: int) -> None:
+        super().after_epoch(policy, step)
+        if self.sample_old is not None and step >= self.sample_old:
+            self.samples_from = "old"
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"samples_from": self.samples_from}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.samples_from = str(state.get("samples_from", "default"))
+
+
+class Unstopped(Penalty):
+    """The penalty of all rows but those that the clip has stopped: these have no gradient at all, as in the code."""
+
+    objective: DGPO
+
+    def strength(self, rows: Rows) -> Tensor:
+        return self.beta * ((self.objective.coupling.of(rows) != 0).any(1) | (rows.advantages == 0).all(1))

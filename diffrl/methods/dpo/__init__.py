@@ -1,0 +1,1 @@
+"""Flow-DPO online, with SePPO's references."""

@@ -1,0 +1,1 @@
+"""FDFO: finite-difference flow optimisation."""

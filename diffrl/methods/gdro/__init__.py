@@ -1,0 +1,1 @@
+"""GDRO: group-level direct reward optimisation."""

@@ -1,0 +1,98 @@
+"""GDRO: group-level direct reward optimisation (arXiv 2601.02036), online.
+
+A group's k images are sorted by reward, best first; one t and one eps for all of them.
+
+symbol       name here         meaning
+s_i          phi[:, 0]         implicit reward -b (e_theta - e_ref), e = mean over dims of (v_. - v)^2
+r            advantages        reward (group-centred: a constant changes nothing)
+q_i(j)       softmax(r / tau)  over the members from i on: soft Plackett-Luce targets
+p_i(j)       softmax(s)        likewise
+g            best              weight of e_theta of the best image
+
+    L       = sum_{i<k} [ log sum_{m>=i} exp s_m - sum_{j>=i} q_i(j) s_j ] + g e_theta(best)
+    dL/ds_j = sum_{i<=min(j, k-1)} (p_i(j) - q_i(j))  - [j best] g / b
+
+k = 2 with tau -> 0 is DPO. Whether the paper's e is a mean or a sum over dims is not known, and so b is not either.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import group_advantages
+from diffrl.config import preferences
+from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.rows import Rows, TimestepSampling
+from diffrl.policy import Policy
+
+
+def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float, top: bool = False) -> Tensor:
+    """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), in their own order; sums to 0.
+
+    `top`: the first term alone (i = 1). Tied members share the mean of their slopes: their order says nothing.
+    """
+    order = r.argsort(dim=-1, descending=True, stable=True)
+    k = s.shape[-1]
+    ordered, rewards = s.gather(-1, order), r.gather(-1, order)
+    first = torch.arange(1 if top else k - 1, device=s.device)
+    out = torch.arange(k, device=s.device) < first[:, None]  # (terms, k): no longer in the race
+
+    def shares(values: Tensor) -> Tensor:
+        return values[..., None, :].expand(*values.shape[:-1], len(first), k).masked_fill(out, -torch.inf).softmax(-1)
+
+    slopes = (shares(ordered) - shares(rewards / tau)).sum(-2)
+    slopes = torch.empty_like(slopes).scatter_(-1, order, slopes)
+    tied = (r[..., :, None] == r[..., None, :]).to(slopes.dtype)
+    return (tied * slopes[..., None, :]).sum(-1) / tied.sum(-1)
+
+
+class GDRO(Objective):
+    """Rollouts come from theta; the reference is the pretrained model."""
+
+    whole_groups = True
+
+    @defaults_of(preferences.GDRO)
+    def __init__(
+        self,
+        *,
+        b: float,
+        tau: float,
+        best: float,
+        top: bool,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+    ) -> None:
+        noising = of_groups(timesteps, timestep_sampling, levels)
+        super().__init__(beta=beta, advantage_std="none", noising=noising)
+        self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
+        self.b, self.tau, self.best, self.top = b, tau, best, top
+        self.coupling = Coupling(self._slopes)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2  # the trained LoRA's error and the reference's, before the step
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
+        s, r = measured[0][..., None], advantages[:, :, None]  # (P, G, T, 1) against (P, G, 1, K)
+        implicit, rewards = (value.movedim(1, -1) for value in torch.broadcast_tensors(s, r))
+        slopes = plackett_luce_slopes(implicit, rewards, self.tau, self.top).movedim(-1, 1)
+        winner = (r == r.amax(1, keepdim=True)).float()
+        known = (r.amax(1, keepdim=True) > r.amin(1, keepdim=True)).float()  # a group that agrees has no order
+        for name, values in (("implicit", s), ("reward", r / self.tau)):
+            std = values.std(dim=1, correction=0)
+            self.means.add(f"gdro/{name}_std", std, mine[:, None, None].expand_as(std))
+        return (slopes - winner / winner.sum(1, keepdim=True) * self.best / self.b) * known
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        """phi (b, 1): s without the reference's part, which is a constant."""
+        return -self.b * own_error(policy, rows)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        return self.coupling.loss(phi, rows)

@@ -1,0 +1,199 @@
+"""Flow-GRPO: policy gradients on the steps of a stochastic sampler (arXiv 2505.05470, 2505.07818).
+
+symbol            name here        meaning
+log p_theta       phi[:, 0]        log-probability of the stored step, mean over latent dimensions
+ratio             ratio            exp(log p_theta - log p_sampled)
+s sqrt(-dt)       std              standard deviation of the step
+w                 weight           of the step: TempFlow's (arXiv 2508.04324) or Flash-GRPO's, mean 1 over the steps
+
+GRPO-Guard's ratio (phi is then log r^) and Flow-DPPO's trust region are in `shared/steps.py`. Both compare means
+of a step, and in bf16 one from another batch shape is already as far away as they allow. So the old mean, and with it
+log p_sampled, is not the rollout's, but of the snapshot "old" with the very rows and autocast of the gradient pass.
+
+Two scales of the KL of a step: the exact one divides by `2 s^2 (-dt)`, the released trainers of Flow-GRPO and GARDO by
+`2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`kl: published`).
+
+Under classifier-free guidance v = v_empty + g (v_cond - v_empty) depends on theta twice. The exact gradient goes
+through both; with `guidance_gradient: published` v_empty is a constant, as in a released version of Flow-GRPO.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Std
+from diffrl.config import methods
+from diffrl.config.base import Section
+from diffrl.forward import Prediction
+from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Credit, Given, Objective, Penalty, Scored
+from diffrl.objectives.rows import Rows, row_advantages
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.samplers import gaussian_log_prob, sde_kernel
+from diffrl.seeds import noise
+
+log = logging.getLogger(__name__)
+
+
+class GRPO(Objective):
+    """The objective of Flow-GRPO: rows are the stored steps of the rollout's trajectory."""
+
+    keep_trajectory = True
+
+    @defaults_of(methods.GRPO)
+    def __init__(
+        self,
+        spec: SamplerSpec,
+        *,
+        clip: float,
+        adv_clip: float,
+        beta: float,
+        kl: Literal["exact", "published"],
+        timesteps: int | None,
+        order: Literal["random", "first"],
+        advantage_std: Std,
+        ratio: Literal["plain", "normalised"],
+        weighting: Literal["uniform", "noise", "even"],
+        trust: Literal["clip", "divergence"],
+        delta: float,
+        guidance_gradient: Literal["exact", "published"],
+        skip_zero: bool,
+        credit: Credit | None = None,
+    ) -> None:
+        self.normalised, self.trust, self.delta = ratio == "normalised", trust, delta
+        self.replays = self.normalised or trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
+        decays = {"old": methods.Decay(slope=0.0)} if self.replays else {}
+        super().__init__(beta=beta, advantage_std=advantage_std, decays=decays)
+        self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
+        self.kl, self.timesteps, self.order = kl, timesteps, order
+        self.weights = None if weighting == "uniform" else {"even": weighting == "even", "normalised": self.normalised}
+        self.credit, self.guidance_scale = credit, spec.guidance_scale
+        self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
+        self.skip_zero = skip_zero
+        self.selects = skip_zero or (credit is not None and credit.selects)
+        self.penalty = StepKL(self, beta)
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> GRPO:
+        objective = cls(given.spec, **section.arguments(given.config), credit=given.credit)
+        if objective.trust == "divergence" and given.config.optimiser_steps == 1:
+            log.warning("grpo.trust: divergence stops nothing with one optimiser step an epoch: theta is old there")
+        return objective
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        assert rollout.trajectory is not None, "GRPO needs the trajectory"
+        return self.timesteps or rollout.trajectory.t.shape[1]
+
+    def advantages(self, scored: Scored) -> Tensor:
+        return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
+
+    def share(self, group: int) -> float:
+        return 1.0 if self.credit is None else self.credit.share(group)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.skip_zero:  # an image, not a row: one that has a signal at some step is trained at all of them
+            samples = samples[advantages[samples].flatten(1).any(1)]
+        if self.credit is None:
+            return super().pairs(rollout, advantages, samples, epoch)
+        return self.credit.pairs(rollout, advantages, samples, epoch)
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 1 - 1 / steps if self.replays else 0.0  # on policy the old mean is theta's
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        trajectory = rollout.trajectory
+        assert trajectory is not None, "GRPO needs the trajectory"
+        device = trajectory.x.device
+        sample, number = pairs[:, 0], pairs[:, 1]
+        stored = trajectory.t.shape[1]
+        if self.order == "random" and self.rows_per_sample(rollout) < stored:
+            names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
+            number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
+        i, j = (index.to(device, non_blocking=True) for index in (sample, number))
+        return Rows(
+            x0=rollout.latents[i],
+            x_t=trajectory.x[i, j],
+            t=trajectory.t[i, j],
+            cond=rollout.cond.select(rollout.prompt_index[sample]),
+            advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
+            groups=rollout.prompt_index[sample],
+            on_policy=self.on_policy,
+            guidance=self.spec.guidance_scale,
+            x_next=trajectory.x_next[i, j],
+            t_next=trajectory.t_next[i, j],
+            t_second=rollout.t_second,
+            log_prob=trajectory.log_prob[i, j],
+            weight=None if self.weights is None else step_weights(self.spec, rollout, **self.weights)[i, j],
+            noise_level=None if trajectory.noise_level is None else trajectory.noise_level[i, j],
+        )
+
+    def step(self, policy: Policy, rows: Rows, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
+        spec, process = self.spec, policy.process
+        assert rows.t_next is not None, "GRPO rows carry the step's end"
+        noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
+        return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        assert rows.x_next is not None, "GRPO rows carry the stored next state"
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
+        rows.mean, rows.std = self.step(policy, rows, rows.prediction)
+        if self.replays:
+            old = rows.mean.detach() if rows.on_policy else self._old_mean(policy, rows)
+            rows.divergence = step_divergence(rows.mean, old, rows.std)
+            if not rows.on_policy:
+                self.means.spread("grpo/divergence", rows.divergence)
+            if self.normalised:
+                rows.log_prob = torch.zeros_like(rows.divergence)
+                return normalised(rows.x_next, rows.mean, old, rows.std)[:, None]
+            rows.log_prob = gaussian_log_prob(rows.x_next, old, rows.std)
+        return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
+
+    def _old_mean(self, policy: Policy, rows: Rows) -> Tensor:
+        """(b, C, h, w) mean of the stored step under the policy that drew it, without gradient."""
+        with torch.no_grad(), policy.using("old"):
+            old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
+            return self.step(policy, rows, old)[0]
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
+        log_prob = phi[:, 0]
+        # On policy the ratio is 1 by definition. Taking the log-probability just computed instead of the stored one
+        # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
+        sampled = log_prob.detach() if rows.on_policy else rows.log_prob
+        log_ratio = log_prob.detach() - sampled
+        ratio = log_ratio.exp()
+        self.means.add("grpo/ratio", ratio)
+        if self.trust == "divergence":
+            assert rows.divergence is not None, "scalars() measures the divergence"
+            beyond = rows.divergence > self.delta
+            losses = masked_loss(log_prob, sampled, rows.advantages, beyond, self.adv_clip)
+        else:
+            beyond = (ratio - 1).abs() > self.clip
+            self.means.add("grpo/clip_fraction", beyond.float())
+            losses = grpo_loss(log_prob, sampled, rows.advantages, self.clip, self.adv_clip)
+        stopped = (beyond[:, None] & outward(log_ratio, rows.advantages)).float().flatten()
+        for sign, where in (("positive", rows.advantages > 0), ("negative", rows.advantages < 0)):
+            self.means.add(f"grpo/stopped/{sign}", stopped, where.flatten())
+        return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
+
+
+class StepKL(Penalty):
+    """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions; published: without `(-dt)`."""
+
+    objective: GRPO
+
+    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
+        assert rows.mean is not None and rows.std is not None, "scalars() runs before the penalty"
+        mean, _ = self.objective.step(policy, rows, anchor)
+        width = rows.std
+        if self.objective.kl == "published" and self.objective.spec.facts.timed:
+            assert rows.t_next is not None, "GRPO rows carry the step's end"
+            width = width / (rows.t - rows.t_next).sqrt().view(-1, 1, 1, 1)
+        return ((rows.mean - mean).square() / (2 * width.square())).flatten(1).mean(1)

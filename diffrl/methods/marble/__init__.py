@@ -1,0 +1,1 @@
+"""MARBLE: a gradient for each reward, balanced."""

@@ -1,0 +1,134 @@
+"""DiffusionNFT: negative-aware fine-tuning on the forward process (arXiv 2509.16117).
+
+symbol        name here          meaning
+v_theta       theta              prediction (x0, eps, v) with the trained LoRA
+v_old         old                prediction with the slowly following snapshot
+r             r                  reward probability, clip(A) / (2 A_max) + 1/2
+b             b                  guidance strength of the implicit positive and negative policies
+L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the two policies
+-             phi[:, 2:]         of advantages by latent cells (`methods/shared/regions.py`): a column for each reward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Std
+from diffrl.config import methods
+from diffrl.config.methods import Decay
+from diffrl.forward import Prediction
+from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Scored
+from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout
+
+
+def contrastive_losses(x0: Tensor, x0_theta: Tensor, x0_old: Tensor, b: float) -> Tensor:
+    """phi = (L+, L-), (B, 2): x0 losses of the implicit positive and negative policies.
+
+    The paper mixes velocities, `v+ = (1 - b) v_old + b v_theta`, and takes x0+ of it. For given x_t and t, x0 is affine
+    in the velocity on every path (x_t - t v, or alpha x_t - sigma v), so mixing the x0 predictions is the same.
+    """
+
+    def one(x0_side: Tensor) -> Tensor:
+        difference = x0_side - x0
+        # The weight is a constant of the step (stop-gradient), at least 1e-5.
+        w = difference.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
+        return difference.square().flatten(1).mean(1) / w
+
+    sides = (1 - b) * x0_old + b * x0_theta, (1 + b) * x0_old - b * x0_theta
+    return torch.stack([one(side) for side in sides], dim=1)
+
+
+def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tensor:
+    """(B, K) losses `A_max / b * (r L+ + (1 - r) L-)`, affine in the advantages where they are not clipped."""
+    r = advantages.clamp(-adv_clip, adv_clip) / (2 * adv_clip) + 0.5
+    return adv_clip / b * (r * phi[:, :1] + (1 - r) * phi[:, 1:])
+
+
+def contrast_of_cells(x0: Tensor, x0_theta: Tensor, x0_old: Tensor, b: float) -> Tensor:
+    """(B, h, w): `L+ - L-` by latent cells, a mean over the channels, whose mean over the cells is that of phi."""
+
+    def one(x0_side: Tensor) -> Tensor:
+        difference = x0_side - x0
+        w = difference.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
+        return difference.square().mean(1) / w[:, None, None]
+
+    return one((1 - b) * x0_old + b * x0_theta) - one((1 + b) * x0_old - b * x0_theta)
+
+
+def excess_of_cells(contrast: Tensor, advantages: Tensor, cells: Tensor, adv_clip: float) -> Tensor:
+    """(B, K): mean over cells of `(r(A + dA) - r(A)) (L+ - L-)`, for advantages (B, K) and what cells have above them,
+    dA (B, K, h, w): what the loss with an advantage for each cell has above that with one for all."""
+    whole = advantages[:, :, None, None]
+    r, r_whole = (a.clamp(-adv_clip, adv_clip) / (2 * adv_clip) for a in (whole + cells, whole))
+    return ((r - r_whole) * contrast[:, None]).mean((2, 3))
+
+
+class NFT(Spatial):
+    """The objective of DiffusionNFT. Its penalty is `beta * mean (v_theta - v_ref)^2`, v_ref the pretrained model."""
+
+    samples_from = "old"
+    # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
+    # L+ - L- carries the advantages.
+    basis: Sequence[Sequence[float]] | None = ((1.0, 1.0), (1.0, -1.0))
+
+    def see_regions(self, regions: Regions) -> None:
+        super().see_regions(regions)
+        self.basis = None  # each reward has a scalar of its own
+
+    @defaults_of(methods.NFT)
+    def __init__(
+        self,
+        *,
+        beta: float,
+        b: float,
+        adv_clip: float,
+        timesteps: int | None,
+        advantage_std: Std,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+        old: Decay,
+    ) -> None:
+        noising = Noising(timesteps, timestep_sampling, levels)
+        decays = {"old": old}
+        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
+        self.b, self.adv_clip = b, adv_clip
+        self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
+
+    def advantages(self, scored: Scored) -> Tensor:
+        known = self.rule.known(scored)
+        self._known = None if bool(known.all()) else known
+        return super().advantages(scored)
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        rows = super().rows(rollout, advantages, pairs, key)
+        if self._known is not None:
+            rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
+        return rows
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        rows.prediction = theta = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        if self.on_policy:  # then no second forward is needed
+            old = Prediction(*(form.detach() for form in (theta.x0, theta.eps, theta.v)))
+        else:
+            with torch.no_grad(), policy.using("old"):
+                old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        self.means.add("nft/drift", (theta.v.detach() - old.v).square().flatten(1).mean(1))
+        phi = contrastive_losses(rows.x0, theta.x0, old.x0, self.b)
+        if rows.cells is None:
+            return phi
+        contrast = contrast_of_cells(rows.x0, theta.x0, old.x0, self.b)
+        return torch.cat([phi, excess_of_cells(contrast, rows.advantages, rows.cells, self.adv_clip)], dim=1)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        """Rows that a reward does not apply to are masked: an advantage of 0 is not nothing, it holds theta to old."""
+        losses = nft_loss(phi[:, :2], rows.advantages, self.adv_clip, self.b)
+        if rows.cells is not None:
+            losses = losses + self.adv_clip / self.b * phi[:, 2:]
+        return losses.sum(0) if rows.known is None else (losses * rows.known).sum(0)

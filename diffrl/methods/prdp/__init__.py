@@ -1,0 +1,1 @@
+"""PRDP: proximal reward difference prediction."""

@@ -1,0 +1,112 @@
+"""PRDP: proximal reward difference prediction (arXiv 2402.08714), on GRPO's rows.
+
+symbol        name here        meaning
+r^_i          plain            mean over the T steps of log p_theta(x_{t-1} | x_t) / p_ref(x_{t-1} | x_t)
+r~_i          clipped          the same with each step's log-ratio held to +-e of that of the model that sampled
+Delta r / b   Delta A / b      difference of rewards (advantages here, whose differences are those of the scores)
+
+    L = mean over pairs with r_i > r_j of  max( (D r^ - D r / b)^2, (D r~ - D r / b)^2 )
+
+All pairs of a group equal centring: sum_{i<j} (d_i - d_j)^2 = G sum_i (d_i - mean d)^2, the form that CRD takes on the
+forward process with the old model as its reference. Here the pairs are kept, since the maximum is taken pair by pair.
+Zero loss is the KL-regularised optimum. Log-probabilities are means over latent dimensions, so b is not the paper's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Std
+from diffrl.config import preferences
+from diffrl.config.base import Section
+from diffrl.methods.grpo.objective import GRPO, StepKL
+from diffrl.methods.shared.coupling import Coupling
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.rows import Rows
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout, SamplerSpec
+from diffrl.samplers import gaussian_log_prob
+
+
+def prdp_loss(ratio: Tensor, old: Tensor, rewards: Tensor, clip: float) -> Tensor:
+    """(P, K) losses of log-ratios to the reference (P, G, T), the sampling model's (P, G, T) and r / b (P, G, K).
+
+    Mean over the G (G - 1) / 2 pairs; a pair with equal rewards counts: its ratios should be equal, too.
+    """
+    plain, clipped = ratio.mean(2), torch.clamp(ratio, old - clip, old + clip).mean(2)
+    target = rewards[:, :, None] - rewards[:, None]  # (P, G, G, K)
+
+    def squares(values: Tensor) -> Tensor:
+        return ((values[:, :, None] - values[:, None])[..., None] - target).square()
+
+    worse = torch.maximum(squares(plain), squares(clipped))
+    members = ratio.shape[1]
+    return worse.sum((1, 2)) / (members * (members - 1))  # each pair was counted twice
+
+
+class PRDP(Objective):
+    """Rows, steps and their log-probabilities are those of GRPO; the loss is the regression above."""
+
+    keep_trajectory = True
+    whole_groups = True
+
+    @defaults_of(preferences.PRDP)
+    def __init__(self, spec: SamplerSpec, *, b: float, clip: float, beta: float, advantage_std: Std) -> None:
+        super().__init__(beta=beta, advantage_std=advantage_std)
+        self.b, self.clip = b, clip
+        self.steps = GRPO(spec, beta=beta)
+        self.steps.means, self.guidance_scale = self.means, spec.guidance_scale
+        self.penalty = StepKL(self.steps, beta)
+        self.coupling = Coupling(self._slopes, count=2)
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> PRDP:
+        return cls(given.spec, **section.arguments(given.config))
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        return self.steps.rows_per_sample(rollout)
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        rows = self.steps.rows(rollout, advantages, pairs, key)
+        rows.pairs, rows.on_policy = pairs.to(rows.t.device, non_blocking=True), self.on_policy
+        return rows
+
+    def forwards(self, split: bool, steps: int) -> float:
+        return 2 - 1 / steps  # the log-probabilities of the reference and, but for the epoch's first step, of theta
+
+    def before_step(self, policy: Policy, step: Step) -> None:
+        """Slopes dL/d log p of all rows of the step, from both log-ratios."""
+        self.coupling.measure(self, policy, step, lambda rows: self._ratios(policy, rows))
+
+    def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
+        ratio, old = measured
+        leaf = ratio.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = prdp_loss(leaf, old, advantages / self.b, self.clip)
+            slopes = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses.sum(0)]
+        self.means.add("prdp/loss", losses.sum(1), mine)
+        moved = (ratio - old).abs() > self.clip
+        self.means.add("prdp/clip_fraction", moved, mine[:, None, None].expand_as(moved))
+        # times G T: the mean over a step's rows is then the mean over its groups
+        return torch.stack(slopes, -1) * (ratio.shape[1] * ratio.shape[2])
+
+    def _ratios(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
+        """log p_theta / p_ref and log p_old / p_ref, (b,) each, without gradient; on policy they are the same."""
+        assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
+        with policy.using(None):
+            anchor = self._log_prob(policy, rows)
+        old = rows.log_prob - anchor
+        return (old, old) if self.on_policy else (self._log_prob(policy, rows) - anchor, old)
+
+    def _log_prob(self, policy: Policy, rows: Rows) -> Tensor:
+        assert rows.x_next is not None, "GRPO rows carry the stored next state"
+        prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        return gaussian_log_prob(rows.x_next, *self.steps.step(policy, rows, prediction))
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        return self.steps.scalars(policy, rows)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        return self.coupling.loss(phi, rows)

@@ -1,0 +1,1 @@
+"""Weighted regression on the images: RWR, SFT, SRUM's cells."""

@@ -1,0 +1,104 @@
+"""Reward-weighted regression (Flow-RWR, arXiv 2501.13918) and best-of-group fine-tuning, online.
+
+symbol     name here      meaning
+e_theta    phi[:, 0]      mean over dims of (v_theta - v)^2 at a random t and eps
+W          advantages     the image's weight: softmax(r / tau) x G, exp(A / tau), r + l, or 1 for a group's best
+
+    L = W e_theta, or with weights W + dW by latent cells (`diffrl.methods.shared.regions`)
+        W e_theta + mean over cells of dW e_theta(cell)
+
+A weight of 0 learns nothing, so best-of-group ("sft": fine-tuning on the best of each group) forwards one image of G,
+or all that tie.
+Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's baseline weighs by the raw reward.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import group_advantages
+from diffrl.config import preferences
+from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
+from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.objectives.defaults import defaults_of
+from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.policy import Policy
+from diffrl.rollout import Rollout
+
+Weights = Literal["softmax", "exp", "linear"]
+
+
+def reward_weights(
+    scores: Tensor, groups: Tensor, std: str = "group", *, weights: Weights, tau: float, constraint: float = 0.5
+) -> Tensor:
+    """(N, K) weights of the scores (N, K), 0 where one does not apply.
+
+    "softmax": softmax(r / tau) over the group times its number of known scores, so the mean is 1. "exp": exp(A / tau)
+    of the advantage under `std`, at most e^5. "linear": r + constraint (SRUM, arXiv 2510.12784), which may be negative.
+    """
+    if weights == "linear":
+        return (scores + constraint).nan_to_num(0.0)
+    if weights == "exp":
+        row_weights = (group_advantages(scores, groups, std) / tau).clamp(max=5.0).exp()  # type: ignore[arg-type]
+        return row_weights.masked_fill(scores.isnan(), 0.0)
+    row_weights = torch.zeros_like(scores)
+    for group in groups.unique():
+        rows = groups == group
+        group_scores = scores[rows]
+        share = (group_scores / tau).masked_fill(group_scores.isnan(), -torch.inf).softmax(0).nan_to_num(0.0)
+        row_weights[rows] = share * (~group_scores.isnan()).sum(0)
+    return row_weights
+
+
+class Regression(Spatial):
+    """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
+
+    selects = True
+
+    @defaults_of(preferences.RWR)
+    def __init__(
+        self,
+        *,
+        weights: Weights | None,
+        tau: float,
+        constraint: float,
+        beta: float,
+        timesteps: int | None,
+        timestep_sampling: TimestepSampling,
+        levels: int | None = None,
+    ) -> None:
+        super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
+        self.label = "sft" if weights is None else "rwr"  # of its metrics
+        if weights is None:
+            self.rule.estimate = best_of_group
+        else:
+            self.rule.estimate = partial(reward_weights, weights=weights, tau=tau, constraint=constraint)
+
+    def see_regions(self, regions: Regions) -> None:
+        super().see_regions(regions)
+        regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
+
+    def share(self, group: int) -> float:
+        return 1 / group if self.label == "sft" else 1.0
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        if self.regions is not None:
+            return super().pairs(rollout, advantages, samples, epoch)
+        return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
+
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        phi = own_error(policy, rows)
+        if rows.cells is None:
+            return phi
+        assert rows.prediction is not None
+        errors = (rows.prediction.v - rows.velocity(policy.process)).square().mean(1)
+        return torch.cat([phi, (rows.cells * errors[:, None]).mean((2, 3))], dim=1)
+
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        self.means.add(f"{self.label}/error", phi[:, 0])
+        losses = rows.advantages * phi[:, :1]
+        return (losses if rows.cells is None else losses + phi[:, 1:]).sum(0)

@@ -1,0 +1,1 @@
+"""BranchGRPO: trees of images."""

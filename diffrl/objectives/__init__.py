@@ -1,0 +1,1 @@
+"""The seams between the one loop and the methods."""

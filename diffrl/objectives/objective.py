@@ -1,0 +1,319 @@
+"""The seams between the one loop and the methods.
+
+The loop (`diffrl.run.loop`) is the same for every method:
+
+    scores     = score(rewards, rollout)                   # (N, K), NaN: does not apply
+    advantages = objective.advantages(scored)              # (N, columns), by its `rule`
+    for each optimiser step:
+        objective.before_step(policy, step)                # what needs more than one micro-batch
+        for each micro-batch of (sample, row number) pairs:
+            rows    = objective.rows(rollout, advantages, pairs, key)
+            phi     = objective.scalars(policy, rows)      # (b, m), differentiable
+            losses  = objective.loss(phi, rows)            # (K,), a cheap function of phi
+            penalty = penalties(objective, policy, rows)   # (b,) or None, kept outside any balancing
+        ... one update by `Gradients` ..., objective.after_step(policy, steps)
+    objective.after_epoch(policy, steps)
+
+**An objective** is a class under `Objective`, which has defaults for all but `scalars` and `loss`: rows are the images
+noised again (`noising`), the penalty is `beta` times the divergence from a reference, snapshots follow by their
+`decays`, and no state is kept beyond whether theta has left "old". `methods/nft/objective.py` is the shortest example.
+
+**What may be replaced alone**
+- `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
+  apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
+- `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
+- `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
+- `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
+- `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
+- `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
+- `learn`, `warmup`, `tensors`: for what it learns itself beside the LoRA (AC-Flow's critic).
+- `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
+  its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
+- `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
+
+**A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
+
+Symbols: n local samples, N samples of all processes, T training rows per sample, b rows of a micro-batch, K rewards,
+m scalars per row; latents (b, C, h, w).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.config import Config
+from diffrl.config.base import Section
+from diffrl.config.methods import Decay
+from diffrl.continuations import Plan
+from diffrl.forward import Prediction
+from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.rows import Noising, Rows
+from diffrl.objectives.running_stats import RunningMeans
+from diffrl.policy import Policy
+from diffrl.rewards.protocol import Reward
+from diffrl.rollout import Rollout
+from diffrl.samplers import SamplerSpec
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An epoch's scores over all processes, in global sample order, on the CPU."""
+
+    scores: Tensor  # (N, K), NaN where a reward does not apply
+    weights: Tensor  # (K,) of the config
+    groups: Tensor  # (N,) int64
+    features: Tensor  # (N, F) of the diversity measure
+    auxiliary: Tensor  # (N, A) of rewards that are read and never optimised (GARDO); A may be 0
+    views: Tensor | None = None  # (N, V, K) scores of all views; `scores` are the final one's. None: there is one
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step's share of this process, before its first backward pass.
+
+    `parts` are the micro-batches, pairs (b, 2) of (local sample, row number); `objective.rows(rollout, advantages,
+    part, key)` makes the rows of one. `reduce` sums a tensor over processes: every process must call it equally often.
+    """
+
+    rollout: Rollout
+    advantages: Tensor  # (n, K) or (n, T, K)
+    parts: Sequence[Tensor]
+    key: tuple[int | str, ...]
+    reduce: Callable[[Tensor], Tensor]
+
+
+class AdvantageRule:
+    """From scores to advantages. A method that wraps an objective may change `std` (GARDO), `each`, `total` (MARBLE).
+
+    `each`: one column for each reward. `total`: a column (the last) of all rewards together, which is the advantage of
+    the weighted sum of scores ("rewards") or the weighted sum of advantages ("advantages"); None: no such column.
+    """
+
+    def __init__(self, std: Std) -> None:
+        self.std: Std = std
+        self.each = False
+        self.total: Literal["rewards", "advantages"] | None = "rewards"
+        self.estimate: Estimate = group_advantages  # what a group's scores become
+
+    def __call__(self, scored: Scored) -> Tensor:
+        """(N, columns)."""
+        groups, columns = scored.groups, []
+        if self.each:  # the sizes of weights matter little to separate columns, their signs do
+            columns.append(self.estimate(scored.scores * scored.weights, groups, self.std))
+        if self.total == "advantages":
+            columns.append(decoupled_advantages(scored.scores, scored.weights, groups, self.std, self.estimate))
+        elif self.total == "rewards":
+            columns.append(self.estimate(weighted_sum(scored.scores, scored.weights), groups, self.std))
+        return torch.cat(columns, dim=1)
+
+    def known(self, scored: Scored) -> Tensor:
+        """(N, columns) bool: where a reward, or any of those of the total, applies."""
+        known = ~scored.scores.isnan()
+        total = [known.any(dim=1, keepdim=True)] if self.total is not None else []
+        return torch.cat([known, *total] if self.each else total, dim=1)
+
+
+class Credit(Protocol):
+    """Credit over the steps: which plan a rollout follows, and (N, T, columns) advantages of the scored views.
+
+    It is a part of GRPO; see `diffrl.methods.dense.credit`, `branches` and `tree`.
+    """
+
+    selects: bool  # are rows left out?
+
+    def share(self, group: int) -> float:
+        """The share of the rows that is trained."""
+
+    def plan(self, spec: SamplerSpec) -> Plan: ...
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        """T."""
+
+    def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
+        """(N, T, columns)."""
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """The (local sample, row number) pairs that are trained of these samples, advantages (n, T, columns)."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run hands to its objective's `of`, beside the objective's section."""
+
+    config: Config
+    spec: SamplerSpec
+    rewards: Mapping[str, Reward] = field(default_factory=dict)  # those that are optimised
+    credit: Credit | None = None
+
+
+class Objective(ABC):
+    """What turns a rollout into a loss; a method defines `scalars` and `loss`, and of the rest what differs.
+
+    Args:
+        beta: weight of the penalty; 0: no reference forward.
+        advantage_std: what advantages are divided by, see `AdvantageRule`.
+        noising: how images become rows.
+        decays: how each snapshot that the method keeps follows the trained LoRA after an epoch.
+    """
+
+    section: type[Section]  # its keys and facts; shipped ones name the class (`Method.trainer`) instead
+    samples_from = "default"  # the snapshot that rollouts are drawn with
+    keep_trajectory: bool | Literal["path"] = False  # the stochastic steps, or all of them
+    whole_groups = False  # True: the members of a prompt group stay together in an optimiser step
+    # m directions (m,) of phi for whoever wants each reward's gradient, if there are better ones than its columns: the
+    # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
+    basis: Sequence[Sequence[float]] | None = None
+    selects = False  # True: `pairs` leaves rows out, or orders them
+    passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
+    frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
+    guidance_scale = 1.0  # classifier-free, of the trained rows
+    proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
+    credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
+    warmup = 0  # epochs of the untrained model's images that `learn` sees before training
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.0,
+        advantage_std: Std = "group",
+        noising: Noising | None = None,
+        decays: Mapping[str, Decay] | None = None,
+    ) -> None:
+        self.rule = AdvantageRule(advantage_std)
+        self.penalty = Penalty(self, beta)
+        self.noising = noising or Noising()
+        self.decays = dict(decays or {})
+        self.snapshots: tuple[str, ...] = tuple(self.decays)
+        # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
+        self.on_policy = True
+        self.means = RunningMeans()
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> Objective:
+        """Built from its section of a config: the section's `arguments` are the constructor's."""
+        return cls(**section.arguments(given.config))
+
+    def advantages(self, scored: Scored) -> Tensor:
+        """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
+        return self.rule(scored)
+
+    def rows_per_sample(self, rollout: Rollout) -> int:
+        """T: training rows for each sample."""
+        return self.noising.count(rollout)
+
+    def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
+        """The (local sample, row number) pairs (rows, 2) that are trained of an optimiser step's `samples`.
+
+        What is left out is never forwarded; the step's mean is over the others.
+        """
+        return sample_pairs(samples, self.rows_per_sample(rollout))
+
+    def share(self, group: int) -> float:
+        """The share of a rollout's rows that `pairs` leaves, of groups of this size; for estimates."""
+        return 1.0
+
+    def forwards(self, split: bool, steps: int) -> float:
+        """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
+        `steps`: optimiser steps of an epoch. For estimates."""
+        return int("old" in self.snapshots)
+
+    def beside(self, split: bool) -> bool:
+        """Does one of them come while a micro-batch's graph waits for its backward pass? For estimates."""
+        return "old" in self.snapshots
+
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).
+
+        `advantages` (n, K) or (n, T, K) are those of the local samples; `key` seeds what is random in a row.
+        """
+        return self.noising.rows(rollout, advantages, pairs, key, self.on_policy)
+
+    def before_step(self, policy: Policy, step: Step) -> None:  # noqa: B027
+        """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""
+
+    def learn(self, policy: Policy, step: Step) -> None:  # noqa: B027
+        """What an objective learns beside the LoRA (a critic), of an optimiser step's images; before training."""
+
+    @abstractmethod
+    def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        """phi (b, m): differentiable per-row scalars of the trained LoRA, whose prediction is left in `rows`."""
+
+    @abstractmethod
+    def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        """(K,) losses, summed over the rows: a cheap function of `phi` and `rows.advantages`."""
+
+    def after_step(self, policy: Policy, step: int) -> None:
+        """Called after every optimiser step with the number of steps so far."""
+        self.on_policy = False
+
+    def after_epoch(self, policy: Policy, step: int) -> None:
+        """Called after the last optimiser step of an epoch: snapshots follow; a decay of 0 is a copy."""
+        for name, decay in self.decays.items():
+            policy.follow(name, decay(step))
+        self.on_policy = "old" not in self.decays or self.decays["old"](step) == 0.0
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Sums since the last call, as {name: tensor [sum, count]}; they stay on the device."""
+        return self.means.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What shapes the future beside the snapshots, as JSON takes it."""
+        return {"old_is_theta": self.on_policy} if "old" in self.decays else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.on_policy = bool(state.get("old_is_theta", True))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it has learned beside the LoRA, on the CPU, for the checkpoint."""
+        return {}
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """The inverse of `tensors`."""
+
+
+class Penalty:
+    """`beta * mean (v_theta - v_ref)^2` of every row: what holds an objective to its reference.
+
+    Args:
+        objective: whose rows it penalises, and where its numbers are logged.
+        beta: its weight; 0: no reference forward.
+        guidance: of the pretrained model's prediction; None: that of the rows. A snapshot is a student, and students
+            run without guidance: held to its guided prediction, each reset would ask for the guidance's step once more.
+        name: its divergence is logged as this.
+    """
+
+    def __init__(self, objective: Objective, beta: float, guidance: float | None = None, name: str = "kl") -> None:
+        self.objective, self.beta, self.guidance, self.name = objective, beta, guidance, name
+        self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
+        self.share = 1.0  # of the rows that are penalised; for estimates
+
+    def anchor(self, policy: Policy, rows: Rows) -> Prediction:
+        """What the rows are held to, without gradient: a forward of the reference."""
+        guidance = rows.guidance if self.guidance is None or self.reference is not None else self.guidance
+        with torch.no_grad(), policy.using(self.reference):
+            return policy.predict(rows.x_t, rows.t, rows.cond, guidance)
+
+    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
+        """(b,) unweighted distance of the rows' predictions, which `scalars` left there, from `anchor`."""
+        assert rows.prediction is not None, "scalars() runs before the penalty"
+        return (rows.prediction.v - anchor.v).square().flatten(1).mean(1)
+
+    def strength(self, rows: Rows) -> float | Tensor:
+        """The weight, or one for each row (b,)."""
+        return self.beta
+
+    def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
+        """(b,) weighted regulariser, its divergence being logged; None, and nothing computed, where beta is 0."""
+        if self.beta == 0:
+            return None
+        kl = self.divergence(policy, rows, self.anchor(policy, rows))
+        self.objective.means.add(self.name, kl)
+        values = self.strength(rows) * kl
+        return values[:0] if self.objective.means.pausing else values

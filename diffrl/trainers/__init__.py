@@ -1,1 +1,0 @@
-"""The methods and their seams: what differs between them, for the one loop in `diffrl.run`."""
