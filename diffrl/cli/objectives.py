@@ -95,9 +95,9 @@ def add_objectives(add: Callable[..., Any]) -> None:
 
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config.schema import config_class
+    from diffrl.config.door import find_objective
 
-    config_class(arguments.objective)
+    find_objective(arguments.objective)
     from diffrl.conformance.objective import check
 
     bad = 0
@@ -108,24 +108,24 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config.door import installed
-    from diffrl.config.schema import METHODS
+    from diffrl.config.door import installed, methods
 
-    kinds = {"objective": "", "credit": " (credit over the steps)", "wrapper": " (around an objective)"}
-    for name, method in METHODS.items():
-        print(f"{name:<12} {method.meaning()}{kinds[method.kind]}")
-    for name, value in installed().items():
-        print(f"{name:<12} installed: {value}")
+    kinds = {"objective": "", "credit": " (credit over the steps)"}
+    for name, method in methods().items():
+        print(f"{name:<12} {method.meaning()}{kinds.get(method.kind, ' (around an objective)')}")
+    for name in installed().keys() - methods().keys():
+        print(f"{name:<12} installed: {installed()[name]}")
     return 0
 
 
 def write_objective(name: str, folder: Path) -> list[Path]:
     """`NAME.py` and its test in a folder; UserError for a name that is taken or none, or a file that is there."""
-    from diffrl.config.schema import Config
+    from diffrl.config.door import is_method
+    from diffrl.config.schema import INSIDE
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f'init: --objective: "{name}": small letters, digits and "_", beginning with a letter')
-    if name in Config.model_fields:
+    if name in INSIDE or is_method(name):
         raise UserError(f'init: --objective: "{name}" is a section of every config already; choose another name')
     cls = "".join(word.capitalize() for word in name.split("_"))
     texts = {folder / f"{name}.py": OBJECTIVE, folder / f"test_{name}.py": TEST}

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from diffrl.config import door
 from diffrl.config.base import Method
-from diffrl.config.door import installed
 from diffrl.config.help import default_of
-from diffrl.config.schema import METHODS, OBJECTIVES, Config, config_class, section_type
+from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import check_source
 
@@ -36,21 +36,18 @@ WIDTH = 118
 
 def methods_named(text: str) -> tuple[str, list[Method]]:
     """What `--method` names: the objective, by default the one that the others are put around, and all methods."""
-    words = text.split("+")
-    known = [word for word in words if word in METHODS]
-    outside = [word for word in words if word not in METHODS and (".py" in word or word in installed())]
+    words, known = text.split("+"), door.methods()
     for word in words:
-        if word not in known and word not in outside:
-            raise UserError(f'init: --method: unknown "{word}"{nearest(word, [*METHODS, *installed()])}')
-    objectives = [*(name for name in known if METHODS[name].kind == "objective"), *outside]
-    around = [METHODS[name] for name in known if METHODS[name].kind != "objective"]
+        if not (".py" in word or door.is_method(word)):
+            raise UserError(f'init: --method: unknown "{word}"{nearest(word, door.installed())}')
+    around = [known[word] for word in words if word in known and known[word].kind != "objective"]
+    objectives = [word for word in words if word not in known or known[word].kind == "objective"]
     if len(objectives) > 1:
         raise UserError(f"init: --method: {' and '.join(objectives)} are both objectives; name one")
     if not objectives:  # credit is a part of those that take it
         credit = any(method.kind == "credit" for method in around)
-        objectives = [name for name in OBJECTIVES if METHODS[name].takes_credit or not credit]
-    chosen = config_class(objectives[0])
-    return objectives[0], [chosen.outside or METHODS[objectives[0]], *around]
+        objectives = [name for name in ("nft", *known) if known[name].takes_credit or not credit]
+    return objectives[0], [door.method_of(objectives[0]), *around]
 
 
 def default_rewards(model: str, methods: Sequence[Method]) -> list[str]:
@@ -104,7 +101,7 @@ def template(
     lines.append(f"  {watch}: {{}}")
     lines.append(f"objective: {_plain(objective)}")
     for name in (innermost.name, *wrappers):
-        lines += _section(name, values.pop(name), config_class(objective))
+        lines += _section(name, values.pop(name), config_class({"objective": objective, name: {}}))
     for name in ("optimise", "evaluate", "guard", "checkpoint", "tracking"):
         lines += _section(name, values.pop(name, {}))
     return "\n".join(lines) + "\n"

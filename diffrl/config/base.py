@@ -27,6 +27,7 @@ __all__ = [
     "section",
 ]
 
+KINDS = ("objective", "credit", "wrapper", "reward")  # what a method is: in this order they are put together
 GIVEN = "given"  # in `Method.options`: a section that is off unless it is there
 Base = Literal["full", "int8", "fp8", "nf4"]  # what frozen weights are kept as
 
@@ -43,7 +44,7 @@ class Method:
     papers: Mapping[str, str] = field(default_factory=dict)  # {name: arXiv number}
     options: Mapping[tuple[str, str | bool], Mapping[str, str]] = field(default_factory=dict)  # papers of (key, value)
     about: str = ""  # one line for help; by default the title
-    kind: Literal["objective", "credit", "wrapper"] = "objective"
+    kind: Literal["objective", "credit", "wrapper", "reward"] = "objective"
     trainer: str = ""  # `module:Class` that is built from the section; "": the class that has the section
     on_steps: bool = False  # an objective that trains on the log-probabilities of the rollout's own steps
     takes_credit: bool = False  # an objective whose steps may get a credit each

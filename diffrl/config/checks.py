@@ -14,7 +14,7 @@ import yaml
 from diffrl.config.base import Problem
 from diffrl.config.removed import removed
 from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
-from diffrl.config.schema import OBJECTIVES, Config
+from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
@@ -38,9 +38,8 @@ def check(config: Config, world: int | None = None) -> None:
     check_run_dir(config.run_dir)
     check_prompts(config)
     check_rewards(config)
-    for name in type(config).model_fields:
-        section = getattr(config, name)
-        if name == config.method.name or (name not in OBJECTIVES and hasattr(section, "check")):
+    for name in ordered(config):
+        if is_on(config, name) and hasattr(section := getattr(config, name), "check"):
             section.check(config)
     for name, student in config.evaluate.also.items():
         _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
@@ -66,8 +65,8 @@ def check_no_credentials_at(key: str, reward: Reward) -> None:
 
 def check_unused(config: Config) -> None:
     """No section of an objective that is not chosen: what it says would have no effect, and nobody would notice."""
-    for name in OBJECTIVES:
-        if name in config.model_fields_set and name != config.method.name:
+    for name in ordered(config):
+        if name not in INSIDE and not is_on(config, name):
             text = f'the objective is "{config.objective}", which does not use this section; set objective: {name}'
             raise Problem(name, f"{text}, or leave it out")
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from diffrl.config import door
 from diffrl.config.base import LARGEST
-from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, walk
+from diffrl.config.schema import TABLES, is_table, walk
 
 _WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
@@ -30,7 +31,7 @@ def help_config(width: int = 100) -> str:
         indent = "  " * (len(parts) - 1)
         if inner is not None:
             lines += ["", *_wrap(f"{indent}{parts[-1]}:", field.description or "", width)]
-            if dotted in (*TABLES[:1], *INNER_TABLES):
+            if is_table(tuple(parts)) and dotted not in TABLES[1:]:
                 lines.append(f"{indent}  NAME:")
             continue
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
@@ -50,7 +51,7 @@ def reference(only: str | None = None) -> str:
             continue  # the same keys as the first table
         owner, name = ".".join(parts[:-1]), parts[-1]
         if inner is not None:
-            meanings[dotted + ".NAME" if dotted in (*TABLES, *INNER_TABLES) else dotted] = field.description or ""
+            meanings[dotted + ".NAME" if is_table(tuple(parts)) else dotted] = field.description or ""
             continue
         unit = (field.json_schema_extra or {}).get("unit") if isinstance(field.json_schema_extra, dict) else ""
         kind = "; ".join(str(note) for note in (_kind(parts, field), unit) if note).replace("|", "or")
@@ -94,7 +95,7 @@ def default_of(field: FieldInfo) -> str:
 def _kind(parts: list[str], field: FieldInfo) -> str:
     """What is allowed, in words."""
     if parts == ["objective"]:
-        return " | ".join(OBJECTIVES)
+        return " | ".join(door.objectives())
     limits = " and ".join(filter(None, (_limit(item) for item in field.metadata)))
     words = _words(field.annotation)
     return words.replace("number", f"number {limits}", 1) if limits else words

@@ -13,7 +13,7 @@ from diffrl.config.base import Problem
 from diffrl.config.checks import check
 from diffrl.config.explain import explain, show
 from diffrl.config.removed import without_removed
-from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, Config, config_class, walk
+from diffrl.config.schema import Config, config_class, names_of
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import write_text
@@ -85,7 +85,6 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
     if not version:
         return _validated(source, folder, world)
     source.data = without_removed(source.data)
-    _drop_unused(source)
     try:
         return _validated(source, folder, world)
     except UserError as error:
@@ -98,17 +97,15 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
 
 def _validated(source: Source, folder: str, world: int | None) -> Config:
     try:
-        kind = config_class(source.data.get("objective"), source.data.get("advantages"))
+        kind = config_class(source.data)
     except Problem as problem:
         raise UserError(f"{source.where(tuple(problem.key.split('.')))}: {problem}") from problem
-    if kind.outside is not None and source.data.get(kind.outside.name, {}) is None:
-        source.data[kind.outside.name] = {}  # an empty section: its defaults
+    if kind.chosen is not None and source.data.get(kind.chosen.name, {}) is None:
+        source.data[kind.chosen.name] = {}  # an empty section: its defaults
     try:
         config = kind.model_validate(source.data)
     except ValidationError as error:
-        keys = [key for key, _, _ in walk(kind)]
-        switches = [name for name, field in Config.model_fields.items() if field.default is None]
-        raise UserError(explain(error, source.where, keys, [*TABLES, *INNER_TABLES], switches)) from error
+        raise UserError(explain(error, source.where, *names_of(kind))) from error
     if not config.run_dir:
         config = config.model_copy(update={"run_dir": folder})
     try:
@@ -118,17 +115,6 @@ def _validated(source: Source, folder: str, world: int | None) -> Config:
     except OSError as error:
         raise UserError(f"{source.name}: {str(error.filename)[:60]}: {error.strerror}") from error
     return config
-
-
-def _drop_unused(source: Source) -> None:
-    """Run folders of earlier versions have the sections of all objectives, at their defaults, in their config.yaml."""
-    for name in OBJECTIVES:
-        section = source.data.get(name)
-        if name == source.data.get("objective", "nft") or not isinstance(section, dict):
-            continue
-        default = Config.model_fields[name].get_default(call_default_factory=True).model_dump(mode="json")
-        if all(default.get(key) == value for key, value in section.items()):
-            del source.data[name]
 
 
 def find_config(path: str | Path) -> Path:

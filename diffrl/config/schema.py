@@ -1,22 +1,24 @@
-"""Every key of a config: its type, default, meaning and unit; the methods' sections are in `diffrl.config.methods`.
+"""Every key of a config: its type, default, meaning and unit. A method brings its section along (`diffrl.config.door`).
 
-The class `Config` is the one table of sections. A method's section says what the method is (`Method`) and has one line
-in the table, `name: Name = methods_section(Name)`, or `Name | None` for what is put around an objective (present = on).
-An objective from outside brings its section along (`diffrl.config.door`). What a section needs of the rest of the
-config, it says in its own `check`.
+The class `Config` is the table of the sections that every config has. That of a config is made for it (`config_class`):
+with the section of its objective, and of each method that it names, which is on if it is there (None: off). What a
+section needs of the rest of the config, it says in its own `check`.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from diffrl.config import door
 from diffrl.config.base import (
+    KINDS,
     PAIR,
     Method,
     PathText,
@@ -30,19 +32,13 @@ from diffrl.config.base import (
     section,
 )
 from diffrl.config.caching import CacheSection, ScoutSection
-from diffrl.config.credit import BranchesSection, DenseSection, TreeSection
-from diffrl.config.direct import Direct
-from diffrl.config.distillation import OPD
-from diffrl.config.door import find_outside
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import CRD, GRPO, NFT, ForwardProcess
-from diffrl.config.preferences import AWM, DGPO, DPO, FDFO, GDRO, PRDP, RWR, SFT, ACFlow
+from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import Reward, Watched
-from diffrl.config.wrappers import GARDO, D2Align, Marble
 from diffrl.errors import UserError
 from diffrl.sampling import SamplerSpec
 
@@ -193,21 +189,21 @@ class _OneLine(type(BaseModel)):  # type: ignore[misc]
     if not typing.TYPE_CHECKING:  # type checkers read the keys from the class
 
         def __call__(cls, **values: Any) -> Config:
-            kind = config_class(values.get("objective"), values.get("advantages")) if cls is Config else cls
+            kind = config_class(values) if cls is Config else cls
             try:
                 return super(_OneLine, kind).__call__(**values)
             except ValidationError as error:
-                keys = [key for key, _, _ in walk(kind)]
-                raise UserError(explain(error, lambda path: "Config", keys, [*TABLES, *INNER_TABLES])) from error
+                raise UserError(explain(error, lambda path: "Config", *names_of(kind))) from error
 
 
 class Config(Section, metaclass=_OneLine):
     """A whole run. Made by `load_config`, which checks that the values work together, or in a program by its keys.
 
-    Sections may be given as tables: `Config(epochs=5, rollout={"groups": 8}, rewards={"clip": {"weight": 2.0}})`.
+    Sections may be given as tables: `Config(epochs=5, rollout={"groups": 8}, rewards={"clip": {"weight": 2.0}})`. The
+    section of a method that is off is None.
     """
 
-    outside: ClassVar[Method | None] = None  # of an objective that is not in this table, which has a section more
+    chosen: ClassVar[Method | None] = None  # the objective
     model: PathText = key("playground", '"playground", a folder in diffusers\' format, or a hub id such as org/name')
     family: PathText | None = key(
         None, "path/to/file.py:Class of a model family of your own; null: by the pipeline's class"
@@ -227,26 +223,6 @@ class Config(Section, metaclass=_OneLine):
         "how scores become a loss: one of those below, whose section has its keys; an installed one; or your own, "
         "path/to/file.py:Class, whose section is named like it",
     )
-    nft: NFT = methods_section(NFT)
-    grpo: GRPO = methods_section(GRPO)
-    crd: CRD = methods_section(CRD)
-    dpo: DPO = methods_section(DPO)
-    rwr: RWR = methods_section(RWR)
-    acflow: ACFlow = methods_section(ACFlow)
-    sft: SFT = methods_section(SFT)
-    gdro: GDRO = methods_section(GDRO)
-    awm: AWM = methods_section(AWM)
-    dgpo: DGPO = methods_section(DGPO)
-    prdp: PRDP = methods_section(PRDP)
-    fdfo: FDFO = methods_section(FDFO)
-    direct: Direct = methods_section(Direct)
-    opd: OPD = methods_section(OPD)
-    dense: DenseSection | None = methods_section(DenseSection)
-    branches: BranchesSection | None = methods_section(BranchesSection)
-    tree: TreeSection | None = methods_section(TreeSection)
-    gardo: GARDO | None = methods_section(GARDO)
-    marble: Marble | None = methods_section(Marble)
-    d2align: D2Align | None = methods_section(D2Align)
     advantages: Groups | None = key(None, "what groups that agree give, and other estimates; present = on")
     image_set: ImageSet | None = key(
         None, "pictures with prompts and scores that are trained on in the place of a rollout's; present = on"
@@ -258,16 +234,22 @@ class Config(Section, metaclass=_OneLine):
     checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")
     tracking: Tracking = section(Tracking, "logs beside metrics.jsonl")
 
+    def __getattr__(self, name: str) -> Any:
+        if name in INSIDE or name.startswith("_") or not door.is_method(name):
+            raise AttributeError(f"a config has no {name}")
+        return None
+
     @property
     def method(self) -> Method:  # type: ignore[override]
         """The chosen objective's."""
-        return self.outside or METHODS[self.objective]
+        assert self.chosen is not None, "a config is made by its config_class()"
+        return self.chosen
 
     @property
     def methods(self) -> list[Method]:
-        """The objective's, then those that are put around it, in the order of the table."""
-        others = (name for name, method in METHODS.items() if method.kind != "objective")
-        return [self.method, *(METHODS[name] for name in others if getattr(self, name) is not None)]
+        """The objective's, then those that are put around it, in the order of `KINDS`."""
+        around = {name: getattr(getattr(self, name), "method", None) for name in ordered(self) if name not in INSIDE}
+        return [self.method, *(one for one in around.values() if one is not None and one.kind != "objective")]
 
     @property
     def objective_section(self) -> Any:
@@ -295,8 +277,25 @@ class Config(Section, metaclass=_OneLine):
         Reading this again gives the same config.
         """
         values = _without_off(self.model_dump(mode="json"))
-        others = [name for name in OBJECTIVES if name != self.method.name]  # whose sections have no effect
-        return {name: value for name, value in values.items() if value is not None and name not in others}
+        return {name: values[name] for name in ordered(self) if values.get(name) is not None and is_on(self, name)}
+
+
+INSIDE = frozenset(Config.model_fields)  # the sections and keys that every config has
+TABLES = [name for name, field in Config.model_fields.items() if typing.get_origin(field.annotation) is dict]
+
+
+def is_on(config: Config, name: str) -> bool:
+    """Has this section an effect? That of an objective which is not chosen has none."""
+    method = None if name in INSIDE else getattr(getattr(config, name), "method", None)
+    return method is None or method.kind != "objective" or name == config.method.name
+
+
+def ordered(config: Config | type[Config]) -> list[str]:
+    """All sections and keys at the top: those of methods come behind the objective."""
+    names = list((config if isinstance(config, type) else type(config)).model_fields)
+    place = names.index("objective") + 1
+    inside = [name for name in names if name in INSIDE]
+    return [*inside[:place], *(name for name in names if name not in INSIDE), *inside[place:]]
 
 
 def _without_off(values: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -316,22 +315,16 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def methods_of(config: type[Config]) -> dict[str, Method]:
-    """What each method's section says of it, by the section's name."""
-    kinds = {name: section_type(field.annotation) for name, field in config.model_fields.items()}
-    return {name: method for name, kind in kinds.items() if (method := getattr(kind, "method", None)) is not None}
-
-
-METHODS = methods_of(Config)
-OBJECTIVES = [name for name, method in METHODS.items() if method.kind == "objective"]
-TABLES = [name for name, field in Config.model_fields.items() if typing.get_origin(field.annotation) is dict]
-
-
 def walk(
     kind: type[BaseModel] | None = None, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
-    """(dotted key, field, its section's class or None) of all sections and keys; a table's are under `rewards.NAME`."""
-    for name, field in (kind or Config).model_fields.items():
+    """(dotted key, field, its section's class or None) of all sections and keys; a table's are under `rewards.NAME`.
+
+    `kind`: by default a config with the sections of all shipped methods.
+    """
+    kind = kind or complete(Config)
+    for name in ordered(kind) if issubclass(kind, Config) else kind.model_fields:
+        field = kind.model_fields[name]
         inner = section_type(field.annotation)
         yield prefix + name, field, inner
         if inner is not None:
@@ -339,35 +332,71 @@ def walk(
             yield from walk(inner, f"{prefix}{name}.NAME." if named else f"{prefix}{name}.")
 
 
+def names_of(kind: type[Config]) -> tuple[list[str], list[str], list[str]]:
+    """Of all that a config of this class may name: dotted keys; tables; sections that are on when they are there."""
+    whole = complete(kind)
+    fields = {key: (field, inner) for key, field, inner in walk(whole)}
+    tables = [key for key, (field, inner) in fields.items() if inner and typing.get_origin(field.annotation) is dict]
+    return list(fields), tables, [name for name, field in whole.model_fields.items() if field.default is None]
+
+
 def method_of(values: Mapping[str, Any]) -> str:
     """The methods of a config's plain values by their names: `grpo+dense+gardo`; of a file's objective the class."""
-    around = [name for name, method in METHODS.items() if method.kind != "objective"]
+    around = [name for name, method in door.methods().items() if method.kind != "objective"]
     objective = str(values.get("objective") or "nft").rpartition(":")[2]
     return "+".join([objective, *(name for name in around if values.get(name) is not None)])
 
 
-def config_class(objective: Any = None, advantages: Any = None) -> type[Config]:
-    """`Config`, with what is from outside: an objective's section more, and an advantage rule's in the place of ours.
+def config_class(values: Mapping[str, Any]) -> type[Config]:
+    """The class of a config of these values: the sections of its objective, and of the methods that it names.
 
     Raises:
-        Problem: an unknown one, at its key.
+        Problem: an unknown objective or advantage rule, at its key.
     """
-    given: dict[str, Any] = {}
-    outside: Any = None
-    if isinstance(objective, str) and objective not in OBJECTIVES:
-        kind: Any = _at("objective", find_outside, objective, OBJECTIVES)
-        outside = kind.method
-        if outside.name in Config.model_fields:
-            raise Problem("objective", f'"{objective}" is called "{outside.name}", as a section of every config is')
-        given[outside.name] = (kind, methods_section(kind))
+    sections: dict[str, type[Section]] = {}
+    objective = values.get("objective", Config.model_fields["objective"].default)
+    chosen: Any = None
+    if isinstance(objective, str):
+        kind: Any = _at("objective", door.find_objective, objective)
+        chosen = kind.method
+        if chosen.name in INSIDE or (chosen.name != objective and door.is_method(chosen.name)):
+            raise Problem("objective", f'"{objective}" is called "{chosen.name}", as a section of every config is')
+        sections[chosen.name] = kind
+    for name in values:
+        if isinstance(name, str) and name not in INSIDE and name not in sections and door.is_method(name):
+            sections[name] = _at(name, door.find_method, name)
+    advantages = values.get("advantages")
     rule = advantages.get("rule") if isinstance(advantages, Mapping) else None
-    if isinstance(rule, str) and (own := _at("advantages.rule", find_rule, rule)) is not Groups:
-        given["advantages"] = (own | None, Config.model_fields["advantages"])
-    if not given:
-        return Config
-    made: Any = create_model("Config", __base__=Config, **given)
-    made.outside = outside
-    return made
+    own = _at("advantages.rule", find_rule, rule) if isinstance(rule, str) else Groups
+    return _made(getattr(chosen, "name", None), tuple(sections.items()), own)
+
+
+def complete(kind: type[Config]) -> type[Config]:
+    """With the sections of all shipped methods."""
+    mine = {name: section_type(field.annotation) for name, field in kind.model_fields.items() if name not in INSIDE}
+    sections: Any = {**door.shipped(), **mine}
+    return _made(
+        getattr(kind.chosen, "name", None),
+        tuple(sections.items()),
+        section_type(kind.model_fields["advantages"].annotation),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], rule: Any) -> type[Config]:
+    def place(named: tuple[str, type[Section]]) -> int:
+        assert named[1].method is not None, "a method's section says what it is"
+        return KINDS.index(named[1].method.kind)
+
+    fields: dict[str, Any] = {}
+    for name, kind in sorted(sections, key=place):
+        on = kind.method is not None and kind.method.kind == "objective"
+        fields[name] = (kind if on else kind | None, methods_section(kind))
+    if rule is not Groups:
+        fields["advantages"] = (rule | None, Config.model_fields["advantages"])
+    made: Any = create_model("Config", __base__=Config, **fields)
+    made.chosen = None if chosen is None else dict(sections)[chosen].method
+    return cast(type[Config], made)
 
 
 def _at(key: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -377,24 +406,31 @@ def _at(key: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise Problem(key, str(error)) from error
 
 
-INNER_TABLES = [  # whose keys are names of the user's, too, but not at the top
-    key
-    for key, field, inner in walk()
-    if inner is not None and "." in key and typing.get_origin(field.annotation) is dict
-]
+def _annotation(path: tuple[str, ...]) -> Any:
+    """What a key holds; None for an unknown one."""
+    kind: type[BaseModel] | None = Config
+    annotation: Any = None
+    for depth, name in enumerate(path):
+        if typing.get_origin(annotation) is dict and kind is not None:  # of a table: a name of the user's
+            annotation = kind
+            continue
+        if depth == 0 and name not in INSIDE and door.is_method(name):
+            annotation = door.find_method(name)
+        elif kind is None or name not in kind.model_fields:
+            return None
+        else:
+            annotation = kind.model_fields[name].annotation
+        kind = section_type(annotation)
+    return annotation
 
 
 def is_section(path: tuple[str, ...]) -> bool:
     """Whether a key holds keys of its own: `rollout`, `nft.old`, `rewards`, `rewards.clip`, `rewards.clip.params`."""
-    kind: type[BaseModel] | None = Config
-    annotation: Any = None
-    for name in path:
-        if typing.get_origin(annotation) is dict and kind is not None:  # of a table: a name of the user's
-            annotation = kind
-            continue
-        field = kind.model_fields.get(name) if kind else None
-        if field is None:
-            return False
-        annotation = field.annotation
-        kind = section_type(annotation)
-    return kind is not None or typing.get_origin(annotation) is dict
+    annotation = _annotation(path)
+    return section_type(annotation) is not None or typing.get_origin(annotation) is dict
+
+
+def is_table(path: tuple[str, ...]) -> bool:
+    """Whether its keys are names of the user's, each of a section: `rewards`, `evaluate.also`, `opd.teachers`."""
+    annotation = _annotation(path)
+    return section_type(annotation) is not None and typing.get_origin(annotation) is dict

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from diffrl.config.schema import INNER_TABLES, OBJECTIVES, TABLES, is_section
+from diffrl.config import door
+from diffrl.config.schema import TABLES, is_section, is_table
 from diffrl.errors import UserError, nearest
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -96,7 +97,7 @@ class Source:
             if not isinstance(section, dict):
                 raise UserError(f'{self.outside}: "{shown}": {".".join(path[:depth])[:60]} is a value, not a section')
         if value is None and is_section(path):
-            if path[-1] not in section and (path[0] in TABLES or ".".join(path[:-1]) in INNER_TABLES):
+            if path[-1] not in section and is_table(path[:-1]):
                 hint = nearest(path[-1], section)
                 raise UserError(f'{self.outside}: "{shown}": there is no {dotted[:60]} to take out{hint}')
             section.pop(path[-1], None)
@@ -128,7 +129,7 @@ class Source:
         """Another objective on top of a file's takes the section of the file's own one out: it would have no effect."""
         old = self.data.get("objective", "nft")
         ours = any(other[0] == old for other in self.overridden)
-        if path == ("objective",) and old in OBJECTIVES and old != value and not ours:
+        if path == ("objective",) and door.is_method(old) and old != value and not ours:
             self.data.pop(old, None)
 
 

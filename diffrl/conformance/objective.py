@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diffrl.config import Config, make_config
+from diffrl.config.door import method_of
 from diffrl.config.load import dump
-from diffrl.config.schema import METHODS, config_class
 from diffrl.conformance.check import Failed, scramble
 from diffrl.errors import UserError
 from diffrl.run.train import Run, train
@@ -40,7 +40,7 @@ class Case:
 
     def config(self, *words: str, **sections: Any) -> Config:
         """Of a small run; `words` are overrides, `sections` go on top."""
-        method = config_class(self.objective).outside or METHODS[self.objective]
+        method = method_of(self.objective)
         first = "clip" if method.rewards == "differentiable" else "playground"
         values: dict[str, Any] = {
             "run_dir": str(self.folder / f"run-{self.made}"),
@@ -60,7 +60,7 @@ class Case:
 
 def check(objective: str) -> Iterator[tuple[str, bool, str]]:
     """(what, whether it holds, what was seen) of each check. Raises UserError if there is no such objective."""
-    config_class(objective)
+    method_of(objective)
     with tempfile.TemporaryDirectory() as folder:
         case = Case(objective, Path(folder))
         for name, function in CHECKS.items():
@@ -181,7 +181,7 @@ def around(name: str) -> Callable[[Case], str]:
         more: dict[str, Any] = {"rewards": {"clip": {}}, "marble": {"mode": "fresh"}}
         if name == "gardo":
             more = {"watch": {"artefact": {}}, "gardo": {"auxiliary": ["artefact"], "share": 0.2}}
-            method = config_class(case.objective).outside or METHODS[case.objective]
+            method = method_of(case.objective)
             more["gardo"] |= {} if method.advantages == "any" else {"diversity": "off"}
         elif "clip" in case.config().rewards:
             more["rewards"] = {"preference": {}}

@@ -19,8 +19,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config, dump
-from diffrl.config.wrappers import D2Align
 from diffrl.errors import UserError
+from diffrl.methods.d2align import D2AlignSection
 from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
 from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream, load_prompts
@@ -162,7 +162,7 @@ class _Stage1:
     e_img: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @property
-    def section(self) -> D2Align:
+    def section(self) -> D2AlignSection:
         assert self.config.d2align is not None
         return self.config.d2align
 

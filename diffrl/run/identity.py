@@ -38,7 +38,7 @@ def contents(config: Config) -> Identity:
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
     identity |= {f"{key} (file)": _file_digest(file) for key, file in teachers_files(config).items()}
-    outside = {} if config.outside is None else {"objective": load(config.objective)}
+    outside = {} if config.method.trainer else {"objective": load(config.objective)}
     if config.advantages is not None and config.advantages.rule not in RULES:
         outside["advantages"] = config.advantages.code()
     for name, thing in outside.items():

@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 from pydantic_core import to_jsonable_python
 
-from diffrl.config import Config
+from diffrl.config import Config, door
 from diffrl.config.removed import removed
 from diffrl.config.reward import read_on_training_images
-from diffrl.config.schema import METHODS, TABLES, walk
+from diffrl.config.schema import TABLES, names_of, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
@@ -22,7 +22,6 @@ from diffrl.records.tracking import read_metrics
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
-STATEFUL = [name for name, method in METHODS.items() if method.state]
 
 
 @dataclass
@@ -41,7 +40,12 @@ class Start:
             # An earlier version kept no code of watched rewards that training reads.
             newer = {key for key in identity if key.startswith("watch.") and " (" in key} - self.then.keys()
             identity = {key: value for key, value in identity.items() if key not in newer}
-            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override, STATEFUL)
+            self.changes = compare(self.then, identity, str(self.path or "the run"), self.override, stateful())
+
+
+def stateful() -> list[str]:
+    """The methods that keep a state in checkpoints: no resume switches one on or off."""
+    return [name for name, method in door.methods().items() if method.state]
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -77,7 +81,7 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
         now = config_identity(config)
         then = with_defaults(then, now)
         own = {key: value for key, value in then.items() if " (" not in key}
-        compare(own, now, str(path or folder), override, STATEFUL)
+        compare(own, now, str(path or folder), override, stateful())
     start = Start(True, path, then, override)
     if path is not None:
         _look_back(config, folder, path)
@@ -117,7 +121,7 @@ def with_defaults(then: Identity, now: Iterable[str]) -> Identity:
     A key of a section that the checkpoint's run had switched off, or of a reward that it had not, is not filled in.
     """
     defaults = {key: field.get_default(call_default_factory=True) for key, field, inner in walk() if inner is None}
-    switches = [name for name, one in Config.model_fields.items() if one.default is None]
+    switches = names_of(Config)[2]
     # Keys of an earlier version that said nothing are not compared.
     gone = {key: removed(key.split(".")) for key in then}
     found = {key: value for key, value in then.items() if (entry := gone[key]) is None or value != entry.default}

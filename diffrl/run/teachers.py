@@ -11,8 +11,8 @@ import yaml
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 
 from diffrl.config import Config
-from diffrl.config.distillation import OPD
 from diffrl.errors import UserError, nearest
+from diffrl.methods.opd import OPDSection
 from diffrl.methods.opd.objective import slot
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
@@ -27,7 +27,7 @@ def teachers_files(config: Config) -> dict[str, Path]:
         UserError: there is none, or the run that trained it had another model.
     """
     section: Any = config.objective_section
-    if not isinstance(section, OPD):
+    if not isinstance(section, OPDSection):
         return {}
     asked = {f"opd.teachers.{name}.lora": one.lora for name, one in section.teachers.items() if one.lora is not None}
     return {key: _find(key, lora, config.model) for key, lora in asked.items()}

@@ -12,8 +12,8 @@ import torch
 from tiny import scramble
 
 from diffrl.config import load_config
-from diffrl.config.direct import Confidence
 from diffrl.errors import UserError
+from diffrl.methods.direct import Confidence
 from diffrl.methods.direct.confidence import trusted_loss, uncertainty
 from diffrl.methods.direct.objective import Direct
 from diffrl.methods.marble.bank import loss_slopes

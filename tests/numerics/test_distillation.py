@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from diffrl.config.distillation import Teacher
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Process, VariancePreserving
+from diffrl.methods.opd import Teacher
 from diffrl.methods.opd.objective import OPD, target_weight
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.merging import merged, padded

@@ -17,11 +17,11 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.config.methods import GRPO as GRPOSection
-from diffrl.config.wrappers import GARDO
 from diffrl.methods.crd.objective import CRD
 from diffrl.methods.direct.objective import Direct
+from diffrl.methods.gardo import GardoSection
 from diffrl.methods.gardo.gate import GateShare
+from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.shared.steps import step_weights
@@ -286,20 +286,20 @@ def test_a_full_window_moves_the_share_first_after_it_is_full() -> None:
 
 
 def test_a_reset_threshold_has_the_units_of_the_kl() -> None:
-    section = GARDO()
+    section = GardoSection()
 
     def threshold(objective: str, **more: str) -> float | None:
         return section.reset_kl(Config(objective=objective, grpo=GRPOSection(**more)))  # type: ignore[arg-type]
 
     assert threshold("grpo", kl="published") == 1e-4 and threshold("grpo", kl="exact") == 7e-4
     assert threshold("nft") == threshold("crd") == 0.15
-    fixed = GARDO.model_validate({"reset": {"kl": 0.02}})
+    fixed = GardoSection.model_validate({"reset": {"kl": 0.02}})
     assert fixed.reset_kl(Config()) == 0.02
-    assert GARDO.model_validate({"reset": {"kl": None}}).reset_kl(Config()) is None
+    assert GardoSection.model_validate({"reset": {"kl": None}}).reset_kl(Config()) is None
 
 
 @pytest.mark.parametrize("value", [-1, 0, "atuo", True, float("inf")])
 def test_a_threshold_that_is_none_is_refused_in_one_line(value: object) -> None:
     with pytest.raises(ValueError, match='a number above 0, "auto" or null') as caught:
-        GARDO.model_validate({"reset": {"kl": value}})
+        GardoSection.model_validate({"reset": {"kl": value}})
     assert str(caught.value).startswith("1 validation error")

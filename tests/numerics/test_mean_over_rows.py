@@ -22,11 +22,11 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.config.direct import Align, Pair
 from diffrl.methods.acflow.objective import ActorCritic
 from diffrl.methods.awm.objective import AWM, Weighting
 from diffrl.methods.crd.objective import CRD
 from diffrl.methods.dgpo.objective import DGPO
+from diffrl.methods.direct import Align, Pair
 from diffrl.methods.direct.objective import Direct
 from diffrl.methods.dpo.objective import DPO
 from diffrl.methods.fdfo.objective import FDFO

@@ -14,8 +14,8 @@ from test_guided_reward import SHAPE, fixed, in_float64, row_of, unit
 from tiny import SPEC, averages
 from torch import Tensor
 
-from diffrl.config.direct import Align, Pair
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
+from diffrl.methods.direct import Align, Pair
 from diffrl.methods.direct.objective import Direct
 from diffrl.methods.direct.srpo import Contrast, drawn_words, factors, step_levels
 from diffrl.objectives.minibatches import sample_pairs

@@ -5,15 +5,18 @@ import importlib.util
 import json
 import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from diffrl import __version__
-from diffrl.config import Config, check_model, dump, help_config, load_config, read_parameters, schema
-from diffrl.config.schema import OBJECTIVES, section_type, walk
+from diffrl.config import Config, check_model, door, dump, help_config, load_config, read_parameters, schema
+from diffrl.config.schema import walk
 from diffrl.errors import UserError
+from diffrl.methods.nft import NFTSection
 from diffrl.rewards import registry
 
 BASE = """\
@@ -73,7 +76,7 @@ def test_null_takes_a_reward_or_a_section_out_but_is_a_value_elsewhere():
 
 def test_an_empty_section_has_its_defaults():
     config = load_config(write(BASE + "nft:\nwatch:\n  ocr:\n"))
-    assert config.nft == schema.NFT() and config.watch["ocr"].retries == 0
+    assert config.nft == NFTSection() and config.watch["ocr"].retries == 0
 
 
 def write(text: str, name: str = "other.yaml") -> str:
@@ -335,7 +338,7 @@ def test_resolved_has_every_key():
     resolved = config.resolved()
     for key, _, inner in walk():
         section = key.split(".")[0]
-        if getattr(config, section) is None or (section in OBJECTIVES and section != config.objective):  # it is off
+        if getattr(config, section) is None:  # it is off
             assert key.split(".")[0] not in resolved
             continue
         if ".also." in key:  # there are none
@@ -372,25 +375,23 @@ def test_help_names_every_key_with_its_default():
 def test_the_defaults_work_together():
     config = load_config(write("rewards: {clip: {}}"))
     assert config.optimise.batch_size * 2 == config.rollout.images  # two optimiser steps an epoch, as published
-    assert [name for name in OBJECTIVES if name in config.resolved()] == ["nft"]
+    assert [name for name in door.objectives() if name in config.resolved()] == ["nft"]
 
 
-def test_a_method_is_one_line_in_the_table(monkeypatch):
-    """What a later method does: a section, one line in Config; it is off by default and null takes it out."""
+class Gate(schema.Section):
+    method = schema.Method("gate", "Gate", kind="wrapper")
+    share: float = schema.key(0.1, "share")
 
-    class Gate(schema.Section):
-        share: float = schema.key(0.1, "share")
+    def check(self, config):
+        if config.objective == "nft":
+            raise schema.Problem("gate.share", "not with nft")
 
-        def check(self, config):
-            if config.objective == "nft":
-                raise schema.Problem("gate.share", "not with nft")
 
-    class Bigger(Config):
-        gate: Gate | None = schema.key(None, "a gate")
-
-    for module in ("schema", "load"):
-        monkeypatch.setattr(f"diffrl.config.{module}.Config", Bigger)
-    assert section_type(Bigger.model_fields["gate"].annotation) is Gate
+def test_a_method_is_one_entry_point(monkeypatch):
+    """What a later method does: a section that is installed; it is off by default and null takes it out."""
+    known = door.installed()
+    monkeypatch.setitem(sys.modules, "diffrl.methods.gate", SimpleNamespace(Gate=Gate))
+    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {**known, "gate": "diffrl.methods.gate:Gate"})
     assert load_config("ok.yaml").resolved().get("gate") is None
     assert 'gates: unknown key (nearest: "gate")' in message("gates={}")
     assert message("gate={}") == "command line: gate.share: not with nft"
@@ -406,12 +407,12 @@ def test_parameters():
         read_parameters(["a"])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", door.objectives())
 def test_sections_fit_the_objectives(objective):
     from diffrl.run.parts import build_objective
     from diffrl.samplers import SamplerSpec
 
-    needs = schema.METHODS[objective].needs
+    needs = door.methods()[objective].needs
     words = [f"{section}.{name}={json.dumps(value)}" for section in needs for name, value in needs[section].items()]
     config = load_config("ok.yaml", ["rollout.sampler=flow_sde", f"objective={objective}", *words])
     built = build_objective(config, SamplerSpec("flow_sde"))

@@ -10,8 +10,8 @@ import pytest
 
 from diffrl.cli.main import main
 from diffrl.cli.objectives import write_objective
-from diffrl.config import load_config
-from diffrl.config.schema import METHODS, Config
+from diffrl.config import door, load_config
+from diffrl.config.schema import Config
 from diffrl.conformance.objective import Case, accumulation, around, plain_loss
 from diffrl.errors import UserError
 from diffrl.methods.gardo.penalty import Gardo
@@ -19,6 +19,8 @@ from diffrl.methods.nft.objective import NFT
 from diffrl.run.train import train
 from diffrl.sharing import publish
 from diffrl.sharing.card import _cited
+
+METHODS = door.methods()
 
 
 @pytest.fixture
@@ -119,7 +121,8 @@ def test_a_wrong_path_is_named(mine: str, config_file: Any, change: tuple[str, s
 def test_an_installed_objective_has_its_name(mine: str, config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(mine.rpartition(":")[0])
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {"mine": "mine:Mine"})
+    known = door.installed()
+    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {**known, "mine": "mine:Mine"})
     config = load_config(config_file("run", objective="mine", mine={"tau": 2.0}))
     assert config.objective_section.tau == 2.0 and config.objective == "mine"
 

@@ -17,8 +17,8 @@ from tiny import SPEC, scramble, tiny_sd
 
 import diffrl
 from diffrl.cli.main import main
-from diffrl.config.methods import GRPO
-from diffrl.config.schema import METHODS
+from diffrl.config.door import methods
+from diffrl.methods.grpo import GRPOSection
 from diffrl.policy import load_policy, read_lora
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
@@ -101,7 +101,9 @@ def test_the_card_of_a_shifted_schedule_says_so_and_its_snippet_sets_it(run: dif
 
 
 def test_a_card_cites_the_papers_of_the_options_that_are_on() -> None:
-    plain, held = (_cited(METHODS["grpo"], GRPO(**keys)) for keys in ({}, {"trust": "divergence", "weighting": "even"}))
+    plain, held = (
+        _cited(methods()["grpo"], GRPOSection(**keys)) for keys in ({}, {"trust": "divergence", "weighting": "even"})
+    )
     assert plain == "[Flow-GRPO](https://arxiv.org/abs/2505.05470)"
     assert "[Flow-DPPO](https://arxiv.org/abs/2606.11025), [Flash-GRPO](https://arxiv.org/abs/2605.15980)" in held
 

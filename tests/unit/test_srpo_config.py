@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from diffrl.config import load_config
-from diffrl.config.direct import Align, Direct, Pair
-from diffrl.config.schema import METHODS
+from diffrl.config.door import methods
 from diffrl.errors import UserError
+from diffrl.methods.direct import Align, DirectSection, Pair
 from diffrl.sharing.card import _cited
 
 DATA = Path(__file__).parents[1] / "data"
@@ -58,12 +58,12 @@ def test_what_cannot_work_is_refused_at_its_key(config_file: Any, sections: dict
 def test_two_braces_are_all_of_the_released_code(config_file: Any) -> None:
     section = load_config(config_file("run", **direct())).direct
     assert (section.align, section.pair) == (Align(), Pair())
-    assert section.trained_steps(None) == 2 and Direct().trained_steps(None) == 1  # type: ignore[arg-type]
-    assert Direct(align=Align(branches="denoise"), timesteps=3).trained_steps(None) == 3  # type: ignore[arg-type]
+    assert section.trained_steps(None) == 2 and DirectSection().trained_steps(None) == 1  # type: ignore[arg-type]
+    assert DirectSection(align=Align(branches="denoise"), timesteps=3).trained_steps(None) == 3  # type: ignore[arg-type]
     many = load_config(config_file("many", **direct(timesteps=7)))  # levels of its own, not the schedule's three
     assert many.objective_section.trained_steps(many.rollout) == 14
 
 
 def test_srpo_is_cited_where_it_is_on() -> None:
-    plain, on = (_cited(METHODS["direct"], Direct(align=align)) for align in (None, Align()))
+    plain, on = (_cited(methods()["direct"], DirectSection(align=align)) for align in (None, Align()))
     assert "2509.06942" not in plain and "[SRPO](https://arxiv.org/abs/2509.06942)" in on

@@ -1,1 +1,37 @@
 """AC-Flow: regression against a critic of the noised image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, key
+from diffrl.config.methods import ADV_CLIP
+from diffrl.methods.shared.sections import Ranked
+
+
+class ACFlowSection(Ranked):
+    method = Method(
+        "acflow",
+        "AC-Flow",
+        {"AC-Flow": "2510.18072"},
+        about="reward-weighted regression against a critic of the noised image",
+        trainer="diffrl.methods.acflow.objective:ActorCritic",
+        advantages="own",
+    )
+    tau: FiniteFloat = key(
+        0.2,
+        "temperature of the weights exp(A / tau), in standard deviations of the reward; a step's weights have mean 1",
+        gt=0,
+    )
+    adv_clip: FiniteFloat = key(2.0, ADV_CLIP, gt=0)
+    critic_rate: FiniteFloat = key(1e-3, "learning rate of the critic's Adam", gt=0)
+    critic_steps: int = key(8, "its steps for each of the policy's, each on the images noised anew", "steps", ge=1)
+    warmup: int = key(
+        1, "the critic first learns from so many epochs of the untrained model's images", "epochs of images", ge=0
+    )
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """With the seed of the critic's first weights."""
+        return super().arguments(config) | {"seed": config.seed}

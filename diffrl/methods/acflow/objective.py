@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config import preferences
+from diffrl.methods.acflow import ACFlowSection
 from diffrl.methods.acflow.critic import Values
 from diffrl.methods.shared.coupling import own_error
 from diffrl.objectives.defaults import defaults_of
@@ -62,7 +62,7 @@ class Scale:
 class ActorCritic(Objective):
     """Rows are those of the forward process, each image with its own t and eps."""
 
-    @defaults_of(preferences.ACFlow)
+    @defaults_of(ACFlowSection)
     def __init__(
         self,
         *,

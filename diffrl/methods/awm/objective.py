@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.config import preferences
 from diffrl.config.methods import Decay
+from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
+from diffrl.methods.shared.sections import COPY
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Penalty
 from diffrl.objectives.rows import Noising, Rows, TimestepSampling
@@ -55,7 +56,7 @@ def awm_loss(loss: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tupl
 class AWM(Objective):
     """Any sampler draws the images, with theta."""
 
-    @defaults_of(preferences.AWM)
+    @defaults_of(AWMSection)
     def __init__(
         self,
         *,
@@ -70,7 +71,7 @@ class AWM(Objective):
         timestep_sampling: TimestepSampling,
         levels: int | None = None,
     ) -> None:
-        decays = {"old": preferences.COPY, "average": average} if beta_average else {"old": preferences.COPY}
+        decays = {"old": COPY, "average": average} if beta_average else {"old": COPY}
         noising = Noising(timesteps, timestep_sampling, levels)
         super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
         self.weighting, self.clip, self.adv_clip = weighting, clip, adv_clip

@@ -1,1 +1,58 @@
 """CRD: centered reward distillation."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, Share, Whole, key, section
+from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
+
+
+class CRDOld(Decay):
+    value: Share = key(0.25, "decay at start; 0 copies the trained weights")
+    slope: FiniteFloat = key(0.005, "growth of the decay", "per optimiser step", ge=0)
+    cap: Share = key(0.999, "largest decay")
+
+
+class CRDSampling(Decay):
+    start: int = key(75, "the decay is 0 before this optimiser step", "optimiser steps", ge=0)
+    slope: FiniteFloat = key(0.0075, "growth of the decay", "per optimiser step", ge=0)
+    cap: Share = key(0.999, "largest decay")
+
+
+class CRDSection(ForwardProcess):
+    method = Method(
+        "crd",
+        "CRD",
+        {"CRD": "2603.14128"},
+        about="centered reward distillation",
+        trainer="diffrl.methods.crd.objective:CRD",
+    )
+    whole_groups: ClassVar[bool] = True  # a group's rewards are centred together: it stays in one optimiser step
+    beta: FiniteFloat = key(0.1, "weight of mean (v_theta - v_ref)^2, v_ref guided; 0 runs no reference forward", ge=0)
+    anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
+    adaptive: bool = key(True, "beta by reward, from 1e-4 for the lowest to beta for the highest; false: beta for all")
+    b: FiniteFloat = key(1.0, "scale of the implicit reward against the external one", gt=0)
+    loss: Literal["squared", "bce"] = key("squared", "how centred implicit rewards are fitted to centred external ones")
+    tau: FiniteFloat | None = key(
+        None,
+        "temperature of reward-weighted centring, in units of q in [0, 1]; 0: positive and negative pool; null: plain "
+        "mean",
+        ge=0,
+    )
+    weighted: bool = key(True, "each velocity error over its own mean absolute error")
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
+        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1); the same for a group"
+    )
+    same_noise: bool = key(
+        True, "the images of a group share a row's noise, too: a less noisy gradient; false: each its own, as published"
+    )
+    old: CRDOld = section(CRDOld, "how the snapshot behind the implicit reward follows the trained weights each epoch")
+    sampling: CRDSampling = section(CRDSampling, "how the snapshot that draws the images follows each epoch")
+
+    def check(self, config: Whole) -> None:
+        check_timesteps("crd", self, config.rollout)

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import Std, group_advantages, weighted_sum
-from diffrl.config import methods
+from diffrl.config.methods import Decay
+from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error
 from diffrl.objectives.defaults import defaults_of
@@ -69,7 +70,7 @@ class CRD(Objective):
     samples_from = "sampling"
     whole_groups = True
 
-    @defaults_of(methods.CRD)
+    @defaults_of(CRDSection)
     def __init__(
         self,
         *,
@@ -86,8 +87,8 @@ class CRD(Objective):
         same_noise: bool,
         anchor_guidance: float,
         adaptive: bool,
-        old: methods.Decay,
-        sampling: methods.Decay,
+        old: Decay,
+        sampling: Decay,
     ) -> None:
         noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=same_noise)
         super().__init__(

@@ -1,1 +1,46 @@
 """DenseGRPO: each step's own gain."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from diffrl.config.base import Method, Problem, key
+from diffrl.methods.shared.sections import CreditSection
+
+
+class DenseSection(CreditSection):
+    method = Method(
+        "dense",
+        "DenseGRPO",
+        {"DenseGRPO": "2601.20218"},
+        about="each step's own gain",
+        kind="credit",
+        trainer="diffrl.methods.dense.credit:Dense",
+    )
+    ode_steps: int | None = key(
+        None, "steps of a continuation, at most; null: all that are left (1 was worse than Flow-GRPO)", "steps", ge=1
+    )
+    credit: Literal["gain", "level", "min"] = key(
+        "gain",
+        "gain: the score after a step less that before it; level: the score after it; min: the least gain from the "
+        "step on (PURE), against hacking",
+    )
+    calibrate: int | None = key(
+        None,
+        "find the noise of every step first, in so many rounds of one epoch's prompts: more where as many images gain "
+        "as lose; sampler dance; null: as rollout.noise_level and noise_levels say",
+        "rounds",
+        ge=1,
+    )
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Without the calibration, which is the run's."""
+        return {"common": config.rollout.same_noise, "ode_steps": self.ode_steps, "credit": self.credit}
+
+    def check(self, config: Any) -> None:
+        self.check_common("dense", config)
+        if self.calibrate is not None and config.rollout.sampler != "dance":
+            text = f'gives s = psi(t) itself, which is the sampler "dance", not "{config.rollout.sampler}"'
+            raise Problem("dense.calibrate", text)
+        if self.calibrate is not None and config.rollout.stochastic_steps < config.rollout.steps:
+            raise Problem("dense.calibrate", "needs all steps stochastic, but rollout.window is shorter")

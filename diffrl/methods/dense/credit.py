@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffrl.config.credit import DenseSection
 from diffrl.continuations import Gains, Plan
+from diffrl.methods.dense import DenseSection
 from diffrl.methods.shared.credit import by_row, views_of
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs

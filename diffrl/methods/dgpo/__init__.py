@@ -1,1 +1,40 @@
 """DGPO: direct group preference optimisation."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, key, section
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
+from diffrl.methods.shared.sections import KL, Ranked, Slow
+
+
+class DGPOSection(Ranked):
+    method = Method(
+        "dgpo",
+        "DGPO",
+        {"DGPO": "2510.08425"},
+        about="direct group preference optimisation",
+        trainer="diffrl.methods.dgpo.objective:DGPO",
+    )
+    whole_groups: ClassVar[bool] = True
+    b: FiniteFloat = key(100.0, "scale of the group's preference: how soon its sigmoid saturates", gt=0)
+    clip: FiniteFloat | None = key(
+        1e-3,
+        "an image whose error moved by more than this to where its advantage pushes it is stopped; null: none",
+        gt=0,
+    )
+    reference: Literal["pretrained", "old"] = key(
+        "pretrained", "what errors are compared with: frozen, or the slowly following snapshot (b 2000 to 5000)"
+    )
+    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
+    beta: FiniteFloat = key(1e-3, KL, ge=0)
+    anchor_guidance: FiniteFloat | None = key(
+        None, "guidance of that v_ref; 1 is none; null: that of the trained rows", ge=1
+    )
+    old: Slow = section(Slow, "how the old snapshot follows: old <- d old + (1 - d) theta each epoch")
+    sample_old: int | None = key(
+        None, "the old snapshot draws the images from here on; null: the trained weights do", "optimiser steps", ge=0
+    )

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffrl.advantages import Std
-from diffrl.config import preferences
+from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
+from diffrl.methods.shared.sections import Slow
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Penalty, Step
 from diffrl.objectives.rows import Rows, TimestepSampling
@@ -45,14 +46,14 @@ class DGPO(Objective):
 
     whole_groups = True
 
-    @defaults_of(preferences.DGPO)
+    @defaults_of(DGPOSection)
     def __init__(
         self,
         *,
         b: float,
         clip: float | None,
         reference: Literal["pretrained", "old"],
-        old: preferences.Slow,
+        old: Slow,
         sample_old: int | None,
         beta: float,
         anchor_guidance: float | None,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffrl.config import direct
 from diffrl.config.base import Section
+from diffrl.methods.direct import Align, Confidence, DirectSection, Pair
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
@@ -44,7 +44,7 @@ class Direct(Objective):
     NFT's; the paper has none.
     """
 
-    @defaults_of(direct.Direct)
+    @defaults_of(DirectSection)
     def __init__(
         self,
         rewards: Mapping[str, Reward] | None = None,
@@ -55,11 +55,11 @@ class Direct(Objective):
         guidance_scale: float,
         decode_chunk: int | None,
         checkpoint_decoder: bool,
-        align: direct.Align | None,
+        align: Align | None,
         path: Literal["all", "random"] | None,
-        pair: direct.Pair | None,
+        pair: Pair | None,
         cap: float | None,
-        confidence: direct.Confidence | None,
+        confidence: Confidence | None,
     ) -> None:
         super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
         self.align, self.path, self.pair, self.cap = align, path, pair, pair.hinge if pair else cap
@@ -95,7 +95,7 @@ class Direct(Objective):
         return rows
 
     def _aligned(
-        self, align: direct.Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
+        self, align: Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
     ) -> Rows:
         """Direct-Align's rows; the branches of a level stand side by side and share noise, target and words."""
         sample, level, inversion = pairs[:, 0], pairs[:, 1] // align.rows, pairs[:, 1] % align.rows == 1

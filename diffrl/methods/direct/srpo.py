@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.direct import Align, Pair
+from diffrl.methods.direct import Align, Pair
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Embedder
 from diffrl.rewards.scoring import applies

@@ -1,1 +1,54 @@
 """Flow-DPO online, with SePPO's references."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, Problem, Whole, key
+from diffrl.methods.shared.sections import Ranked
+
+
+class DPOSection(Ranked):
+    method = Method(
+        "dpo",
+        "DPO",
+        {"Diffusion-DPO": "2311.12908", "Flow-DPO": "2501.13918"},
+        options={("flip", True): {"SePPO": "2410.05255"}},
+        about="pairs of a group's best and worst",
+        trainer="diffrl.methods.dpo.objective:DPO",
+        advantages="own",
+    )
+    whole_groups: ClassVar[bool] = True
+    b: FiniteFloat = key(
+        100.0, "how sharply a pair's difference of errors is judged; constant over the timesteps", gt=0
+    )
+    follow: int | None = key(
+        None,
+        "the reference becomes the trained weights after so many optimiser steps (online DPO: 40); null: the "
+        "pretrained model for good",
+        "optimiser steps",
+        ge=1,
+    )
+    ring: int | None = key(
+        None,
+        "the reference is one of so many earlier states of the trained weights, drawn for each epoch, and draws the "
+        "epoch's images (SePPO: 7); null: as follow says",
+        "LoRAs",
+        ge=1,
+    )
+    every: int = key(30, "a new state is kept after so many (SePPO: 30)", "optimiser steps", ge=1)
+    flip: bool = key(
+        False, "where the reference fits the better image better than theta does, the worse one counts as good (SePPO)"
+    )
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Whether pairs are a set's pictures with rivals, and the seed that chooses the reference."""
+        rival = config.image_set is not None and config.image_set.rival
+        return super().arguments(config) | {"rival": rival, "seed": config.seed}
+
+    def check(self, config: Whole) -> None:
+        super().check(config)
+        if self.ring is not None and self.follow is not None:
+            raise Problem("dpo.follow", "the reference is a state of dpo.ring already; leave one out")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.config import preferences
+from diffrl.methods.dpo import DPOSection
 from diffrl.methods.dpo.ring import Ring
 from diffrl.methods.shared.coupling import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error
 from diffrl.objectives.defaults import defaults_of
@@ -69,7 +69,7 @@ class DPO(Objective):
     whole_groups = True
     selects = True
 
-    @defaults_of(preferences.DPO)
+    @defaults_of(DPOSection)
     def __init__(
         self,
         *,

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.config import preferences
 from diffrl.config.base import Section
+from diffrl.methods.fdfo import FDFOSection
 from diffrl.methods.shared.coupling import everywhere
+from diffrl.methods.shared.sections import COPY
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Rows, row_advantages
@@ -51,9 +52,9 @@ class FDFO(Objective):
     keep_trajectory = "path"
     whole_groups = True
 
-    @defaults_of(preferences.FDFO)
+    @defaults_of(FDFOSection)
     def __init__(self, spec: SamplerSpec, *, epsilon: float, beta: float, advantage_std: Std) -> None:
-        super().__init__(beta=beta, advantage_std=advantage_std, decays={"old": preferences.COPY})
+        super().__init__(beta=beta, advantage_std=advantage_std, decays={"old": COPY})
         self.epsilon, self.guidance_scale = epsilon, spec.guidance_scale
         self._means: tuple[Rollout, int, Tensor] | None = None  # an epoch's, its first group here, (groups, C, h, w)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, weighted_sum
-from diffrl.config import wrappers
+from diffrl.methods.gardo import GardoSection
 from diffrl.methods.gardo.gate import Diversity, GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
 from diffrl.methods.gardo.references import Gated, Normalise
 from diffrl.objectives.defaults import defaults_of
@@ -59,7 +59,7 @@ class Gardo:
             reset. Both None: the reference stays the base's. normalise: see `Gated`.
     """
 
-    @defaults_of(wrappers.GARDO)
+    @defaults_of(GardoSection)
     def __init__(
         self,
         base: Objective,

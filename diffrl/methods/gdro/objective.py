@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
-from diffrl.config import preferences
+from diffrl.methods.gdro import GDROSection
 from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Step
@@ -54,7 +54,7 @@ class GDRO(Objective):
 
     whole_groups = True
 
-    @defaults_of(preferences.GDRO)
+    @defaults_of(GDROSection)
     def __init__(
         self,
         *,

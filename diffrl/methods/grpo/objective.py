@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.config import methods
 from diffrl.config.base import Section
+from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
+from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Credit, Given, Objective, Penalty, Scored
@@ -46,7 +47,7 @@ class GRPO(Objective):
 
     keep_trajectory = True
 
-    @defaults_of(methods.GRPO)
+    @defaults_of(GRPOSection)
     def __init__(
         self,
         spec: SamplerSpec,
@@ -68,7 +69,7 @@ class GRPO(Objective):
     ) -> None:
         self.normalised, self.trust, self.delta = ratio == "normalised", trust, delta
         self.replays = self.normalised or trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
-        decays = {"old": methods.Decay(slope=0.0)} if self.replays else {}
+        decays = {"old": Decay(slope=0.0)} if self.replays else {}
         super().__init__(beta=beta, advantage_std=advantage_std, decays=decays)
         self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
         self.kl, self.timesteps, self.order = kl, timesteps, order

@@ -1,1 +1,54 @@
 """MARBLE: a gradient for each reward, balanced."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from diffrl.config.base import Method, Problem, Section, Share, Whole, key
+
+
+class MarbleSection(Section):
+    method = Method(
+        "marble",
+        "MARBLE",
+        {"MARBLE": "2605.06507"},
+        about="rewards balanced by their gradients",
+        kind="wrapper",
+        rewards="several",
+        trainer="diffrl.methods.marble.combiner:Marble",
+        state=True,
+    )
+    mode: Literal["fresh", "full", "amortised", "uniform", "advantages", "sum"] = key(
+        "amortised",
+        "amortised: coefficients are solved for every N steps (the paper); fresh: in every step, with normalised "
+        "gradients; full: the same from one backward pass for each reward; uniform: 1 / K of each normalised gradient; "
+        "advantages: the weighted sum of advantages; sum: of rewards, as "
+        "without marble but measured",
+    )
+    smoothing: Share = key(0.7, "rho of abar <- rho abar + (1 - rho) alpha*, per solve; 0: no memory")
+    smooth: Literal["between", "everywhere"] = key(
+        "between",
+        "where abar is used: in the steps between two solves, the solving step taking alpha* itself (the paper), or in "
+        "that one, too",
+    )
+    every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)
+    uniform_after: int | None = key(
+        None, "after so many epochs the coefficients are uniform (the paper's last stage); null: never", "epochs", ge=0
+    )
+    measure: bool = key(
+        True, "modes advantages, sum: log each reward's gradient and its cosine to the step (more time)"
+    )
+
+    def check(self, config: Whole) -> None:
+        if config.method.rewards == "unused":
+            raise Problem("marble", f'balances rewards, and objective "{config.method.name}" learns from none')
+        if self.uniform_after is not None and self.mode not in ("fresh", "full", "amortised"):
+            text = f'{self.uniform_after}, but mode "{self.mode}" solves for no coefficients that could become uniform'
+            raise Problem("marble.uniform_after", text)
+        if len(config.rewards) < 2:
+            only = ", ".join(config.rewards)
+            raise Problem("marble", f"there is one reward ({only}), so nothing to balance; leave marble out")
+        barred = {"none": ("sum", "advantages"), "own": ("advantages",), "any": ()}[config.method.advantages]
+        if self.mode in barred:
+            text = f'"{self.mode}" sums scores or advantages, and objective "{config.method.name}" has none'
+            raise Problem("marble.mode", text)

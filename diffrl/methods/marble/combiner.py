@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from diffrl.config import wrappers
+from diffrl.methods.marble import MarbleSection
 from diffrl.methods.marble.bank import TOTALS, Bank, Mode, loss_slopes
 from diffrl.methods.marble.gradients import LoraGradients, Passes
 from diffrl.methods.marble.metrics import Record, summary
@@ -33,7 +33,7 @@ from diffrl.policy import Policy
 
 
 class Marble:
-    """The `Gradients` that balance K rewards; see `diffrl.config.wrappers.Marble` for the modes.
+    """The `Gradients` that balance K rewards; see `MarbleSection` for the modes.
 
     Gradients come from the constant-cost path of `marble/gradients.py`, in mode "full" from K passes. Rewards
     without signal in a step, that is without an advantage other than 0, are left out of it and keep their smoothed
@@ -49,7 +49,7 @@ class Marble:
         steps_per_epoch: optimiser steps of an epoch, which `uniform_after` is counted in.
     """
 
-    @defaults_of(wrappers.Marble)
+    @defaults_of(MarbleSection)
     def __init__(
         self,
         names: Sequence[str],

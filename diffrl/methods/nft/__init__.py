@@ -1,1 +1,29 @@
 """DiffusionNFT."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, Whole, key, section
+from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
+
+
+class NFTSection(ForwardProcess):
+    method = Method(
+        "nft", "DiffusionNFT", {"DiffusionNFT": "2509.16117"}, trainer="diffrl.methods.nft.objective:NFT", spatial=True
+    )
+    beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
+    b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
+    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
+    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
+        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
+    )
+    old: Decay = section(
+        Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
+    )
+
+    def check(self, config: Whole) -> None:
+        check_timesteps("nft", self, config.rollout)

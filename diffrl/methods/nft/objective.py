@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.config import methods
 from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
+from diffrl.methods.nft import NFTSection
 from diffrl.methods.shared.regions import Regions, Spatial
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Scored
@@ -82,7 +82,7 @@ class NFT(Spatial):
         super().see_regions(regions)
         self.basis = None  # each reward has a scalar of its own
 
-    @defaults_of(methods.NFT)
+    @defaults_of(NFTSection)
     def __init__(
         self,
         *,

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
-from diffrl.config.distillation import Teacher
 from diffrl.forward import Process
+from diffrl.methods.opd import Teacher
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import Given, Objective
 from diffrl.objectives.rows import Rows, row_advantages

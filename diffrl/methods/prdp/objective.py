@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std
-from diffrl.config import preferences
 from diffrl.config.base import Section
 from diffrl.methods.grpo.objective import GRPO, StepKL
+from diffrl.methods.prdp import PRDPSection
 from diffrl.methods.shared.coupling import Coupling
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Given, Objective, Step
@@ -52,7 +52,7 @@ class PRDP(Objective):
     keep_trajectory = True
     whole_groups = True
 
-    @defaults_of(preferences.PRDP)
+    @defaults_of(PRDPSection)
     def __init__(self, spec: SamplerSpec, *, b: float, clip: float, beta: float, advantage_std: Std) -> None:
         super().__init__(beta=beta, advantage_std=advantage_std)
         self.b, self.clip = b, clip

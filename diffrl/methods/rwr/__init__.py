@@ -1,1 +1,46 @@
 """Weighted regression on the images: RWR, SFT, SRUM's cells."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import FiniteFloat
+
+from diffrl.config.base import Method, Whole, key
+from diffrl.methods.shared.sections import Ranked
+
+
+class RWRSection(Ranked):
+    method = Method(
+        "rwr",
+        "RWR",
+        {"Flow-RWR": "2501.13918", "ORW-CFM-W2": "2502.06061"},
+        about="reward-weighted regression",
+        options={("weights", "linear"): {"SRUM": "2510.12784"}},
+        trainer="diffrl.methods.rwr.objective:Regression",
+        advantages="own",
+        spatial=True,
+    )
+    weights: Literal["softmax", "exp", "linear"] = key(
+        "softmax",
+        "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint "
+        "(SRUM)",
+    )
+    constraint: FiniteFloat = key(
+        0.5, "linear: added to the weighted sum of rewards; what stays below 0 is unlearned", ge=0
+    )
+    tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
+
+
+class SFTSection(Ranked):
+    method = Method(
+        "sft",
+        "SFT",
+        about="fine-tuning on the best image of each group",
+        trainer="diffrl.methods.rwr.objective:Regression",
+        advantages="own",
+    )
+
+    def arguments(self, config: Whole) -> dict[str, Any]:
+        """Regression without weights."""
+        return super().arguments(config) | {"weights": None}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
-from diffrl.config import preferences
+from diffrl.methods.rwr import RWRSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Regions, Spatial
 from diffrl.objectives.defaults import defaults_of
@@ -59,7 +59,7 @@ class Regression(Spatial):
 
     selects = True
 
-    @defaults_of(preferences.RWR)
+    @defaults_of(RWRSection)
     def __init__(
         self,
         *,

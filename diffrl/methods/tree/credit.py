@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
-from diffrl.config.credit import TreeSection
 from diffrl.continuations import Plan, Tree
 from diffrl.methods.shared.credit import by_row
+from diffrl.methods.tree import TreeSection
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import AdvantageRule, Scored
