@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from diffrl.records.disk import writing
-from diffrl.stats import differences, interval, known, standard_error
+from diffrl.stats import differences, known, significant, standard_error
 
 NAME = "held_out.jsonl"
-FELL = 0.05  # share of a value beyond which a change counts: for alarms, and where its error is not known
 Values = Sequence[float | None]  # of each prompt, in their order; None where a reward does not apply
 
 
@@ -50,10 +49,9 @@ class HeldOut:
         """(P,) what changed of each prompt between two epochs, NaN where it does not apply."""
         return differences(self.values(name, before), self.values(name, after))
 
-    def sure(self, name: str, change: float, before: int, after: int, size: float = 0.0) -> bool:
-        """Does the 95 % interval of the change leave 0 out? Where there is none: is it beyond `FELL` of `size`?"""
-        half = interval(self.differences(name, before, after))[1]
-        return abs(change) > (FELL * abs(size) if half is None else half)
+    def significant(self, name: str, before: int, after: int) -> bool | None:
+        """Does the 95 % interval of the change leave 0 out? None where there is no interval."""
+        return significant(self.differences(name, before, after))
 
     def values(self, name: str, epoch: int) -> Values:
         return self.epochs.get(epoch, {}).get(name, ())

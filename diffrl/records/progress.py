@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffrl.errors import printable
-from diffrl.records.guard import gain
+from diffrl.records.verdict import gain
 
 Metrics = Mapping[str, Any]
 PARTS = ("rollout", "reward", "wait", "optimise")  # of an epoch here; "wait": for other processes

@@ -15,7 +15,7 @@ from diffrl.report.groups import Group, apart, find_runs, group, names_of
 from diffrl.report.page import escape, figure, grid, page, section, table
 from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line, chart
-from diffrl.report.sections import change
+from diffrl.report.sections import signed
 from diffrl.report.side_by_side import images
 from diffrl.report.tables import as_file
 
@@ -108,7 +108,7 @@ def _values(runs: Sequence[RunData]) -> str:
         cells = [escape(name)]
         for run in runs:
             ends = run.ends(f"eval/{name}")
-            numbers = f"<span>{number(ends[0])} → {number(ends[1])}</span> {change(run, name, *ends)}" if ends else "–"
+            numbers = f"<span>{number(ends[0])} → {number(ends[1])}</span> {signed(run.change(name))}" if ends else "–"
             cells.append(numbers)
         rows.append(cells)
     lower = sorted({name for run in runs for name in run.lower})

@@ -14,10 +14,10 @@ import yaml
 from PIL import Image
 
 from diffrl.errors import UserError, foreign, in_one_line
-from diffrl.records.guard import gain
-from diffrl.records.held_out import FELL, HeldOut, read_held_out
+from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
+from diffrl.records.verdict import Change, Guard, change
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 
@@ -25,7 +25,6 @@ log = logging.getLogger("diffrl")
 FACES = "divgen/ids"  # how alike the faces are: lower is better
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
 UNITS = {"diversity": "mean pairwise distance", "variety": "1: as the world", "unreadable": "share of free facts"}
-COLLAPSED = 0.7  # share of the first evaluation's diversity below which a run is warned of
 PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
 MUST_BE_FINITE = ("loss", "kl", "grad_norm")
 
@@ -108,23 +107,18 @@ class RunData:
         epochs = self.series(f"eval/{name}", "epoch")[0]
         return self.held.error(name, int(epochs[-1])) if epochs else None
 
-    def change_error(self, name: str) -> float | None:
-        """Of what a held-out value changed from the first evaluation to the last, paired over prompts."""
-        epochs = self._ends(name)
-        return self.held.change_error(name, *epochs) if epochs else None
+    def change(self, name: str) -> Change | None:
+        """Of a held-out value from the first evaluation to the last; None with fewer than two."""
+        rows = [row for row in self.metrics if finite(row.get(f"eval/{name}"))]
+        return change(name, rows[0], rows[-1], self.held, self.lower) if len(rows) > 1 else None
 
-    def sure(self, name: str, before: float, after: float) -> bool:
-        """Is that change more than noise? Without an error, as of variety, by the share that guard rails ask for."""
-        epochs = self._ends(name)
-        return epochs is not None and self.held.sure(name, after - before, *epochs, size=before)
-
-    def _ends(self, name: str) -> tuple[int, int] | None:
-        epochs = self.series(f"eval/{name}", "epoch")[0]
-        return (int(epochs[0]), int(epochs[-1])) if epochs else None
-
-    def gain(self, name: str, before: float, after: float) -> float:
-        """The change, positive when it is for the better, 0 for what is neither good nor bad."""
-        return gain(name, after - before, self.lower)
+    @property
+    def guard(self) -> Guard:
+        """The run's own, with all that is not trained watched where the config does not say."""
+        measured = [*BREADTH, "saturation"]
+        watched = [name for name in self.watched if name.rpartition("/")[2] not in measured and name[:7] != "divgen/"]
+        named = {"rewards": dict.fromkeys(self.trained), "watch": dict.fromkeys(watched)}
+        return Guard.of(named | self.config, self.lower)
 
     def color(self, name: str) -> str:
         """The style sheet's colour of a metric: the same in every chart."""
@@ -213,7 +207,7 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
 
 def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before trusting the run, one sentence each."""
-    return [*_overlap(run), *_alarms(run), *_hacking(run), *_diversity(run), *_not_finite(run)]
+    return [*_overlap(run), *_judged(run), *_not_finite(run)]
 
 
 def _overlap(run: RunData) -> Iterable[str]:
@@ -223,62 +217,12 @@ def _overlap(run: RunData) -> Iterable[str]:
         yield "prompts.overlap is on: test prompts may be training prompts, so no value here is of held-out prompts."
 
 
-def _alarms(run: RunData) -> Iterable[str]:
-    """What the guard rails said at the last evaluation; parting values and diversity have sentences of their own."""
-    row: dict[str, Any] = next((row for row in reversed(run.metrics) if "eval/diversity" in row), {})
-    return [
-        f"Guard rail: {text}." for key, text in row.items() if key.startswith(("alarm/saturation", "alarm/missing/"))
-    ]
-
-
-def _hacking(run: RunData) -> Iterable[str]:
-    """A watched value falls from its best while a trained reward rises: the sign of reward hacking."""
-    for name in run.watched:
-        # Neither is better when it is higher; and DivGenBench's small version has few images, too noisy for an alarm.
-        if name.rpartition("/")[2] in (*BREADTH, "saturation") or name.startswith("divgen/"):
-            continue
-        epochs, values = run.series(f"eval/{name}", "epoch")
-        if len(values) < 2:
-            continue
-        pick = min if name in run.lower else max
-        best = pick(range(len(values)), key=values.__getitem__)
-        loss = -run.gain(name, values[best], values[-1])
-        noise = not run.held.sure(name, loss, int(epochs[best]), int(epochs[-1]))
-        if loss <= FELL * abs(values[best]) or noise:
-            continue
-        rising = [proxy for proxy in run.trained if _rose(run, proxy, since=epochs[best])]
-        if rising:
-            since = f" since epoch {epochs[best]:.0f}" if best else ""
-            verb = "rose" if name in run.lower else "fell"
-            yield (
-                f"Possible reward hacking: {name}, which is only watched, {verb} from {values[best]:.3f} in epoch "
-                f"{epochs[best]:.0f} to {values[-1]:.3f}, while the trained {_and(rising)} went up. "
-                f"Look at the samples{since}."
-            )
-
-
-def _rose(run: RunData, name: str, since: float) -> bool:
-    for key in (f"eval/{name}", f"reward/{name}"):
-        epochs, values = run.series(key, "epoch")
-        later = [value for epoch, value in zip(epochs, values, strict=True) if epoch >= since]
-        if len(later) > 1:
-            return run.gain(name, later[0], later[-1]) > 0
-    return False
-
-
-def _diversity(run: RunData) -> Iterable[str]:
-    # The playground's gold measure, where there is one: a distance of features also falls when mistakes go away.
-    key = next((key for key in ("eval/variety", "eval/diversity") if run.ends(key)), "diversity")
-    name = key.rpartition("/")[2].capitalize()
-    epochs, values = run.series(key, "epoch")
-    if len(values) < 2 or values[0] <= 0:
-        return
-    low = next((epoch for epoch, value in zip(epochs, values, strict=True) if value < COLLAPSED * values[0]), None)
-    if values[-1] < COLLAPSED * values[0]:
-        yield (
-            f"{name} fell to {values[-1] / values[0]:.0%} of where it began ({values[0]:.3f} to {values[-1]:.3f}; "
-            f"below {COLLAPSED:.0%} since epoch {low:.0f}): images of one prompt become alike."
-        )
+def _judged(run: RunData) -> Iterable[str]:
+    """What the guard rails find in the last evaluation, also what is no alarm yet."""
+    past = [row for row in run.metrics if any(key.startswith("eval/") and key[5:12] != "divgen/" for key in row)]
+    for finding in run.guard.judge(past, run.held):
+        sign = "Possible reward hacking" if finding.kind == "parted" else "Guard rail"
+        yield f"{sign}: {finding.text}.{' Look at the samples.' if finding.kind == 'parted' else ''}"
 
 
 def _not_finite(run: RunData) -> Iterable[str]:
@@ -331,7 +275,3 @@ def _read(path: Path, parse: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise UserError(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
     return value
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -80,7 +80,9 @@ class Group:
         return _value(list(self.at(f"eval/{name}", self.epoch if epoch is None else epoch).values()))
 
     def gain(self, name: str) -> Difference | None:
-        """From the first evaluation to the last."""
+        """From the first evaluation to the last; None with fewer than two."""
+        if len(self.epochs) < 2:
+            return None
         before, after = (self.at(f"eval/{name}", epoch) for epoch in (self.epochs[0], self.epoch))
         value = _value([after[seed] - before[seed] for seed in after if seed in before])
         pairs = [(run, self.epoch, run, self.epochs[0]) for run in self.runs.values()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
 from diffrl.records.progress import number
+from diffrl.records.verdict import change
 from diffrl.report.data import RunData
 from diffrl.report.page import escape, section, table
 from diffrl.report.sections import signed
@@ -58,13 +58,16 @@ def _ends(run: RunData) -> tuple[int, int]:
 
 
 def _cells(run: RunData, name: str) -> tuple[str, str, str, str]:
-    """How many prompts state it, before, after, and the signed change, coloured where it is more than noise."""
+    """How many prompts state it, before, after, and the signed change; one evaluation has nothing after it."""
     if not run.held.epochs:
         return "", "", "", ""
     first, last = _ends(run)
     before, after = run.held.mean(name, first), run.held.mean(name, last)
     if before is None or after is None:
         return "", "", "", ""
-    change, error = after - before, run.held.change_error(name, first, last)
-    gain = change if run.held.sure(name, change, first, last, size=math.inf) else 0.0
-    return str(run.held.count(name, last)), number(before), number(after), signed(change, error, gain)
+    if first == last:
+        return str(run.held.count(name, last)), number(before), "", signed(None)
+    ends = [{"epoch": epoch, f"eval/{name}": value} for epoch, value in ((first, before), (last, after))]
+    lower = {name} if name.partition("[")[0] in run.lower else ()
+    moved = change(name, ends[0], ends[1], run.held, lower)
+    return str(run.held.count(name, last)), number(before), number(after), signed(moved)

@@ -9,7 +9,8 @@ import yaml
 
 from diffrl.config.schema import method_of
 from diffrl.records.progress import PARTS, PHASES, duration, number
-from diffrl.report.data import COLLAPSED, UNITS, RunData, warnings_of
+from diffrl.records.verdict import Change, places
+from diffrl.report.data import UNITS, RunData, warnings_of
 from diffrl.report.page import escape, figure, grid, section, strip, table
 from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
 
@@ -205,17 +206,12 @@ def pick(values: Sequence[int], most: int) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def change(run: RunData, name: str, before: float, after: float) -> str:
-    """The signed change with its error, coloured when it is for the better or the worse by more than noise."""
-    gain = run.gain(name, before, after) if run.sure(name, before, after) else 0.0
-    return signed(after - before, run.change_error(name), gain)
-
-
-def signed(change: float, error: float | None, gain: float) -> str:
-    """A change with its error; `gain`: above 0 for the better, below 0 for the worse, 0 for noise."""
-    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
-    difference = f"{change:+.{places(error)}f}".replace("-", "−")
-    return f'<b class="{kind}">{difference}</b>{within(error)}'
+def signed(change: Change | None) -> str:
+    """A change with its error, coloured for the better or the worse where it is more than noise."""
+    if change is None:
+        return "–"
+    kind = {1: "good", 0: "", -1: "bad"}[change.sign]
+    return f'<b class="{kind}">{change.text.replace("-", "−")}</b>{within(change.error)}'
 
 
 def within(error: float | None) -> str:
@@ -223,17 +219,12 @@ def within(error: float | None) -> str:
     return "" if error is None else f' <span class="error">± {error:.{places(error)}f}</span>'
 
 
-def places(error: float | None) -> int:
-    """Decimal places: three, and up to five where an error is as small as that."""
-    return next((digits for digits in (3, 4) if error is None or not 0 < error < 2 * 10**-digits), 5)
-
-
 def _verdict(run: RunData) -> str:
     """One sentence on the trained rewards, judged on the held-out prompts."""
     clauses = []
     for name in run.trained:
         if ends := run.ends(f"eval/{name}"):
-            clauses.append(f"<b>{escape(name)}</b> {number(ends[0])} → {number(ends[1])} ({change(run, name, *ends)})")
+            clauses.append(f"<b>{escape(name)}</b> {number(ends[0])} → {number(ends[1])} ({signed(run.change(name))})")
     if not clauses:
         return ""
     return f'<p class="lead">On prompts that were not trained on: {"; ".join(clauses)}.</p>'
@@ -243,7 +234,7 @@ def _tile(run: RunData, name: str, tag: str) -> str:
     xs, ys = run.series(f"eval/{name}")
     if not ys:
         return ""
-    delta = f"from {number(ys[0])}, {change(run, name, ys[0], ys[-1])}" if len(ys) > 1 else "one evaluation so far"
+    delta = f"from {number(ys[0])}, {signed(run.change(name))}" if len(ys) > 1 else "one evaluation so far"
     delta += "; lower is better" if name in run.lower else ""
     return (
         f'<div class="card tile"><div class="tile-name">{escape(name)}<span class="tag">{tag}</span></div>'
@@ -300,7 +291,8 @@ def _diversity_chart(run: RunData) -> str:
     if not lines:
         return ""
     start = (held[1] or training[1])[0]
-    level = (COLLAPSED * start, f"{COLLAPSED:.0%} of the first value")
+    share = run.guard.diversity
+    level = None if share is None else (share * start, f"{share:.0%} of the first value")
     axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
     return figure("diversity", chart(lines, axis), "inside prompt groups", [(i.color, i.kind, i.label) for i in lines])
 

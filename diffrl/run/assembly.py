@@ -23,6 +23,7 @@ from diffrl.prompts import MixedStream, Prompt, load_prompts, stream_of
 from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
 from diffrl.records.hub import Pusher
+from diffrl.records.verdict import Guard
 from diffrl.report.data import FACES
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
@@ -46,7 +47,6 @@ from diffrl.run.offline import Groups, Offline
 from diffrl.run.parts import (
     build_composition,
     build_gradients,
-    build_guard,
     build_objective,
     build_optimiser,
     build_scorers,
@@ -119,7 +119,7 @@ class Run:
         # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
         if device.type == "cpu":
             self.loop.clock.watch(self.policy)
-        guard = build_guard(config, self.lower)
+        guard = Guard.of(config.resolved(), self.lower)
         held_out = (self.judges, self.features, students, guard)
         self.evaluation = Evaluation(config, self.policy, self.judged, *held_out, self.folder, self.accelerator)
         self.ahead = self._ahead()

@@ -18,8 +18,8 @@ from diffrl.evaluation import Evaluated, score_policy, summarise
 from diffrl.policy import Policy
 from diffrl.policy.resizing import drawing_at, resized
 from diffrl.prompts import load_prompts
-from diffrl.records.guard import Guard
 from diffrl.records.held_out import HeldOut
+from diffrl.records.verdict import Guard
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
@@ -123,7 +123,7 @@ class Evaluation:
         self.folder.save_held_out(self.held, metrics["epoch"])
         alarms = self.guard.alarms(self.past, self.held)
         for alarm in alarms:
-            metrics[f"alarm/{alarm.name}"] = alarm.text
+            metrics[f"alarm/{alarm.key}"] = alarm.text
         if metrics["epoch"] and not alarms:
             self.folder.save_healthy(self.policy, self.snapshot, metrics)
         return [alarm.text for alarm in alarms]

@@ -65,7 +65,8 @@ class Journal:
         judged = [metrics for metrics in self.folder.report() if "eval/diversity" in metrics]
         if judged:
             trained, held = list(self.config.rewards), read_held_out(self.folder.path)
-            self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
+            if len(judged) > 1:
+                self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
             for text in warnings_of(read_run(self.folder.path)):  # the report's own
                 self._say(f"WARNING: {text}")
             self._say(f"Open {(self.folder.path / 'report.html').resolve()}")

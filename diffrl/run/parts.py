@@ -30,7 +30,6 @@ from diffrl.policy import Policy
 from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
-from diffrl.records.guard import Guard
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.direction import Corrected
@@ -275,24 +274,6 @@ def build_optimiser(config: Config, policy: Policy) -> torch.optim.Optimizer:
         optimiser = torch.optim.AdamW(parameters, optimise.learning_rate, **arguments)
     optimiser.register_step_post_hook(policy.lora.fused.forget)  # 8-bit kernels write past torch's count of changes
     return optimiser
-
-
-def build_guard(config: Config, lower: Collection[str]) -> Guard:
-    """The guard rails over all rewards of the config; `lower`: those of which a lower score is better.
-
-    On students nothing is optimised: there the trained rewards are watched, too.
-    """
-    names = dict.fromkeys([*config.rewards, *config.watch])
-    return Guard(
-        trained=list(config.rewards),
-        watched=[
-            *(name for name in config.watch if name not in config.rewards),
-            *(f"{student}/{name}" for student in config.evaluate.also for name in names),
-        ],
-        lower=lower,
-        evaluations=config.guard.evaluations,
-        diversity=config.guard.diversity,
-    )
 
 
 def features_name(config: Config) -> str:

@@ -33,16 +33,16 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records import checkpoint
 from diffrl.records.disk import write_text
-from diffrl.records.guard import gain
 from diffrl.records.held_out import HeldOut
 from diffrl.records.tracking import save_image
+from diffrl.records.verdict import Guard, gain
 from diffrl.report.dial import write_page
 from diffrl.resources import file_of_run
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.direction import prepare_direction
-from diffrl.run.parts import build_guard, build_scorers, evaluation_spec, features_name
+from diffrl.run.parts import build_scorers, evaluation_spec, features_name
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
 from diffrl.stats import differences, known, standard_error
@@ -196,7 +196,7 @@ def choose(
     each, held = config.evaluate.per_prompt, HeldOut()
     for i, result in enumerate(results):
         held.add(i, result.by_prompt(bench.judges.names, each))
-    guard = build_guard(_strict(config), bench.lower)
+    guard = Guard.of(_strict(config).resolved(), bench.lower)
     lines = [bench.line(i, result) for i, result in enumerate(results)]
     entries: list[dict[str, Any]] = []
     for i, (point, line) in enumerate(zip(points, lines, strict=True)):
@@ -213,7 +213,7 @@ def choose(
                     for key, value in line.items()
                     if key.startswith("eval/") and value is not None and not key.endswith("/std")
                 },
-                "alarms": {one.name: one.text for one in guard.alarms([lines[j] for j in dict.fromkeys(before)], held)},
+                "alarms": {one.key: one.text for one in guard.alarms([lines[j] for j in dict.fromkeys(before)], held)},
             }
         )
     return entries, healthiest(entries)

@@ -18,11 +18,12 @@ from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
 from diffrl.policy import load_policy, read_lora
+from diffrl.records.verdict import Guard
 from diffrl.report import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec
 from diffrl.run import fit
-from diffrl.run.parts import build_guard, describe
+from diffrl.run.parts import describe
 from diffrl.run.train import Run, train
 
 
@@ -121,9 +122,9 @@ def test_a_student_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_
 
 def test_guard_rails_watch_the_student(config_file, turbo: Path) -> None:
     config = load_config(config_file("run", evaluate=with_turbo(turbo)))
-    guard = build_guard(config, ())
+    guard = Guard.of(config.resolved(), ())
     past = [{"epoch": i, "eval/redness": i, "eval/turbo/redness": 1 - 0.2 * i} for i in range(5)]
-    assert [alarm.name for alarm in guard.alarms(past)] == ["parted/turbo/redness"]
+    assert [alarm.key for alarm in guard.alarms(past)] == ["parted/turbo/redness"]
     assert Run(config).lower == frozenset()
 
 

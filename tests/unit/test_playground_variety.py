@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.records.guard import Guard
+from diffrl.records.verdict import Guard
 from diffrl_playground.grammar import Caption, parse, understood
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete, free, sample_caption
@@ -85,5 +85,5 @@ def test_the_guard_rail_asks_the_gold_measure_where_there_is_one() -> None:
     mended = [{"epoch": e, "eval/diversity": d, "eval/variety": v} for e, d, v in ((0, 0.6, 1.0), (1, 0.1, 0.9))]
     assert guard.alarms(mended) == []
     collapsed = [mended[0], mended[1] | {"eval/diversity": 0.6, "eval/variety": 0.3}]
-    assert [alarm.name for alarm in guard.alarms(collapsed)] == ["diversity"]
+    assert [alarm.key for alarm in guard.alarms(collapsed)] == ["diversity"]
     assert "variety is 30%" in guard.alarms(collapsed)[0].text

@@ -31,6 +31,7 @@ from diffrl.report.sections import pick, processes
 from diffrl.rewards.protocol import Card
 from diffrl.run.clock import split_epoch
 
+START = {"clip": 0.2, "gold": 0.5, "noise": 0.1}  # of every prompt before training; then two gain more than two others
 EVIL = '<script>alert("&amp;")</script>'
 
 
@@ -44,6 +45,7 @@ def make_run(
     config["watch"] = {"gold": table, "noise": table}
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "note": EVIL}))
     record_environment(folder, processes=1)
+    held = []
     with Tracker(folder) as tracker:
         for epoch in range(epochs + 1):
             sign = -1 if hack else 1
@@ -61,10 +63,13 @@ def make_run(
             if epoch % 2 == 0:
                 row |= {"eval/clip": 0.2 + 0.01 * epoch, "eval/gold": 0.5 + sign * 0.01 * epoch}
                 row |= {"eval/noise": 0.1 - sign * 0.005 * epoch, "seconds/evaluate": 2.0}
-                row["eval/diversity"] = 0.4 - (0.03 if hack else 0.001) * epoch
+                row["eval/diversity"] = 0.4 - (0.04 if hack else 0.001) * epoch
+                each = {name: [a + f * (row[f"eval/{name}"] - a) for f in (0.9, 1.1) * 2] for name, a in START.items()}
+                held.append({"epoch": epoch, "values": each})
                 pictures, scores = torch.full((len(prompts), 3, 8, 8), epoch / epochs), {"clip": 0.3125, "gold": 0.9}
                 save_samples(folder, epoch, pictures, prompts, [7] * len(prompts), [scores] * len(prompts))
             tracker.log(row)
+    (folder / "held_out.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in held))
     return folder
 
 
@@ -145,8 +150,9 @@ def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     assert titles == ["Rewards and watched values", "Samples over time", "Optimisation", "Other metrics", "Time", "Run"]
     assert "<h1>my-run</h1>" in text
     assert "nft on playground · 6 epochs · 600 images · 1:08 of training and evaluation" in text
-    assert '<b>clip</b> 0.200 → 0.260 (<b class="good">+0.060</b>)' in text
-    assert 'from 0.100, <b class="good">−0.030</b>; lower is better' in text  # noise fell, which is good
+    assert '<b>clip</b> 0.200 → 0.260 (<b class="good">+0.060</b> <span class="error">± 0.003</span>)' in text
+    fell = '<b class="good">−0.0300</b> <span class="error">± 0.0017</span>'
+    assert f"from 0.100, {fell}; lower is better" in text  # noise fell, which is good
     assert 'class="warning"' not in text
     assert checker.seen["img"] == 2 * 4
     assert text.count("<figcaption>epoch 6 · 0.312</figcaption>") == 2  # the trained reward's score alone
@@ -160,11 +166,14 @@ def test_warnings(tmp_path: Path) -> None:
     run = data.read_run(make_run(tmp_path / "run", hack=True))
     texts = data.warnings_of(run)
     assert texts[0] == (
-        "Possible reward hacking: gold, which is only watched, fell from 0.500 in epoch 0 to 0.440, while the trained "
-        "clip went up. Look at the samples."
+        "Possible reward hacking: gold, which is only watched, fell from 0.500 in epoch 0 to 0.440 in epoch 6, while "
+        "the trained clip improved: they have parted in 2 evaluations in a row. Look at the samples."
     )
     assert "noise, which is only watched, rose from 0.100 in epoch 0 to 0.130" in texts[1]
-    assert texts[2].startswith("Diversity fell to 55% of where it began (0.400 to 0.220; below 70% since epoch 6)")
+    assert texts[2] == (
+        "Guard rail: diversity is 40% of the base model's (0.400 to 0.160; below the limit of 50% since epoch 6): "
+        "images of one prompt become alike."
+    )
     assert texts[3:] == ["grad_norm was not finite in epoch 2."]
     assert data.warnings_of(data.read_run(make_run(tmp_path / "good"))) == []
 
@@ -177,7 +186,7 @@ def test_hacking_needs_a_rising_proxy_and_a_real_fall(tmp_path: Path) -> None:
         ]
         return data.warnings_of(data.RunData(tmp_path, "x", rows, {"rewards": {"clip": None}}))
 
-    assert "since epoch 1" in warned([0.1, 0.2, 0.3], [0.5, 0.6, 0.55])[0]
+    assert "from 0.600 in epoch 1" in warned([0.1, 0.2, 0.3], [0.5, 0.6, 0.55])[0]
     assert warned([0.1, 0.2, 0.3], [0.5, 0.6, 0.58]) == []  # 3 % below its best: noise
     assert warned([0.3, 0.2, 0.1], [0.5, 0.6, 0.3]) == []  # both fall: something else is wrong
     assert warned([0.1, 0.3, 0.2], [0.5, 0.6, 0.3]) == []  # the proxy has not risen since the best
@@ -234,7 +243,7 @@ def test_comparison(tmp_path: Path) -> None:
     assert text.count("Possible reward hacking") == 2
     row = re.search(r"<tr><th>gold</th>(.*?)</tr>", text)
     assert row is not None
-    assert re.findall(r"[−+]?\d\.\d{3}", row[1]) == ["0.500", "0.560", "+0.060", "0.500", "0.440", "−0.060"]
+    assert re.findall(r"(?<!± )[−+]?\b\d\.\d{3}", row[1]) == ["0.500", "0.560", "+0.060", "0.500", "0.440", "−0.060"]
     assert checker.seen["svg"] == 2 * 4  # four values, against images and against time
     assert "training time (seconds)" in text
     assert checker.seen["img"] == 2 * 3  # per prompt: the start and each run's last
@@ -399,23 +408,27 @@ def test_a_strangers_sample_that_is_a_link_is_not_shown(tmp_path: Path) -> None:
     assert 99 not in {sample.epoch for sample in read_run(run).samples}
 
 
+UNREADABLE = ("count/unreadable", "turbo/unreadable")
+
+
 def test_changes_are_coloured_by_good_or_bad_and_only_beyond_noise(tmp_path: Path) -> None:
     from diffrl.records.held_out import HeldOut
     from diffrl.report.data import RunData, warnings_of
-    from diffrl.report.sections import change
+    from diffrl.report.sections import signed
 
     held = HeldOut()
-    held.add(0, {"gold": [0.5, 0.5, 0.5, 0.5], "clip": [0.5, 0.5, 0.5, 0.5]})
-    held.add(8, {"gold": [0.7, 0.6, 0.7, 0.6], "clip": [0.5, 0.5, 0.5, 0.3]})
+    held.add(0, {"gold": [0.5] * 4, "clip": [0.5] * 4, "saturation": [0.1] * 4} | dict.fromkeys(UNREADABLE, [0.3] * 4))
+    after = {"gold": [0.7, 0.6, 0.7, 0.6], "clip": [0.5, 0.5, 0.5, 0.3], "saturation": [0.31, 0.29] * 2}
+    held.add(8, after | dict(zip(UNREADABLE, ([0.21, 0.19] * 2, [0.41, 0.39] * 2), strict=True)))
     names = {"gold": (0.5, 0.65), "clip": (0.5, 0.45), "unreadable": (0.3, 0.2), "saturation": (0.1, 0.3)}
-    names |= {"turbo/unreadable": (0.2, 0.3), "diversity": (0.4, 0.4)}
+    names |= {"count/unreadable": (0.3, 0.2), "turbo/unreadable": (0.3, 0.4), "diversity": (0.4, 0.4)}
     metrics = [{"epoch": 8 * i, **{f"eval/{name}": ends[i] for name, ends in names.items()}} for i in (0, 1)]
     run = RunData(tmp_path, "run", metrics, {"rewards": {"gold": {}}}, held=held)
-    shown = {name: change(run, name, *ends) for name, ends in names.items()}
+    shown = {name: signed(run.change(name)) for name in names}
     assert shown["gold"] == '<b class="good">+0.150</b> <span class="error">± 0.029</span>'
     assert shown["clip"] == '<b class="">−0.050</b> <span class="error">± 0.050</span>'
-    assert 'class="good"' in shown["unreadable"] and 'class="bad"' in shown["turbo/unreadable"]
-    assert 'class=""' in shown["saturation"]
+    assert 'class="good"' in shown["count/unreadable"] and 'class="bad"' in shown["turbo/unreadable"]
+    assert 'class=""' in shown["saturation"] and 'class=""' in shown["unreadable"], "nothing is known of its prompts"
     assert warnings_of(run) == [], "one prompt of four is no sign of hacking"
     run.held.epochs.clear()
     assert any("Possible reward hacking: clip" in text for text in warnings_of(run))
