@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs test test-long test-all test-stress test-pretend upstream lint setup clean
+.PHONY: demo docs test test-long test-lab test-all test-stress test-pretend upstream lint setup clean
 
 setup: $(VENV)/.ready
 
@@ -22,11 +22,15 @@ demo: setup
 
 # Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests --ignore tests/lab
+
+# The laboratory: the league, the experiments, and the tables and figures of the documentation (see experiments/).
+test-lab: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/lab
 
 # What takes too long for `make test`, but runs on every change in CI: many processes, every recipe, every check of every family, compilation.
 test-long: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow" tests --ignore tests/lab
 
 # The code that rewards come from, into a folder of its own; with it `make test-long` has tests/upstream (about 3 minutes).
 upstream: build/upstream/.ready

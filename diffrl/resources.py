@@ -33,9 +33,8 @@ def shipped(folder: str, *parts: str) -> Path:
 
 
 def shipped_configs() -> list[Path]:
-    """The files of the shipped configs, sorted; without the plan of the league, which are entries and no recipes."""
-    root = shipped("configs")
-    return sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] != "league")
+    """The files of the shipped configs, sorted."""
+    return sorted(shipped("configs").rglob("*.yaml"))
 
 
 @functools.cache

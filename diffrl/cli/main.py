@@ -28,7 +28,6 @@ from diffrl.cli.divgen import add_divgen
 from diffrl.cli.examining import add_doctor
 from diffrl.cli.image_sets import add_image_sets
 from diffrl.cli.interrupted import leave_peers, resumable
-from diffrl.cli.league import add_league
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
@@ -53,14 +52,14 @@ FAILURES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None = None) -> int:
+    """Run one command; returns the exit code. `parser`: of other commands than diffrl's own."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started it (`>&-`)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
     try:
         with _shown_warnings():
-            code = _run(list(sys.argv[1:] if argv is None else argv))
+            code = _run(list(sys.argv[1:] if argv is None else argv), (parser or _parser)())
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         leave_peers(code)
         return code
@@ -96,8 +95,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     return 0, ""
 
 
-def _run(argv: list[str]) -> int:
-    parser = _parser()
+def _run(argv: list[str], parser: Parser) -> int:
     if not argv:
         parser.print_help()
         return 0
@@ -108,7 +106,7 @@ def _run(argv: list[str]) -> int:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as done:  # a help text was printed
         return int(done.code or 0)
-    subparser: _Parser = arguments.parser
+    subparser: Parser = arguments.parser
     for word in rest:
         if word.startswith("-"):
             known = set(re.findall(r"--[\w-]+", subparser.format_help()))
@@ -118,7 +116,9 @@ def _run(argv: list[str]) -> int:
     return arguments.handler(arguments, rest)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are UserErrors, with the nearest command."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{message} (see "{self.prog} --help")')
 
@@ -130,8 +130,8 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="diffrl",
         description="Reinforcement learning for diffusion and flow text-to-image models.",
         epilog="example:\n  diffrl train playground/nft\n\n`diffrl COMMAND --help` explains a command.",
@@ -141,11 +141,10 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    add: Callable[..., _Parser] = partial(subcommand, commands)
+    add: Callable[..., Parser] = partial(subcommand, commands)
     _add_train(add)
     _add_sample_and_evaluate(add)
     add_comparing(add)
-    add_league(add)
     add_watch(add)
     add_rewards(add)
     add_objectives(add)
@@ -165,7 +164,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _add_train(add: Callable[..., _Parser]) -> None:
+def _add_train(add: Callable[..., Parser]) -> None:
     train = add(
         "train",
         _train,
@@ -200,7 +199,7 @@ def _add_train(add: Callable[..., _Parser]) -> None:
     )
 
 
-def _add_sample_and_evaluate(add: Callable[..., _Parser]) -> None:
+def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
     sample = add(
         "sample",
         _sample,

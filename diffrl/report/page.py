@@ -32,11 +32,10 @@ _ELEMENTS: Any = _TEMPLATES.get_template("elements.html.j2").module
 
 
 def page(title: str, body: str, script: str = "") -> str:
-    """A complete, self-contained HTML page; `body` is HTML, `title` is text, `script` a file of `templates`, which is
-    the only one that the page's policy lets run."""
-    code = (Path(__file__).parent / "templates" / script).read_text(encoding="utf-8") if script else ""
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    parts = {"title": title, "body": body, "version": __version__, "script": code, "digest": digest}
+    """A complete, self-contained HTML page; `body` is HTML, `title` is text, `script` JavaScript, which is the only
+    one that the page's policy lets run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {"title": title, "body": body, "version": __version__, "script": script, "digest": digest}
     return _TEMPLATES.get_template("page.html.j2").render(parts) + "\n"
 
 

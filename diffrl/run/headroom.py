@@ -38,7 +38,7 @@ from diffrl.seeds import noise as noise_of
 from diffrl.stats import known, rank_correlation, standard_error
 
 # What training has gained of what the best of G has above the mean, times `reliability`: middle and range of the
-# shipped recipes with one reward, as scripts/trials/headroom.py finds them. Their budgets differ, so it is no law.
+# shipped recipes with one reward, as experiments/trials/headroom.py finds them. Their budgets differ, so it is no law.
 GAIN, GAIN_RANGE = 0.5, (0.35, 0.85)
 FLAT = 1e-6  # a spread below this share of the mean's size is none
 MOST_FLAT = 0.8  # share of groups without signal from which a recipe wastes its images

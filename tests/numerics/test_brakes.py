@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "figures"))
-import brakes
-import tables
+from experiments.figures import brakes, tables
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 
 from diffrl.config import load_config
 from diffrl.resources import shipped, shipped_configs
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "figures"))
-import recipe_table
+from experiments.figures import recipe_table
 
 RECIPES = shipped_configs()
 

@@ -167,10 +167,9 @@ def table(result: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Compares what is here, or the named ones, and writes their rows into the result; others' rows stay."""
-    sys.path[:0] = [str(ROOT / "scripts")]
-    from reproduce import commit
-
+    sys.path[:0] = [str(ROOT)]
     from diffrl.version import __version__
+    from experiments.league.results import commit
 
     path = ROOT / "assets" / "results" / "originals.json"
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.is_file() else {}
