@@ -13,4 +13,5 @@ venv/bin/diffrl demo epochs=1 rollout.groups=4 rollout.group_size=4 optimise.bat
     evaluate.prompts=4 run_dir="$work/run"
 test -s "$work/run/report.html" && test -s "$work/run/lora/pytorch_lora_weights.safetensors"
 venv/bin/diffrl rewards list >/dev/null
+venv/bin/diffrl bench --list >/dev/null
 echo "wheel: the demo runs from an empty environment"

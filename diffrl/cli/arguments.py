@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, in_one_line, nearest
+
+log = logging.getLogger("diffrl")
 
 
 def subcommand(
@@ -32,7 +39,24 @@ def subcommand(
         allow_abbrev=False,
     )
     command.set_defaults(handler=handler, parser=command, words_anywhere=words_anywhere)
+    for module in installed():
+        if command.prog == getattr(module, "AFTER", "diffrl doctor"):
+            module.add(partial(subcommand, commands))
     return command
+
+
+@cache
+def installed() -> list[ModuleType]:
+    """The modules of installed commands, entry points of the group `diffrl.commands`: each has `add(add)`, which calls
+    `add` as `subcommand` without its first argument, and perhaps `AFTER`, the command after which the help lists it.
+    """
+    modules = []
+    for entry in entry_points(group="diffrl.commands"):
+        try:
+            modules.append(entry.load())
+        except Exception as error:
+            log.warning("the command %s (%s) cannot be imported: %s", entry.name, entry.value, in_one_line(error))
+    return modules
 
 
 def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any]]:
@@ -95,6 +119,93 @@ def guidance(text: str) -> float:
     if not 0 <= value <= 1000:  # also what is no number
         raise argparse.ArgumentTypeError(f'expected a number from 0 to 1000, got "{text[:40]}"')
     return value
+
+
+def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
+    """MODEL, and the options that say how its images are drawn.
+
+    members: images of each prompt by default; 0: of a benchmark, which says how many; None: something else does.
+    """
+    benchmark = members == 0
+    text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
+    command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
+    text = "a model family of your own (default: by the pipeline's class)"
+    command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
+    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
+    command.add_argument("--merge", metavar="LORA", help=text)
+    command.add_argument(
+        "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
+    )
+    first, default = ("the benchmark's", None) if benchmark else (0, 0)
+    text = f"of the noise (default {first})"
+    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
+    if members is not None:
+        text = f"images per prompt (default {members or first})"
+        command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
+    text = "sampling steps (default: as in training, 10)"
+    command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
+    text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
+    command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
+    command.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
+    text = "images per forward (default 32)"
+    command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
+    text = "classifier-free guidance (default 1: none)"
+    command.add_argument("--guidance-scale", type=guidance, metavar="G", help=text)
+    command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
+
+
+def resolution(text: str) -> int | tuple[int, int]:
+    sides = [whole_number(8, 2**14)(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text}"')
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Checked arguments that `sample` and `evaluate` share."""
+    from diffrl.config import check_lora, check_model
+    from diffrl.prompts import check_source
+    from diffrl.worlds import find_merge
+
+    at("MODEL", check_model, arguments.model)
+    at("--prompts", check_source, arguments.prompts)
+    lora: Path | None = arguments.lora
+    if lora is not None:
+        at("--lora", check_lora, lora)
+    if arguments.merge is not None:
+        at("--merge", find_merge, arguments.merge)
+    names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
+    names += ["batch_size", "family", "merge", "out"]
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)} | {
+        "lora": None if lora is None else str(lora)
+    }
+    return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
+
+
+def plugins_of(text: str, option: str) -> list[str]:
+    """The rewards of `A,B,C`, each once; UserError for one that is none."""
+    from diffrl.config import check_plugin
+
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        at(option, check_plugin, name)
+    return names
+
+
+def only_parameters(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Words that the command does not know must be KEY=VALUE."""
+    for word in rest:
+        if "=" not in word:
+            arguments.parser.error(f'unexpected argument "{word}"')
+
+
+def at(where: str, check: Callable[[Any], object], value: object) -> None:
+    """Call `check(value)`; its UserError gets `where` in front."""
+    try:
+        check(value)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def as_the_run(common: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:

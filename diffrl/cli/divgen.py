@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import subcommand
+from diffrl.cli.arguments import add_drawing, subcommand
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import out_file
 
@@ -17,8 +17,8 @@ KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.div
 DIMENSIONS = ("id", "style", "layout", "tonal")
 
 
-def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> None:
-    """Register the command with the command line's `add`; `add_drawing` adds the options of drawing images."""
+def add_divgen(add: Callable[..., Any]) -> None:
+    """Register the command with the command line's `add`."""
     command = add(
         "divgen",
         None,
@@ -31,7 +31,7 @@ def add_divgen(add: Callable[..., Any], add_drawing: Callable[[Any], None]) -> N
 
     action = partial(subcommand, actions)
     _add_prompts(action)
-    _add_generate(action, add_drawing)
+    _add_generate(action)
     _add_score(action)
     _add_reference(action)
     text = "one self-contained page that compares folders that were scored"
@@ -60,7 +60,7 @@ def _add_prompts(action: Callable[..., Any]) -> None:
     prompts.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="the file to write")
 
 
-def _add_generate(action: Callable[..., Any], add_drawing: Callable[[Any], None]) -> None:
+def _add_generate(action: Callable[..., Any]) -> None:
     generate = action(
         "generate",
         _generate,

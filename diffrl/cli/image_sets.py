@@ -8,22 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import as_the_run, named_rewards
+from diffrl.cli.arguments import add_drawing, as_the_run, drawing_of, named_rewards, only_parameters, plugins_of
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
 
 
-def add_image_sets(
-    add: Callable[..., Any], add_drawing: Callable[..., None], common: Callable[[argparse.Namespace], dict[str, Any]]
-) -> None:
-    """Register the command with the command line's `add`; `add_drawing` and `common`: its options of what is drawn."""
-
-    def handle(arguments: argparse.Namespace, rest: list[str]) -> int:
-        return draw(arguments, rest, common)
-
+def add_image_sets(add: Callable[..., Any]) -> None:
+    """Register the command with the command line's `add`."""
     command = add(
         "draw-set",
-        handle,
+        draw,
         "draw pictures of prompts and score them, to train on as an image set; continues if interrupted",
         "diffrl draw-set playground --rewards playground --prompts playground/compositional/train --limit 640 "
         "--per-prompt 16 --out sets/base",
@@ -39,22 +33,13 @@ def add_image_sets(
     command.add_argument("--out", required=True, type=Path, metavar="DIR", help="the set's folder")
 
 
-def draw(arguments: argparse.Namespace, rest: list[str], common: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
-    from diffrl.config import check_plugin
-
-    given = common(arguments)
+def draw(arguments: argparse.Namespace, rest: list[str]) -> int:
+    given = drawing_of(arguments)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
-    names = list(dict.fromkeys(name.strip() for name in arguments.rewards.split(",") if name.strip()))
-    for name in names:
-        try:
-            check_plugin(name)
-        except UserError as error:
-            raise UserError(f"--rewards: {error}") from error
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
+    names = plugins_of(arguments.rewards, "--rewards")
+    only_parameters(arguments, rest)
     wanted = named_rewards([*names, *rest], "draw-set")
     from diffrl.image_sets.draw import draw_set
 

@@ -18,9 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from diffrl.cli.arguments import as_the_run, guidance, named_rewards, subcommand, whole_number
-from diffrl.cli.around import add_around
-from diffrl.cli.bench import add_bench
+from diffrl.cli.arguments import (
+    add_drawing,
+    as_the_run,
+    drawing_of,
+    named_rewards,
+    only_parameters,
+    plugins_of,
+    subcommand,
+)
 from diffrl.cli.comparing import add_comparing
 from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
@@ -33,7 +39,6 @@ from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
 from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
-from diffrl.cli.search import add_search
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, discard, nearest, say
@@ -148,16 +153,13 @@ def _parser() -> Parser:
     add_watch(add)
     add_rewards(add)
     add_objectives(add)
-    add_models(add, _resolution)
+    add_models(add)
     add_prompts(add)
     add_d2align(add)
     add_recipes(add)
-    add_divgen(add, _add_drawing)
-    add_bench(add, _add_drawing)
-    add_image_sets(add, _add_drawing, _common)
-    add_search(add, _add_drawing, _common)
+    add_divgen(add)
+    add_image_sets(add)
     add_sharing(add)
-    add_around(add)
     add_doctor(add)
     add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")
@@ -223,50 +225,9 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
     sample.add_argument("--rewards", metavar="A,B,C", help=f"also score the images: {text}")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
-        _add_drawing(command, members)
+        add_drawing(command, members)
         text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
         command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
-
-
-def _add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> None:
-    """MODEL, and the options that say how its images are drawn.
-
-    members: images of each prompt by default; 0: of a benchmark, which says how many; None: something else does.
-    """
-    benchmark = members == 0
-    text = "playground, a folder in diffusers' format, or a hub id such as stabilityai/stable-diffusion-3.5-medium"
-    command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
-    text = "a model family of your own (default: by the pipeline's class)"
-    command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
-    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
-    command.add_argument("--merge", metavar="LORA", help=text)
-    command.add_argument(
-        "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
-    )
-    first, default = ("the benchmark's", None) if benchmark else (0, 0)
-    text = f"of the noise (default {first})"
-    command.add_argument("--seed", type=whole_number(0, 2**63 - 1), default=default, metavar="S", help=text)
-    if members is not None:
-        text = f"images per prompt (default {members or first})"
-        command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
-    text = "sampling steps (default: as in training, 10)"
-    command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
-    text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
-    command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
-    command.add_argument("--resolution", type=_resolution, metavar="PIXELS", help=text)
-    text = "images per forward (default 32)"
-    command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
-    text = "classifier-free guidance (default 1: none)"
-    command.add_argument("--guidance-scale", type=guidance, metavar="G", help=text)
-    command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
-
-
-def _resolution(text: str) -> int | tuple[int, int]:
-    sides = [whole_number(8, 2**14)(side) for side in text.split("x")]
-    if len(sides) > 2:
-        raise argparse.ArgumentTypeError(f'expected a side or WIDTHxHEIGHT, got "{text}"')
-    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -290,7 +251,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
-    common = _common(arguments)
+    common = drawing_of(arguments)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
@@ -305,7 +266,7 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    common = _common(arguments)
+    common = drawing_of(arguments)
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
     wanted = _rewards(arguments, rest, "evaluate")
@@ -319,51 +280,16 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _rewards(arguments: argparse.Namespace, rest: list[str], command: str) -> dict[str, dict[str, Any]]:
     """Of `--rewards`, with their parameters among the words."""
-    from diffrl.config import check_plugin
-
-    names = list(dict.fromkeys(name.strip() for name in (arguments.rewards or "").split(",") if name.strip()))
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
+    only_parameters(arguments, rest)
+    names = plugins_of(arguments.rewards or "", "--rewards")
     if not names:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
-    for name in names:
-        _at("--rewards", check_plugin, name)
     return named_rewards([*names, *rest], command)
-
-
-def _common(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Checked arguments that `sample` and `evaluate` share."""
-    from diffrl.config import check_lora, check_model
-    from diffrl.prompts import check_source
-    from diffrl.worlds import find_merge
-
-    _at("MODEL", check_model, arguments.model)
-    _at("--prompts", check_source, arguments.prompts)
-    lora: Path | None = arguments.lora
-    if lora is not None:
-        _at("--lora", check_lora, lora)
-    if arguments.merge is not None:
-        _at("--merge", find_merge, arguments.merge)
-    names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
-    names += ["batch_size", "family", "merge", "out"]
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)} | {
-        "lora": None if lora is None else str(lora)
-    }
-    return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
 
 
 def _version(arguments: argparse.Namespace, rest: list[str]) -> int:
     print(f"diffrl {__version__}")
     return 0
-
-
-def _at(where: str, check: Callable[[Any], object], value: object) -> None:
-    """Call `check(value)`; its UserError gets `where` in front."""
-    try:
-        check(value)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 class _ToStderr(logging.Handler):

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import subcommand
+from diffrl.cli.arguments import resolution, subcommand
 from diffrl.errors import UserError, nearest
 
 
-def add_models(add: Callable[..., Any], resolution: Callable[[str], Any]) -> None:
-    """Register the command and its actions with the command line's `add`; `resolution` reads PIXELS."""
+def add_models(add: Callable[..., Any]) -> None:
+    """Register the command and its actions with the command line's `add`."""
     text = "supported models: list them, show one, or check a family against diffusers' plain pipeline"
     command = add("models", None, text, "diffrl models list", "diffrl models check qwen-image")
     action = partial(subcommand, command.add_subparsers(metavar="list|show|check", required=True))
@@ -79,8 +79,8 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"{error}{hint}") from None
     with tempfile.TemporaryDirectory() as folder:
         made = make(model, Path(folder) / model)
-        resolution = arguments.resolution or TINY[model].resolution
-        return _report(Subject(str(made), resolution, family=arguments.family), only)
+        side = arguments.resolution or TINY[model].resolution
+        return _report(Subject(str(made), side, family=arguments.family), only)
 
 
 def _check_file(arguments: argparse.Namespace, family: str, only: list[str]) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.cli.arguments import named_rewards, subcommand, whole_number
-from diffrl.cli.audit import add_audit
 from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError
 
@@ -19,7 +18,8 @@ def add_rewards(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
     text = "rewards: list them, show a card, write, check, audit or fit one, serve some to other machines"
     command = add("rewards", None, text, "diffrl rewards list", "diffrl rewards new sharpness")
-    action = partial(subcommand, command.add_subparsers(metavar="list|show|new|check|audit|fit|serve", required=True))
+    actions = command.add_subparsers(required=True)
+    action = partial(subcommand, actions)
 
     every = action("list", _list, "list the rewards", "diffrl rewards list")
     every.add_argument("--markdown", action="store_true", help="as a Markdown table")
@@ -36,9 +36,9 @@ def add_rewards(add: Callable[..., Any]) -> None:
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
     text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
     check.add_argument("--prompts", metavar="SET", help=text)
-    add_audit(action)
     add_fit(action)
     _add_serve(action)
+    actions.metavar = "|".join(actions.choices)  # installed ones, too
 
 
 def _add_serve(action: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ from diffrl.version import __version__
 from experiments.league.experiments import HERE, Experiment, plain, read_result, replaced
 
 ROOT = Path(__file__).resolve().parents[2]  # of a checkout
-CODE = ("diffrl", "playground", "rewards", "configs", "experiments", "pyproject.toml")
+CODE = ("diffrl", "lab", "playground", "rewards", "configs", "experiments", "pyproject.toml")
 
 
 def commit() -> str:

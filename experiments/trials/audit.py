@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from diffrl.audit.run import Audit, audit
+from diffrl_lab.audit.run import Audit, audit
 
 REWARDS = ("playground", "preference", "clip")
 JUDGE = "playground"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.api import train
-from diffrl.sharing.dial import dial
+from diffrl_lab.dial import dial
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "dial"

@@ -14,7 +14,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from diffrl.run.headroom import SURE, headroom
+from diffrl_lab.headroom import SURE, headroom
 from experiments.listed import RESULTS, ROOT, experiments
 
 RECIPES = ("nft", "grpo", "ocr", "gardo/clip_no_kl", "gardo/preference_no_kl", "crd/clip_crd", "pilots/grpo_preference")

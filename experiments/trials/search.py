@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from diffrl.prompts import load_prompts
-from diffrl.search.run import Settings, search
+from diffrl_lab.search.run import Settings, search
 
 METHODS = ("best-of-n", "particles", "evo")
 WATCHED = {"playground": ("clip", "artefact"), "clip": ("playground", "artefact")}

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from diffrl.cli.main import main
 from diffrl.records import ballots
-from diffrl.run.replay import replay
+from diffrl_lab.replay import replay
 
 VOTES: dict[str, Any] = {"rewards": {"votes": {"wait": 120.0, "groups": 3}}}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffrl.forward import FlowMatching, Prediction, Process, VariancePreserving
 from diffrl.samplers import flow_sde, ode_step
-from diffrl.search.equations import (
+from diffrl_lab.search.equations import (
     MIX,
     effective_size,
     log_potential,
@@ -21,7 +21,7 @@ from diffrl.search.equations import (
     systematic,
     tournament,
 )
-from diffrl.search.methods import GENERATIONS, Generation, generations
+from diffrl_lab.search.methods import GENERATIONS, Generation, generations
 
 FLOW = FlowMatching()
 

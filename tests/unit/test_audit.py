@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffrl.audit import exploits
-from diffrl.audit.cases import rendered
-from diffrl.audit.run import Audit, Subject, _judging, _outcome, audit
 from diffrl.cli.main import main
 from diffrl.prompts import load_prompts
+from diffrl_lab.audit import exploits
+from diffrl_lab.audit.cases import rendered
+from diffrl_lab.audit.run import Audit, Subject, _judging, _outcome, audit
 
 BIASED = '''
 class White:

@@ -14,14 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from diffrl.bench.facts import BENCHES
-from diffrl.bench.items import Answers, Item
-from diffrl.bench.judging import Shot, judge_all, read_answers
-from diffrl.bench.table import Key, Line, change, lines_of
-from diffrl.cli.bench import NAMES
 from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
+from diffrl_lab.bench.command import NAMES
+from diffrl_lab.bench.facts import BENCHES
+from diffrl_lab.bench.items import Answers, Item
+from diffrl_lab.bench.judging import Shot, judge_all, read_answers
+from diffrl_lab.bench.table import Key, Line, change, lines_of
 
 JUDGE = '''
 import torch

@@ -13,8 +13,8 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.policy import read_lora
 from diffrl.run.train import train
-from diffrl.sharing import dial as module
-from diffrl.sharing.dial import healthiest, split_prompts
+from diffrl_lab import dial as module
+from diffrl_lab.dial import healthiest, split_prompts
 
 
 def entry(way: str, gain: float, *alarms: str) -> dict[str, Any]:

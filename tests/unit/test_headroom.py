@@ -10,7 +10,7 @@ import torch
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.run.headroom import VERSIONS, analyse, as_text, best_of, headroom
+from diffrl_lab.headroom import VERSIONS, analyse, as_text, best_of, headroom
 
 
 def test_best_of_n_is_the_mean_over_all_choices() -> None:

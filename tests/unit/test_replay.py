@@ -11,8 +11,8 @@ import torch
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.run import loop as loop_module
-from diffrl.run.replay import replay
 from diffrl.run.train import train
+from diffrl_lab.replay import replay
 
 
 def trained(config_file: Any, monkeypatch: Any, *overrides: str, **sections: Any) -> tuple[Path, dict[int, list[Any]]]:

@@ -21,9 +21,9 @@ from diffrl.forward import VariancePreserving
 from diffrl.prompts import Prompt
 from diffrl.rollout import generate
 from diffrl.sampling import SamplerSpec
-from diffrl.search import methods
-from diffrl.search.methods import Bench, Finished, Generation
-from diffrl.search.run import Settings, search
+from diffrl_lab.search import methods
+from diffrl_lab.search.methods import Bench, Finished, Generation
+from diffrl_lab.search.run import Settings, search
 
 PROMPTS = [Prompt("red a"), Prompt("red b"), Prompt("red c")]
 REDNESS = f"{Path(__file__).parents[1] / 'data' / 'redness.py'}:Redness"

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffrl.bench.items import Answers, Item, Mark, find, objects_of
 from diffrl.errors import UserError
+
+from .items import Answers, Item, Mark, find, objects_of
 
 FILE = "geneval2_data.jsonl"
 

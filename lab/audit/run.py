@@ -19,15 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.audit import exploits
-from diffrl.audit.cases import Cases, Look, dressed, given, liked, rendered
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
-from diffrl.report.audit import SHOWN, write_audit
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
@@ -35,6 +32,10 @@ from diffrl.rewards.scoring import Scorer, applies
 from diffrl.rollout import generate
 from diffrl.stats import wilson
 from diffrl.version import __version__
+
+from . import exploits
+from .cases import Cases, Look, dressed, given, liked, rendered
+from .page import SHOWN, write_audit
 
 DRAWN = 16  # images of a model for each prompt, of which the reward chooses
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diffrl.bench import compbench, dpg, general, geneval, geneval2, unigenbench
-from diffrl.bench.items import Bench, Judge
+from . import compbench, dpg, general, geneval, geneval2, unigenbench
+from .items import Bench, Judge
 
 _SPACY = ("spacy", "en_core_web_sm")
 _OWL = "the reward compbench: OWLv2 (ViT-B/16), 0.6 GB in fp32"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from diffrl.bench.items import Answers, Item, Mark, find, rows_of
 from diffrl.errors import UserError
+
+from .items import Answers, Item, Mark, find, rows_of
 
 FILE = "dpg_bench.csv"
 COLUMNS = ("item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language")

@@ -8,33 +8,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import as_the_run, named_rewards, positive_number, whole_number
+from diffrl.cli.arguments import (
+    add_drawing,
+    as_the_run,
+    drawing_of,
+    named_rewards,
+    only_parameters,
+    plugins_of,
+    positive_number,
+    whole_number,
+)
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
+AFTER = "diffrl draw-set"  # in the list of commands
 METHODS = ("best-of-n", "particles", "evo", "gradient", "refine")
 
 
-def add_search(
-    add: Callable[..., Any], add_drawing: Callable[..., None], common: Callable[[argparse.Namespace], dict[str, Any]]
-) -> None:
-    """Register the command with the command line's `add`; `add_drawing` and `common`: its options of what is drawn."""
-
-    def handle(arguments: argparse.Namespace, rest: list[str]) -> int:
-        return run(arguments, rest, common)
-
+def add(add: Callable[..., Any]) -> None:
+    """Register the commands with the command line's `add`."""
     command = add(
         "refine",
-        handle,
+        run,
         "draw, let a judge rewrite the prompt, and draw again",
         "diffrl refine playground --rewards vlm vlm.server=http://localhost:8000/v1 --prompts test.txt --budget 20 "
         "--out refined",
         words_anywhere=True,
     )
-    _add_options(command, add_drawing, "refine,best-of-n")
+    _add_options(command, "refine,best-of-n")
     command = add(
         "search",
-        handle,
+        run,
         "search for each prompt's best image, without training",
         "diffrl search playground --rewards clip --watch playground --prompts playground/compositional/test --limit 16 "
         "--budget 640 --method best-of-n,evo --out searched",
@@ -42,10 +46,10 @@ def add_search(
         "--out searched",
         words_anywhere=True,
     )
-    _add_options(command, add_drawing, "evo")
+    _add_options(command, "evo")
 
 
-def _add_options(command: argparse.ArgumentParser, add_drawing: Callable[..., None], method: str) -> None:
+def _add_options(command: argparse.ArgumentParser, method: str) -> None:
     add_drawing(command, None)
     text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
     command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
@@ -71,31 +75,29 @@ def _add_options(command: argparse.ArgumentParser, add_drawing: Callable[..., No
     command.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder of images and page")
 
 
-def run(arguments: argparse.Namespace, rest: list[str], common: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
-    given = common(arguments)
+def run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    given = drawing_of(arguments)
     given.pop("per_prompt", None)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     if arguments.base and arguments.lora is None:
         raise UserError("--base: compares with the model without its LoRA; name one with --lora")
-    methods = _list(arguments.method)
+    methods = list(dict.fromkeys(name.strip() for name in arguments.method.split(",") if name.strip()))
     for name in methods:
         if name not in METHODS:
             raise UserError(f'--method: unknown method "{name}"{nearest(name, METHODS)}')
     if not methods:
         raise UserError(f"--method: name at least one of {', '.join(METHODS)}")
-    rewards, watch = _plugins(arguments.rewards, "--rewards"), _plugins(arguments.watch, "--watch")
+    rewards, watch = plugins_of(arguments.rewards, "--rewards"), plugins_of(arguments.watch, "--watch")
     if not rewards:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
     if both := [name for name in watch if name in rewards]:
         raise UserError(f'--watch: "{both[0]}" is searched for already')
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
+    only_parameters(arguments, rest)
     wanted = named_rewards([*rewards, *watch, *rest], "search")
     weights = {name: _weight(name, wanted[name].pop("weight", 1.0)) for name in rewards}
-    from diffrl.search.run import Settings, search
+    from .run import Settings, search
 
     settings = Settings(
         rewards={name: wanted[name] for name in rewards},
@@ -124,22 +126,6 @@ def _say(result: dict[str, Any], out: Path) -> None:
                 role = "" if name in result["trained_on"] else "  (watched)"
                 print(f"  {name:<22}{first[name]:.4f} -> {last[name]:.4f}{role}")
     print(f"images: {out / 'images'}; page: {out / 'report.html'}")
-
-
-def _list(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _plugins(text: str, option: str) -> list[str]:
-    from diffrl.config import check_plugin
-
-    names = _list(text)
-    for name in names:
-        try:
-            check_plugin(name)
-        except UserError as error:
-            raise UserError(f"{option}: {error}") from error
-    return names
 
 
 def _weight(name: str, value: Any) -> float:

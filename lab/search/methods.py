@@ -21,7 +21,9 @@ from diffrl.prompts import Prompt
 from diffrl.rollout import EVALUATION, generate, initial_noise
 from diffrl.samplers import schedule, sde_kernel
 from diffrl.sampling import SamplerSpec
-from diffrl.search.equations import (
+from diffrl.seeds import generator, noise
+
+from .equations import (
     effective_size,
     log_potential,
     mixed_noise,
@@ -30,7 +32,6 @@ from diffrl.search.equations import (
     systematic,
     tournament,
 )
-from diffrl.seeds import generator, noise
 
 Rewrite = Callable[[Tensor, Sequence[Prompt]], Sequence[str]]  # images (n, 3, H, W) and their prompts to new texts
 

@@ -13,10 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffrl.bench.facts import BENCHES
-from diffrl.bench.items import Bench, Item
-from diffrl.bench.judging import FOLDER, Shot, answers_of, judge_all, read_answers
-from diffrl.bench.table import Change, Key, Line, change, lines_of
 from diffrl.divgen.run import Job, generate_images, image_file
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
@@ -27,6 +23,11 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import RewardError, lower_is_better
 from diffrl.rewards.registry import load_class
 from diffrl.version import __version__
+
+from .facts import BENCHES
+from .items import Bench, Item
+from .judging import FOLDER, Shot, answers_of, judge_all, read_answers
+from .table import Change, Key, Line, change, lines_of
 
 FILE, JUDGES = "bench.json", "judges.json"
 

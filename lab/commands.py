@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import whole_number
+from diffrl.cli.arguments import at, whole_number
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable, out_file
 
+AFTER = "diffrl publish"  # in the list of commands
 
-def add_around(add: Callable[..., Any]) -> None:
+
+def add(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
     command = add(
         "headroom",
@@ -67,8 +69,9 @@ def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     config = load_config(words[0], words[1:])
     from diffrl.records.disk import write_text
-    from diffrl.run.headroom import as_text
-    from diffrl.run.headroom import headroom as measure
+
+    from .headroom import as_text
+    from .headroom import headroom as measure
 
     result = measure(config)
     if result is None:  # another process says it
@@ -86,8 +89,8 @@ def replay(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     file_of_run(arguments.run, "config.yaml", "replay")
     out = _folder(arguments.out, arguments.run / "replay")
-    from diffrl.report.replay import as_text, write
-    from diffrl.run.replay import replay as again
+    from .replay import replay as again
+    from .replay_page import as_text, write
 
     result = again(arguments.run, arguments.epoch, arguments.image, report=print)
     print(as_text(result.facts))
@@ -103,12 +106,9 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     file_of_run(arguments.run, "config.yaml", "dial")
     out = _folder(arguments.out, arguments.run / "dial")
     if arguments.judge is not None:
-        try:
-            check_source(arguments.judge)
-        except UserError as error:
-            raise UserError(f"--judge: {error}") from error
-    from diffrl.report.dial import sentence
-    from diffrl.sharing.dial import dial as turn
+        at("--judge", check_source, arguments.judge)
+    from .dial import dial as turn
+    from .dial_page import sentence
 
     result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_show_progress)
     print(_points(result))

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffrl.bench.items import Mark
 from diffrl.stats import critical
+
+from .items import Mark
 
 Key = tuple[str, str]  # section, line
 

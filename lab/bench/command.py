@@ -12,16 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import as_the_run, named_rewards
+from diffrl.cli.arguments import add_drawing, as_the_run, at, named_rewards, only_parameters
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
+AFTER = "diffrl divgen"  # in the list of commands
 RATE = 2e14  # operations a second that doctor, too, turns into minutes: of a large accelerator in bf16, not measured
-NAMES = ("geneval", "geneval2", "dpg", "compbench", "unigenbench", "drawbench", "parti")  # as in diffrl.bench.facts
+NAMES = ("geneval", "geneval2", "dpg", "compbench", "unigenbench", "drawbench", "parti")  # as in .facts
 
 
-def add_bench(add: Callable[..., Any], add_drawing: Callable[..., None]) -> None:
-    """Register the command with the command line's `add`; `add_drawing` adds the options of drawing images."""
+def add(add: Callable[..., Any]) -> None:
+    """Register the command with the command line's `add`."""
     command = add(
         "bench",
         _bench,
@@ -58,7 +59,7 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.name not in NAMES:
         given = "name a benchmark" if arguments.name is None else f'unknown benchmark "{arguments.name}"'
         raise UserError(f"bench: {given}{nearest(arguments.name or '', NAMES)}")
-    from diffrl.bench.facts import BENCHES
+    from .facts import BENCHES
 
     bench = BENCHES[arguments.name]
     for option in ("model", "data", "out"):
@@ -69,13 +70,14 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     judges = _judges(arguments, rest)
     bench.read(arguments.data)  # before anything heavy is imported
     _check_packages({plugin for plugin, _ in judges.values()})
-    from diffrl.bench.run import FILE, run_bench
     from diffrl.drawing import Drawing
+
+    from .run import FILE, run_bench
 
     entries = {judge: _entry(plugin, given) for judge, (plugin, given) in judges.items()}
     result = run_bench(arguments.name, arguments.data, Drawing(**common), entries, arguments.out)
     if os.environ.get("RANK", "0") == "0":
-        from diffrl.report.bench import as_text, write_bench_report
+        from .page import as_text, write_bench_report
 
         print(as_text(result))
         page = write_bench_report(result, arguments.out)
@@ -108,10 +110,7 @@ def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
     checks: dict[str, Callable[[Any], object]] = {"model": check_model, "lora": check_lora, "merge": find_merge}
     for option, check in checks.items():
         if (value := getattr(arguments, option)) is not None:
-            try:
-                check(value)
-            except UserError as error:
-                raise UserError(f"--{option}: {error}") from error
+            at(f"--{option}", check, value)
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
@@ -125,8 +124,9 @@ def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
 
 def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """{judge: (reward, its parameters)}: the benchmark's own, or those that were named."""
-    from diffrl.bench.facts import BENCHES
     from diffrl.config import check_plugin
+
+    from .facts import BENCHES
 
     own = BENCHES[arguments.name].judges
     there = {judge: all(map(find_spec, one.imports)) for judge, one in own.items()}
@@ -141,13 +141,8 @@ def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[s
     if not chosen:
         raise UserError("--judge: name at least one reward, such as pickscore,hpsv2; `diffrl rewards list` shows them")
     for plugin in chosen.values():
-        try:
-            check_plugin(plugin)
-        except UserError as error:
-            raise UserError(f"--judge: {error}") from error
-    for word in rest:
-        if "=" not in word:
-            arguments.parser.error(f'unexpected argument "{word}"')
+        at("--judge", check_plugin, plugin)
+    only_parameters(arguments, rest)
     given = named_rewards([*dict.fromkeys(chosen.values()), *rest], "bench")
     standard = {judge: one.arguments for judge, one in own.items() if chosen.get(judge) == one.reward}
     return {judge: (plugin, {**standard.get(judge, {}), **given[plugin]}) for judge, plugin in chosen.items()}
@@ -160,10 +155,7 @@ def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     from diffrl.run.hollow import bytes_of, counting, hollow_backbone
     from diffrl.run.phases import Phases
 
-    try:
-        check_model(arguments.model)
-    except UserError as error:
-        raise UserError(f"--model: {error}") from error
+    at("--model", check_model, arguments.model)
     steps, guidance = arguments.steps or 10, arguments.guidance_scale or 1.0
     drawn = {"resolution": arguments.resolution, "batch_size": arguments.batch_size}
     config = Config.model_validate({"model": arguments.model, "family": arguments.family, "rewards": {"jpeg": {}},
@@ -186,7 +178,7 @@ def _minutes(images: int, asked: int) -> str:
 
 def _list(width: int, work: tuple[float, str] | None = None) -> str:
     """Every benchmark with its files, images, judges and what these need; `work`: of an image, as `_work` gives it."""
-    from diffrl.bench.facts import BENCHES
+    from .facts import BENCHES
 
     parts = []
     for name, bench in BENCHES.items():

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.bench.items import Answers, Item, Mark, find, read_text
 from diffrl.errors import UserError
+
+from .items import Answers, Item, Mark, find, read_text
 
 NOUNS = "new_objects.txt"
 OWED = {

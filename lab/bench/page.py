@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffrl.bench.run import Result
-from diffrl.bench.table import Change, Key, Line
 from diffrl.divgen.run import image_file
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.report.page import escape, figure, grid, page, picture, section, table
 from diffrl.report.plots import Dots, dots
+
+from .run import Result
+from .table import Change, Key, Line
 
 PAGE = "report.html"
 SHOWN = 24  # prompts with images

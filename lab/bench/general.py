@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffrl.bench.items import Answers, Item, Mark, find, rows_of
+from .items import Answers, Item, Mark, find, rows_of
 
 
 def read_drawbench(folder: Path) -> list[Item]:

@@ -11,8 +11,10 @@ from diffrl.cli.arguments import named_rewards, whole_number
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
 
+AFTER = "diffrl rewards check"  # in the list of commands
 
-def add_audit(action: Callable[..., Any]) -> None:
+
+def add(action: Callable[..., Any]) -> None:
     """Register it with the actions of `diffrl rewards`."""
     audit = action(
         "audit",
@@ -71,7 +73,7 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     wanted = named_rewards([*names, *words[1:]], "rewards audit")
-    from diffrl.audit.run import Audit, audit
+    from .run import Audit, audit
 
     job = Audit(
         plugin=names[0],

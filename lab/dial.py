@@ -36,7 +36,6 @@ from diffrl.records.disk import write_text
 from diffrl.records.held_out import HeldOut
 from diffrl.records.tracking import save_image
 from diffrl.records.verdict import Guard, gain
-from diffrl.report.dial import write_page
 from diffrl.resources import file_of_run
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
@@ -46,6 +45,8 @@ from diffrl.run.parts import build_scorers, evaluation_spec, features_name
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
 from diffrl.stats import differences, known, standard_error
+
+from .dial_page import write_page
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 CHECKPOINTS = 8  # of those kept, at most, evenly from the first to the last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffrl.bench.items import Answers, Item, Mark, find, objects_of
+from .items import Answers, Item, Mark, find, objects_of
 
 FILE = "evaluation_metadata.jsonl"
 

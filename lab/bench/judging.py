@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffrl.bench.items import Answers, Item
 from diffrl.errors import UserError, in_one_line
 from diffrl.pictures import to_rgb
 from diffrl.prompts import Prompt
@@ -22,6 +21,8 @@ from diffrl.records.progress_bar import progress
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.protocol import Reward, RewardError
 from diffrl.rewards.scoring import Scorer, applies
+
+from .items import Answers, Item
 
 FOLDER = "answers"
 AT_ONCE = 16  # pictures that a judge sees in one call, at most

@@ -24,15 +24,16 @@ from diffrl.records.disk import write_text
 from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
-from diffrl.report.search import write_search
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.sampling import SamplerSpec
-from diffrl.search import methods
-from diffrl.search.methods import Bench, Finished
 from diffrl.version import __version__
+
+from . import methods
+from .methods import Bench, Finished
+from .page import write_search
 
 ROWS = "search.jsonl"
 
