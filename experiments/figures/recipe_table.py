@@ -1,8 +1,9 @@
 """The site's page of recipes: every value of every shipped recipe and where it comes from, read from the recipes.
 
 A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, and, where there is something to say, `# time:`
-and `# evidence:`; behind every value of it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark behind
-a colon. In the playground's recipes, whose sizes are all ours, a header's `# values: ours, unless a line says otherwise` stands for every value without one.
+and `# evidence:`; behind every value of it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark
+behind a colon. In the playground's recipes, whose sizes are all ours, a header's `# values: ours, unless a line says
+otherwise` stands for every value without one.
 """
 
 from __future__ import annotations
