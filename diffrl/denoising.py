@@ -8,9 +8,8 @@ a batch, and every image's noise is keyed by itself: so nothing depends on how i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -70,7 +69,6 @@ class Job:
     keep: bool | Literal["path"] = False  # the stochastic steps; "path": all steps
     plan: Plan | None = None
     group: int = 1  # G, for the plans that need it
-    caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext  # around a batch (`Policy.cached`)
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
     steer: Steer | None = None  # of the plain chain
 

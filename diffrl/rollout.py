@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -118,7 +117,6 @@ def collect(
     keep_images: bool = True,
     plan: Plan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
-    caching: Callable[[Sequence[float]], AbstractContextManager[Any]] = nullcontext,
     members: Tensor | None = None,
 ) -> Rollout:
     """Sample G = `group_size` images of each of P distinct prompts, `batch_size` in a forward; this process its share.
@@ -135,11 +133,9 @@ def collect(
         keep_images: the images on the CPU.
         plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
-        caching: entered with the sigmas for each batch (`Policy.cached`); never with a trajectory or a plan.
         members: (P, G) int64, which images of each prompt these are; None: 0 to G - 1. Never with a plan.
     """
     job = _job(policy, spec, seed, epoch, snapshot, keep_trajectory, plan, group_size)
-    job = replace(job, caching=caching)
     final = 0 if plan is None else plan.final(spec)
     rollout = _empty(job, prompts, rank, world)
     if members is not None:
@@ -347,7 +343,7 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 @torch.no_grad()
 def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
-    with job.policy.using(job.snapshot), job.caching(job.sigmas):
+    with job.policy.using(job.snapshot):
         drawn = _drawn(job, cond, texts, members)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()

@@ -32,8 +32,6 @@ REMOVED: dict[str, Removed] = {
     "evaluate.also.NAME.family": Removed(None, "the model is of the trained one's family"),
     "evaluate.also.NAME.offload": Removed(True, "it waits in main memory between evaluations"),
     "rollout.window_by": Removed("epoch", "the window is one for all images"),
-    "rollout.cache.threshold": Removed(None, "it went with kind: first_block and mag"),
-    "rollout.cache.ratios": Removed(None, "it went with kind: mag"),
     "rewards.NAME.params": Removed({}, "the plugin's arguments stand beside weight and plugin"),
     "rewards.NAME.shape.ensemble": Removed(None, "write the combination as a reward of its own"),
     "rewards.NAME.shape.gate": Removed(None, "use shape.modulate, or write a reward of its own"),

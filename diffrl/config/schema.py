@@ -31,7 +31,7 @@ from diffrl.config.base import (
     methods_section,
     section,
 )
-from diffrl.config.caching import CacheSection, ScoutSection
+from diffrl.config.caching import ScoutSection
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.explain import explain
@@ -69,7 +69,6 @@ class Rollout(SamplerSpec):
     resolution: Resolution | None = key(
         None, "side of square images, or [width, height]; null: the model's own", "pixels"
     )
-    cache: CacheSection = section(CacheSection, "parts of its forwards that may be left out")
     scout: ScoutSection | None = key(
         None,
         "images are the best and the worst of many that few steps show, drawn again in full (Sol-RL 2604.06916); "
@@ -88,7 +87,6 @@ class Rollout(SamplerSpec):
 
     def check(self, config: Config) -> None:
         self.check_sampling()
-        self.cache.check_with(config)
         if self.scout is not None:
             self.scout.check_with(config)
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
-from diffrl.policy.caching import CacheSpec, RolloutCache
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
@@ -156,7 +155,6 @@ class Policy:
         self.texts = Texts(backbone, self.device)
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device
         self._lockstep: Lockstep | None = None  # of a sharded network
-        self._rollouts: RolloutCache | None = None
 
     # ---- text
 
@@ -255,18 +253,6 @@ class Policy:
             yield
         finally:
             self.vae.to(self.device)
-
-    @torch.no_grad()
-    def cache_rollouts(self, spec: CacheSpec, levels: Sequence[float]) -> None:
-        """Leave out what `spec` says wherever `cached` is entered; UserError if this network cannot at these levels."""
-        cache = RolloutCache(self.backbone.network, spec)
-        row, cond = torch.zeros(1, *self.latent_shape, device=self.device), self.encode([""])
-        cache.check(lambda level: self.predict(row, row.new_full((1,), level), cond), levels)
-        self._rollouts = cache
-
-    def cached(self, levels: Sequence[float]) -> AbstractContextManager[None]:
-        """Inside, one batch is sampled at these noise levels, with one prediction for each step."""
-        return nullcontext() if self._rollouts is None else self._rollouts.batch(levels)
 
     # ---- many processes
 

@@ -75,7 +75,6 @@ def draw(
             keep_images=False,
             plan=plan,
             on_view=on_view,
-            caching=loop.policy.cached,  # of runs with `rollout.cache`, which never have a trajectory or a plan
             members=members,
         )
     columns = list(finished(loop, prompts, rollout, pending, pictures).chunk(count))

@@ -27,7 +27,6 @@ from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Credit, Given, Objective
 from diffrl.policy import Policy
-from diffrl.policy.caching import CacheSpec
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
 from diffrl.rewards.building import Entry, build_rewards
@@ -41,7 +40,6 @@ from diffrl.run.learning import First
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
-from diffrl.samplers import schedule
 from diffrl.seeds import noise
 from diffrl.worlds import worlds
 
@@ -235,12 +233,6 @@ def prepare_engine(config: Config, policy: Policy) -> None:
     fused.merging, fused.lossy = merge != "off" and not policy.sharded, merge == "all"
     if policy.sharded and merge == "all":
         log.warning("engine.merge: all is not used: under FSDP2 no process has a whole weight to merge into")
-
-    if config.rollout.cache.kind != "off":
-        if policy.sharded:
-            raise UserError("rollout.cache: under FSDP2 all processes run the same blocks, and a cache leaves some out")
-        levels = schedule(policy, config.rollout).tolist()
-        policy.cache_rollouts(CacheSpec(**config.rollout.cache.model_dump()), levels)
 
 
 def _apart(config: Config) -> list[str]:

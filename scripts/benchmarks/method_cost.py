@@ -54,7 +54,6 @@ OPTIONS = {
     "compiled blocks": ["engine.compile=true"],
     "LoRA not merged": ["engine.merge=off"],
     "bf16, rollouts on merged weights": ["optimise.precision=bf16", "engine.merge=all"],
-    "rollouts with taylorseer": ["rollout.cache.kind=taylorseer"],
 }
 PHASES = ("rollout", "reward", "optimise")
 

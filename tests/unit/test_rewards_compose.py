@@ -234,10 +234,6 @@ def test_removed_keys_name_what_takes_their_place(write) -> None:  # type: ignor
         ("penalty=kl", "penalty: unknown key: removed since an earlier version; the penalty is the KL"),
         ("watch.ocr.weight=1.0", "watch.ocr.weight: removed since an earlier version; what is watched is never"),
         ("rewards.clip.params.device=cpu", "rewards.clip.params: removed since an earlier version; the plugin's"),
-        (
-            "rollout.cache.ratios=null",
-            "rollout.cache.ratios: unknown key: removed since an earlier version; it went with kind: mag",
-        ),
     ):
         with pytest.raises(UserError) as caught:
             load_config(write({"clip": {}}, {"ocr": {}}), [key])

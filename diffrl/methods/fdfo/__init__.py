@@ -40,5 +40,3 @@ class FDFOSection(Section):
             raise Problem("rollout.same_noise", text)
         if rollout.tail is not None:
             raise Problem("rollout.tail", 'objective "fdfo" trains all steps of a path; leave it out')
-        if rollout.cache.kind != "off":
-            raise Problem("rollout.cache", 'objective "fdfo" trains on the states of the rollout\'s path; leave it out')

@@ -108,7 +108,5 @@ class OPDSection(Section):
             raise Problem("rollout.sampler", f"{text}: use one of {', '.join(STOCHASTIC)}, or target v or step")
         if self.target != "kl" and rollout.tail is not None:
             raise Problem("rollout.tail", f'opd.target "{self.target}" trains all steps of a path; leave it out')
-        if rollout.cache.kind != "off":
-            raise Problem("rollout.cache", 'objective "opd" trains on the states of the rollout\'s path; leave it out')
         if (self.timesteps or 0) > there:
             raise Problem("opd.timesteps", f"{self.timesteps} steps, but only {there} have a target")
