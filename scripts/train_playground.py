@@ -47,16 +47,18 @@ from transformers import CLIPTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent / "playground"))
 
+import models
 from autoencoder import train_autoencoder, train_decoder
+from clip_building import clip_config, save_clip
 from clips import train_aesthetic, train_clip, train_preference
 from drawing import Prompts, encode_pool, train_drawing
 from pool import Pool, make_pool, open_pool
 from texts import Texts, train_texts
+from tokenizer import write_tokenizer
 from turbo import save_turbo, train_turbo
 
-from diffrl_playground import grammar, models
-from diffrl_playground.clip_model import clip_config, load_clip, save_clip
-from diffrl_playground.tokenizer import write_tokenizer
+from diffrl_playground import grammar
+from diffrl_playground.clip_model import load_clip
 
 SEED = 0
 SCENES = 120_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
 from optimisers import optimisers_of
@@ -12,8 +13,6 @@ from pool import CONTENTS, PAINTS, Pool
 from stage import Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from diffrl_playground import models
 
 BATCH, RATE, MUON_RATE = 32, 2e-3, 1e-2
 KL, SEMANTIC, NOISE = 2e-4, 0.02, 0.15

@@ -6,9 +6,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
 from autoencoder import pixels
+from clip_building import build_clip, clip_config
 from optimisers import optimisers_of
 from pool import CAPTIONS, NOTHING, SIZES, Pool
 from stage import Stage
@@ -17,8 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl_playground import models
-from diffrl_playground.clip_model import build_clip, clip_config
 from diffrl_playground.renderer import render
 from diffrl_playground.taste import rated_pair, taste
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
 from autoencoder import pixels
@@ -14,8 +15,6 @@ from stage import Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
-
-from diffrl_playground import models
 
 BATCH = 128
 RATE, MUON_RATE = 1.5e-3, 2e-2

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import models
 import numpy as np
 from numpy.lib.format import open_memmap
 from transformers import CLIPTokenizer
 
-from diffrl_playground import grammar, models
+from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption, kind_of
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import LETTER_HEIGHT, SIZE, Scene, sample_scene

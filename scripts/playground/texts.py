@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
 from optimisers import optimisers_of
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from diffrl_playground import grammar, models
+from diffrl_playground import grammar
 
 BATCH = 256
 _SHAPE, _COLOR, _RELATION = FACTS.index("shape/1"), FACTS.index("color/1"), FACTS.index("relation")

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from drawing import Prompts
+from models import velocity
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from pool import Pool
 from stage import Stage
 from torch import Tensor
 from torch.nn import functional as F
-
-from diffrl_playground.models import velocity
 
 STEPS = 4  # the student's
 SMALLER = 4  # the teacher's steps for one of the student's

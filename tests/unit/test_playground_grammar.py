@@ -11,7 +11,7 @@ import pytest
 from diffrl_playground import grammar
 from diffrl_playground.grammar import Caption, facts, misdescribe, parse, possible
 from diffrl_playground.scenes import SET_LIMIT, prompt_set, sample_caption
-from diffrl_playground.tokenizer import clashes
+from scripts.playground.tokenizer import clashes
 
 
 def captions(count: int, split: str = "train", subset: str = "all") -> list[Caption]:

@@ -11,9 +11,10 @@ from transformers import CLIPTokenizer
 
 from diffrl.errors import UserError
 from diffrl_playground import grammar
-from diffrl_playground.clip_model import build_clip, clip_config, load_clip, save_clip
+from diffrl_playground.clip_model import load_clip
 from diffrl_playground.scenes import prompt_set
-from diffrl_playground.tokenizer import build_vocabulary, clashes, write_tokenizer
+from scripts.playground.clip_building import build_clip, clip_config, save_clip
+from scripts.playground.tokenizer import build_vocabulary, clashes, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from diffrl.rewards.check import examine
 from diffrl.rewards.examples import GENERAL, example_images
 from diffrl.rewards.scoring import Scorer
 from diffrl_playground import grammar
-from diffrl_playground.clip_model import build_clip, clip_config, save_clip
 from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import prompt_set
-from diffrl_playground.tokenizer import write_tokenizer
+from scripts.playground.clip_building import build_clip, clip_config, save_clip
+from scripts.playground.tokenizer import write_tokenizer
 
 PROMPTS = ["a red circle on white", "two blue stars on black", "a red circle on white"]
 IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -14,8 +14,6 @@ from diffrl.errors import UserError
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.check import examine
 from diffrl_playground import grammar
-from diffrl_playground.clip_model import build_clip, clip_config, save_clip
-from diffrl_playground.tokenizer import write_tokenizer
 from diffrl_zoo.geneval_rules import (
     COLORS,
     RELATIONS,
@@ -31,6 +29,8 @@ from diffrl_zoo.geneval_rules import (
     placed,
     relations,
 )
+from scripts.playground.clip_building import build_clip, clip_config, save_clip
+from scripts.playground.tokenizer import write_tokenizer
 
 NAMES = ["bench", "dog", "cat", "bus", "orange"]
 
