@@ -7,7 +7,9 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TextIO
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -55,6 +57,13 @@ def in_one_line(error: BaseException, most: int = 500) -> str:
     except Exception:
         message = "(its message cannot be shown)"
     return f"{type(error).__name__}: {message[:most]}{' ...' * (len(message) > most)}"
+
+
+def where(error: BaseException) -> str:
+    """`TypeError: message (file.py:12)`, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{in_one_line(error)}{place}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

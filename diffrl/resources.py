@@ -1,4 +1,4 @@
-"""Files: where the shipped folders (`configs`, `assets`) are, and a user's own Python files.
+"""Files: where the shipped folders (`configs`, `assets`), LoRAs, files of the hub and of a run are.
 
 The shipped folders lie beside the package in a checkout, inside it in a wheel.
 """
@@ -6,15 +6,9 @@ The shipped folders lie beside the package in a checkout, inside it in a wheel.
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 import socket
-import sys
-import traceback
 import urllib.request
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 from urllib.parse import urlsplit
 
 from diffrl.errors import UserError, in_one_line, nearest
@@ -80,58 +74,3 @@ def file_of_run(run: Path, name: str, what: str) -> Path:
     if not (run / name).is_file():
         raise UserError(f'{what}: "{run}" is not a run\'s folder: it has no {name}')
     return run / name
-
-
-def import_file(path: Path, kind: str) -> ModuleType:
-    """The module in a user's Python file; `kind` ("reward", "extractor") is for messages and the module's name.
-
-    Raises:
-        UserError: what went wrong in the file, and in which line.
-    """
-    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
-    name = f"diffrl_{kind}_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
-    finally:
-        sys.dont_write_bytecode = before
-    return module
-
-
-def class_in_file(name: str, kind: str) -> Any:
-    """The class `path/to/file.py:Class` of a user's file, which is imported once as long as it does not change.
-
-    Raises:
-        UserError: no such file or class, with the nearest one; or what went wrong in the file.
-    """
-    path, colon, wanted = name.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        raise UserError(f'{kind}: expected path/to/file.py:Class, got "{name}"')
-    file = Path(path).expanduser()
-    if not file.is_file():
-        files = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise UserError(f'{kind}: no file "{path}"{nearest(file.name, files)}')
-    module = _imported(file.resolve(), file.stat().st_mtime_ns, kind)
-    if not hasattr(module, wanted):
-        classes = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise UserError(f'{kind}: no class "{wanted}" in {path}{nearest(wanted, classes)}')
-    return getattr(module, wanted)
-
-
-@functools.lru_cache(maxsize=16)
-def _imported(file: Path, changed: int, kind: str) -> ModuleType:
-    return import_file(file, kind)
-
-
-def where(error: BaseException) -> str:
-    """`TypeError: message (file.py:12)`, on one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{in_one_line(error)}{place}"

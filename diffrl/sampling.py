@@ -15,18 +15,14 @@ import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError
 from pydantic_core import PydanticCustomError
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.keys import PAIR, Problem, Section, key
-from diffrl.resources import import_file, where
-
-GROUP = "diffrl.samplers"
+from diffrl.plugins import load
 
 
 @dataclass(frozen=True)
@@ -69,25 +65,9 @@ def find_sampler(name: str) -> Sampler:
     """
     if name in SAMPLERS:
         return SAMPLERS[name]
-    path, _, inner = name.rpartition(":")
-    if path.endswith(".py"):
-        if not Path(path).is_file():
-            raise UserError(f'no sampler file "{path}"')
-        module = import_file(Path(path), "sampler")
-        sampler = getattr(module, inner, None)
-        hint = nearest(inner, [n for n, thing in vars(module).items() if isinstance(thing, Sampler)])
-    else:
-        installed = {entry.name: entry for entry in entry_points(group=GROUP)}
-        if name not in installed:
-            hint = nearest(name, [*SAMPLERS, *installed])
-            raise UserError(f'unknown sampler "{name}"{hint}; one of your own is written "path/to/file.py:NAME"')
-        try:
-            sampler = installed[name].load()
-        except (Exception, SystemExit) as error:
-            raise UserError(f'sampler "{name}" cannot be imported: {where(error)}') from error
-        hint = ""
+    sampler = load("sampler", name, SAMPLERS, lambda thing: isinstance(thing, Sampler))
     if not isinstance(sampler, Sampler) or sampler.step is None:
-        raise UserError(f'"{name}" is not a diffrl.sampling.Sampler with a step{hint}')
+        raise UserError(f'"{name}" is not a diffrl.sampling.Sampler with a step')
     return sampler
 
 

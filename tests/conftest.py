@@ -36,6 +36,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """Installs one plugin more for the time of a test: its name, `module:NAME`, and the group of entry points."""
+    from importlib.metadata import EntryPoint, entry_points
+
+    def install(name: str, value: str, group: str) -> None:
+        more = [EntryPoint(name, value, group)]
+
+        def find(group: str) -> list[EntryPoint]:
+            return [*entry_points(group=group), *(entry for entry in more if entry.group == group)]
+
+        monkeypatch.setattr("diffrl.plugins.entry_points", find)
+
+    return install
+
+
+@pytest.fixture
 def config_file(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
     """Writes a config of a few-second run on the tiny model; keyword arguments replace whole sections' keys."""
 

@@ -108,13 +108,15 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config.door import installed, methods
+    from diffrl.config.door import methods
+    from diffrl.plugins import installed
 
     kinds = {"objective": "", "credit": " (credit over the steps)"}
     for name, method in methods().items():
         print(f"{name:<12} {method.meaning()}{kinds.get(method.kind, ' (around an objective)')}")
-    for name in installed().keys() - methods().keys():
-        print(f"{name:<12} installed: {installed()[name]}")
+    for name, entry in installed("method").items():
+        if name not in methods():
+            print(f"{name:<12} installed: {entry.value}")
     return 0
 
 

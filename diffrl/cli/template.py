@@ -14,6 +14,7 @@ from diffrl.config.base import Method
 from diffrl.config.help import default_of
 from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import installed
 from diffrl.prompts import check_source
 
 # The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.
@@ -39,7 +40,7 @@ def methods_named(text: str) -> tuple[str, list[Method]]:
     words, known = text.split("+"), door.methods()
     for word in words:
         if not (".py" in word or door.is_method(word)):
-            raise UserError(f'init: --method: unknown "{word}"{nearest(word, door.installed())}')
+            raise UserError(f'init: --method: unknown "{word}"{nearest(word, installed("method"))}')
     around = [known[word] for word in words if word in known and known[word].kind != "objective"]
     objectives = [word for word in words if word not in known or known[word].kind == "objective"]
     if len(objectives) > 1:

@@ -244,8 +244,9 @@ def _check_plain(
 
 def check_plugin(plugin: str) -> None:
     """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
+    from diffrl.plugins import unknown
     from diffrl.rewards import local
-    from diffrl.rewards.registry import exists, split_name, unknown
+    from diffrl.rewards.registry import exists, split_name
 
     if local.is_local(plugin):
         local.find(plugin)
@@ -268,7 +269,7 @@ def check_plugin(plugin: str) -> None:
             raise UserError(f'no file "{path}"{nearest(Path(path).name, files)}')
         check_names_in_file(path, name)
         return
-    raise UserError(unknown(plugin))
+    raise UserError(unknown("reward", plugin))
 
 
 def check_names_in_file(path: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The door that methods and advantage rules come in by: an entry point of `GROUPS`, or a user's file.
+"""The door that methods come in by: an entry point of the group `diffrl.methods`, or a user's file.
 
 A method is its section, whose `method` says what it is and names its class (`method.trainer`), so that nothing heavy is
 imported when a config is read; or that class, whose `section` it is. Shipped methods are the former.
@@ -6,34 +6,18 @@ imported when a config is read; or that class, whose `section` it is. Shipped me
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
-from collections.abc import Iterable
-from importlib.metadata import entry_points
 from typing import Any
 
 from diffrl.config.base import KINDS, Method, Section
 from diffrl.errors import UserError, nearest
-from diffrl.resources import class_in_file, where
+from diffrl.plugins import installed, is_path, load
 
-GROUPS = {"objective": "diffrl.methods", "advantage rule": "diffrl.advantages"}
 SHIPPED = "diffrl.methods."
-
-
-def installed(kind: str = "objective") -> dict[str, str]:
-    """`module:Class` of everything of a kind that is installed, by its name. Nothing is imported."""
-    return _entries(GROUPS[kind], tuple(sys.path))
-
-
-@functools.cache
-def _entries(group: str, path: tuple[str, ...]) -> dict[str, str]:
-    return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 def is_method(name: str) -> bool:
     """Is a method of this name installed?"""
-    return name in installed()
+    return name in installed("method")
 
 
 def find_method(name: str) -> type[Section]:
@@ -42,12 +26,12 @@ def find_method(name: str) -> type[Section]:
     Raises:
         UserError: it cannot be imported; it does not say what it is.
     """
-    return _section_of(imported(installed()[name], name, "method"), name)
+    return _section_of(load("method", name), name)
 
 
 def shipped() -> dict[str, type[Section]]:
     """The sections of all shipped methods by their names: objectives first, what is put around them last."""
-    found = {name: find_method(name) for name, path in installed().items() if path.startswith(SHIPPED)}
+    found = {name: find_method(name) for name, entry in installed("method").items() if entry.value.startswith(SHIPPED)}
 
     def order(name: str) -> tuple[int, str]:
         method = found[name].method
@@ -73,10 +57,14 @@ def find_objective(objective: str) -> type[Section]:
     Raises:
         UserError: there is none, with the nearest name; it cannot be imported; it does not say what it is.
     """
-    kind = find_method(objective) if is_method(objective) else _section_of(load(objective), objective)
-    assert kind.method is not None, "_section_of() asks for it"
-    if kind.method.kind != "objective":
-        raise _unknown(objective, "objective")
+    if is_path(objective):
+        kind = _section_of(load("objective", objective, fits=lambda thing: hasattr(thing, "section")), objective)
+    else:
+        kind = find_method(objective) if is_method(objective) else None
+    if kind is None or kind.method is None or kind.method.kind != "objective":
+        others = [name for name, entry in installed("method").items() if not entry.value.startswith(SHIPPED)]
+        hint = nearest(objective, [*objectives(), *others])
+        raise UserError(f'unknown objective "{objective}"{hint}; one of your own is written path/to/file.py:Class')
     if not hasattr(kind, "trained_steps"):
         raise UserError(f'"{objective}": its section does not say how many rows an image has (`trained_steps`)')
     return kind
@@ -98,28 +86,3 @@ def _section_of(thing: Any, name: str) -> type[Section]:
     if not kind.method.name.isidentifier():
         raise UserError(f'"{name}": "{kind.method.name}" cannot be the name of a section')
     return kind
-
-
-def load(name: str, shipped: Iterable[str] = (), kind: str = "objective") -> Any:
-    """What the name or the path leads to; see `find_objective` for the errors."""
-    if ".py" in name:
-        return class_in_file(name, kind)
-    known = installed(kind)
-    if name not in known:
-        raise _unknown(name, kind, shipped)
-    return imported(known[name], name, kind)
-
-
-def _unknown(name: str, kind: str, shipped: Iterable[str] = ()) -> UserError:
-    others = [one for one, path in installed(kind).items() if not path.startswith(SHIPPED)]
-    known = [*(objectives() if kind == "objective" else shipped), *others]
-    return UserError(f'unknown {kind} "{name}"{nearest(name, known)}; one of your own is written path/to/file.py:Class')
-
-
-def imported(path: str, name: str, kind: str = "objective") -> Any:
-    """The class `module:Class`; a UserError that names what it is the class of if it cannot be imported."""
-    module, _, inner = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), inner)
-    except Exception as error:
-        raise UserError(f'the {kind} "{name}" ({path}) cannot be imported: {where(error)}') from error

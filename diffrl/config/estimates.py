@@ -18,8 +18,8 @@ from pydantic import FiniteFloat, create_model
 from pydantic.errors import PydanticUserError
 
 from diffrl.config.base import PAIR, PathText, Problem, Section, key
-from diffrl.config.door import imported, load
 from diffrl.errors import UserError, in_one_line
+from diffrl.plugins import load, load_value
 
 KIND = "advantage rule"
 
@@ -43,7 +43,7 @@ class Advantages(Section):
 
     def code(self) -> Any:
         """The rule's function or class, without its keys."""
-        return imported(self.made, self.rule, KIND) if self.made else load(self.rule, RULES, KIND)
+        return load_value(KIND, self.rule, self.made) if self.made else load(KIND, self.rule, RULES)
 
     def build(self) -> Callable[..., Any]:
         """The rule. UserError if its constructor fails."""
@@ -89,7 +89,7 @@ def find_rule(rule: str) -> type[Advantages]:
     Raises:
         UserError: there is none, with the nearest name; it cannot be imported; it is no rule, and what it lacks.
     """
-    thing = RULES.get(rule) or load(rule, RULES, KIND)
+    thing = RULES.get(rule) or load(KIND, rule, RULES)
     if inspect.isclass(thing) and issubclass(thing, Advantages):
         return thing
     if not _is_called(thing):

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import load
 from diffrl.prompts import Prompt
-from diffrl.resources import import_file
 from diffrl.worlds import worlds
 
 Found = np.ndarray | None
@@ -107,7 +107,7 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
     check_extractor(kind, name)
     path, _, class_name = name.rpartition(":")
     if path.endswith(".py"):
-        loaded, arguments = _class_of(Path(path), class_name), {}
+        loaded, arguments = load("extractor", name), {}
     else:
         plain, _, weights = name.partition(":")
         loaded = _of_worlds(kind).get(plain)
@@ -141,13 +141,6 @@ def load_extractors(names: Mapping[str, str], device: Device = "cpu") -> tuple[d
         except UserError as error:
             missing[kind] = str(error)
     return loaded, missing
-
-
-def _class_of(path: Path, class_name: str) -> Any:
-    module = import_file(path, "extractor")
-    if not hasattr(module, class_name):
-        raise UserError(f'no class "{class_name}" in {path}{nearest(class_name, vars(module))}')
-    return getattr(module, class_name)
 
 
 class Vit:

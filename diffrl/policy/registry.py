@@ -5,14 +5,11 @@ A family is known by its pipeline's class, the `_class_name` of model_index.json
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import entry_points
 from typing import Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.resources import class_in_file, where
+from diffrl.plugins import installed, load, load_value
 
-GROUP = "diffrl.families"
 SHIPPED = {
     "StableDiffusion3Pipeline": "diffrl.policy.sd3:SD3",
     "FluxPipeline": "diffrl.policy.flux:Flux",
@@ -35,10 +32,7 @@ NEEDED = ("load", "encode", "forward", "prediction", "guide", "timesteps", "to_v
 
 def families() -> dict[str, str]:
     """`module:Class` of every family by its pipeline's class: the shipped ones first, then installed plugins."""
-    result = dict(SHIPPED)
-    for entry in entry_points(group=GROUP):
-        result.setdefault(entry.name, entry.value)
-    return result
+    return SHIPPED | {name: entry.value for name, entry in installed("family").items() if name not in SHIPPED}
 
 
 def find_family(pipeline: str, family: str | None = None) -> Any:
@@ -47,19 +41,14 @@ def find_family(pipeline: str, family: str | None = None) -> Any:
     Raises:
         UserError: if there is none of that name, or the file or class is not there or is no family.
     """
+    name, known = family or pipeline, families()
     if family is not None:
-        family_class, name = class_in_file(family, "family"), family
+        family_class = load("family", family)
+    elif pipeline in known:
+        family_class = load_value("family", pipeline, known[pipeline])
     else:
-        known = families()
-        if pipeline not in known:
-            supported = f"supported are {', '.join(known)}"
-            raise UserError(f"model: a {pipeline} is of no known family{nearest(pipeline, known)}; {supported}")
-        name = known[pipeline]
-        module, _, kind = name.partition(":")
-        try:
-            family_class = getattr(importlib.import_module(module), kind)
-        except Exception as error:
-            raise UserError(f"model: the family {name} of {pipeline} cannot be imported: {where(error)}") from error
+        supported = f"supported are {', '.join(known)}"
+        raise UserError(f"model: a {pipeline} is of no known family{nearest(pipeline, known)}; {supported}")
     if missing := [part for part in NEEDED if not callable(getattr(family_class, part, None))]:
         raise UserError(f'"{name}" is not a model family: it has no {", ".join(missing)}')
     return family_class

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from diffrl.errors import UserError
-from diffrl.rewards.registry import GROUP, available
+from diffrl.plugins import GROUPS
+from diffrl.rewards.registry import available
 
 PLUGIN = '''"""The reward `{name}`: how strong the contrast of the picture is. Replace the measure by your own."""
 
@@ -103,7 +104,13 @@ def write_plugin(name: str, folder: Path) -> Path:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f'rewards new: "{folder}" exists already; choose another --out')
     cls = "".join(part.capitalize() for part in name.split("_") if part)
-    words = {"name": name, "module": module, "cls": cls, "group": GROUP, "dashed": name.strip("_").replace("_", "-")}
+    words = {
+        "name": name,
+        "module": module,
+        "cls": cls,
+        "group": GROUPS["reward"],
+        "dashed": name.strip("_").replace("_", "-"),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in ((f"{module}.py", PLUGIN), (f"test_{module}.py", TEST), ("pyproject.toml", PROJECT)):
         (folder / file).write_text(text.format(**words), encoding="utf-8")

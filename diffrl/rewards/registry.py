@@ -1,85 +1,30 @@
-"""Finds rewards: installed plugins (entry points of the group `diffrl.rewards`) and classes in a user's own file."""
+"""Rewards by their names: installed plugins, classes in a user's own file, and objects of the program."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from pathlib import Path
-from types import ModuleType
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
-from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.resources import hub_failure, import_file, where
+from diffrl.errors import UserError, in_one_line, nearest, where
+from diffrl.plugins import by_package, find, installed, load
+from diffrl.resources import hub_failure
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, ability, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
 
-GROUP = "diffrl.rewards"
 
-
-def available() -> dict[str, EntryPoint]:
-    """Installed rewards by name, sorted. Nothing is imported.
-
-    Where two packages have a reward of one name, neither has it: they are called `package:name`.
-    """
-    rewards: dict[str, EntryPoint] = {}
-    for name, owners in _by_name().items():
-        for package, entry in owners.items():
-            rewards[name if len(owners) == 1 else f"{package}:{name}"] = entry
-    return dict(sorted(rewards.items()))
-
-
-def _by_name() -> Mapping[str, Mapping[str, EntryPoint]]:
-    """{name: {package: its entry}} of everything that is installed."""
-    folders = tuple((folder, os.stat(folder).st_mtime_ns) for folder in sys.path if os.path.isdir(folder))
-    return _scan(entry_points, folders)
-
-
-@functools.lru_cache(maxsize=4)
-def _scan(
-    find: Callable[..., EntryPoints], folders: tuple[tuple[str, int], ...]
-) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """What `find` finds in `folders` (with the time of their last change: a package may be installed meanwhile).
-
-    Kept, because it reads the metadata of every package anew, and a config asks for each of its rewards.
-    """
-    groups: dict[str, dict[str, EntryPoint]] = {}
-    for entry in find(group=GROUP):
-        package = entry.dist.name if entry.dist is not None else "?"
-        # One package that is found twice (a checkout beside its installation) is one: the first on the path counts.
-        groups.setdefault(entry.name, {}).setdefault(package, entry)
-    return groups
-
-
-def _find(name: str) -> EntryPoint | None:
-    """The entry of `name` or `package:name`; None if there is none, or several of that name."""
-    package, colon, plain = name.rpartition(":")
-    owners = _by_name().get(plain, {})
-    if colon:
-        return owners.get(package)
-    return available().get(name)
+def available() -> Mapping[str, EntryPoint]:
+    """Installed rewards by name, sorted (`diffrl.plugins.installed`). Nothing is imported."""
+    return installed("reward")
 
 
 def exists(name: str) -> bool:
     """Is there one installed reward of this name, or `package:name`?"""
-    return name in available() or (":" in name and _find(name) is not None)
-
-
-def unknown(name: str) -> str:
-    """What to say of a name that no installed reward has, or that two packages have."""
-    owners = _by_name().get(name, {})
-    if len(owners) > 1:
-        choices = " or ".join(f'"{package}:{name}"' for package in sorted(owners))
-        return f'reward "{name}" is in {len(owners)} packages, {" and ".join(sorted(owners))}: write {choices}'
-    plugins = available()
-    hint = nearest(name, plugins) if plugins else " (none is installed)"
-    return f'unknown reward "{name}"{hint}'
+    return find("reward", name) is not None
 
 
 def load_reward(name_or_path: str, **params: Any) -> Reward:
@@ -127,7 +72,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 def _packages() -> set[str]:
     """The packages that have rewards."""
-    return {package for owners in _by_name().values() for package in owners}
+    return {package for packages in by_package("reward").values() for package in packages}
 
 
 def declares(name_or_path: str, ability: str) -> bool | None:
@@ -198,18 +143,11 @@ def footprint(name_or_path: str, arguments: Mapping[str, Any]) -> int | None:
 def load_class(name_or_path: str) -> type:
     """The class of a reward, imported but not built; see `load_reward` for the errors."""
     name_or_path = split_name(name_or_path)[0]
-    path, colon, class_name = name_or_path.rpartition(":")
     if local.is_local(name_or_path):
         thing = local.find(name_or_path)
         loaded = thing if inspect.isclass(thing) else type(thing)
-    elif colon and path.endswith(".py"):
-        loaded = _class_in_file(Path(path), class_name)
-    elif name_or_path.endswith(".py"):
-        classes = _fitting_classes(_import_file(Path(name_or_path)))
-        hint = f"{name_or_path}:{classes[0] if classes else 'ClassName'}"
-        raise UserError(f'reward "{name_or_path}": name the class too, as in "{hint}"')
     else:
-        loaded = _installed(name_or_path)
+        loaded = load("reward", name_or_path, fits=_fits)
     if missing := missing_of_class(loaded):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return loaded
@@ -238,30 +176,5 @@ def _accepted(reward_class: type) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters if p.kind is not p.VAR_POSITIONAL}
 
 
-def _installed(name: str) -> type:
-    entry = _find(name)
-    if entry is None:
-        raise UserError(f'{unknown(name)}; a reward of your own is written "path/to/file.py:Class"')
-    try:
-        return entry.load()
-    except (Exception, SystemExit) as error:
-        raise UserError(f'reward "{name}" ({entry.value}) cannot be imported: {where(error)}') from error
-
-
-def _class_in_file(path: Path, class_name: str) -> type:
-    module = _import_file(path)
-    if not hasattr(module, class_name):
-        raise UserError(f'no class "{class_name}" in {path}{nearest(class_name, _fitting_classes(module))}')
-    return getattr(module, class_name)
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UserError(f'no reward file "{path}"{nearest(path.name, siblings)}')
-    return import_file(path, "reward")
-
-
-def _fitting_classes(module: ModuleType) -> list[str]:
-    classes = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
-    return [c.__name__ for c in classes if not missing_of_class(c)]
+def _fits(thing: object) -> bool:
+    return inspect.isclass(thing) and not missing_of_class(thing)

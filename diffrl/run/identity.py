@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.config.door import load
 from diffrl.config.estimates import RULES
 from diffrl.config.reward import read_on_training_images
 from diffrl.image_sets.reading import read_set
+from diffrl.plugins import load
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
@@ -38,7 +38,7 @@ def contents(config: Config) -> Identity:
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
     identity |= {f"{key} (file)": _file_digest(file) for key, file in teachers_files(config).items()}
-    outside = {} if config.method.trainer else {"objective": load(config.objective)}
+    outside = {} if config.method.trainer else {"objective": load("objective", config.objective)}
     if config.advantages is not None and config.advantages.rule not in RULES:
         outside["advantages"] = config.advantages.code()
     for name, thing in outside.items():

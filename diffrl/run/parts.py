@@ -14,7 +14,6 @@ import torch
 from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
-from diffrl.config.door import imported, load
 from diffrl.config.estimates import advantage_std
 from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
 from diffrl.divgen.diversity import default_features
@@ -26,6 +25,7 @@ from diffrl.methods.shared.regions import Regions, Spatial
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Credit, Given, Objective
+from diffrl.plugins import load, load_value
 from diffrl.policy import Policy
 from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
@@ -79,7 +79,7 @@ def build_credit(config: Config) -> Credit | None:
 
 def _trainer(method: Method, objective: str = "") -> Any:
     """The class that a method is built from: the one that it names, or the one that the config's objective leads to."""
-    return imported(method.trainer, method.name) if method.trainer else load(objective)
+    return load_value("objective", method.name, method.trainer) if method.trainer else load("objective", objective)
 
 
 def build_gradients(config: Config) -> Gradients:

@@ -87,9 +87,9 @@ def test_the_shipped_rule_comes_through_the_same_table(config_file: Any) -> None
     assert type(estimate_of(plain).rule) is Estimator and list(RULES) == ["groups"]
 
 
-def test_an_installed_rule_has_its_name(file: Path, config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_rule_has_its_name(file: Path, config_file: Any, installed: Any, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setattr("diffrl.config.door.installed", lambda kind: {"flip": "my_rules:Flipped"})
+    installed("flip", "my_rules:Flipped", "diffrl.advantages")
     config = load_config(config_file("run", advantages={"rule": "flip"}))
     assert estimate_of(config).rule.floor == 0.5
 
@@ -107,8 +107,8 @@ def test_a_section_may_name_its_rule(file: Path, config_file: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"rule": "{file}:medain"}, r'advantages\.rule: advantage rule: no class "medain" in .* \(nearest: "median"\)'),
-        ({"rule": "{file}x.py:median"}, r"advantages\.rule: advantage rule: no file"),
+        ({"rule": "{file}:medain"}, r'advantages\.rule: no "medain" in .* \(nearest: "median"\)'),
+        ({"rule": "{file}x.py:median"}, r"advantages\.rule: no advantage rule file"),
         (
             {"rule": "gruops"},
             r'advantages\.rule: unknown advantage rule "gruops" \(nearest: "groups"\); one',

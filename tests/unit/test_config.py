@@ -387,11 +387,10 @@ class Gate(schema.Section):
             raise schema.Problem("gate.share", "not with nft")
 
 
-def test_a_method_is_one_entry_point(monkeypatch):
+def test_a_method_is_one_entry_point(monkeypatch, installed):
     """What a later method does: a section that is installed; it is off by default and null takes it out."""
-    known = door.installed()
     monkeypatch.setitem(sys.modules, "diffrl.methods.gate", SimpleNamespace(Gate=Gate))
-    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {**known, "gate": "diffrl.methods.gate:Gate"})
+    installed("gate", "diffrl.methods.gate:Gate", "diffrl.methods")
     assert load_config("ok.yaml").resolved().get("gate") is None
     assert 'gates: unknown key (nearest: "gate")' in message("gates={}")
     assert message("gate={}") == "command line: gate.share: not with nft"

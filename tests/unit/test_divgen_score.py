@@ -270,7 +270,7 @@ def test_an_extractor_of_ones_own(tmp_path: Path) -> None:
     assert score(sight).values()["diversity"] == pytest.approx(expected, abs=1e-6)
     for name, text in (
         ("own.py:Mean", 'no file "own.py"'),
-        (f"{tmp_path}/own.py:Main", 'no class "Main"'),
+        (f"{tmp_path}/own.py:Main", 'no "Main"'),
         ("pixel", 'unknown extractor "pixel"'),
         ("pixels:large", "takes no weights"),
     ):

@@ -22,8 +22,8 @@ from diffrl.conformance.check import CHECKS, Failed, Subject, scramble
 from diffrl.conformance.tinies import TINY, make
 from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.errors import UserError
+from diffrl.plugins import import_file
 from diffrl.policy import Policy, find_family, load_policy
-from diffrl.resources import import_file
 
 MAIN = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]
 OLDER: dict[str, Callable[[Path], Path]] = {
@@ -167,9 +167,9 @@ def test_a_family_of_ones_own(subject: Callable[[str], Subject], tmp_path: Path)
     assert type(policy.backbone).__name__ == "Mine"
     for name, message in (
         (f"{path}:Odd", "is not a model family: it has no load, encode, forward"),
-        (f"{path}:Mein", 'no class "Mein" in .* .nearest: "Mine".'),
-        ("nowhere.py:Mine", 'no file "nowhere.py"'),
-        ("mine", "expected path/to/file.py:Class"),
+        (f"{path}:Mein", 'no "Mein" in .* .nearest: "Mine".'),
+        ("nowhere.py:Mine", 'no family file "nowhere.py"'),
+        ("mine", 'unknown family "mine" .*path/to/file.py:NAME'),
     ):
         with pytest.raises(UserError, match=message):
             find_family("ZImagePipeline", name)
@@ -218,7 +218,7 @@ def test_sample_and_evaluate_take_a_family_of_ones_own(
     assert json.loads((tmp_path / "scores.json").read_text())["family"] == f"{path}:Flipped"
     capsys.readouterr()
     assert main([*scores, "--family", f"{path}:Fliped"]) == 2
-    assert 'no class "Fliped"' in capsys.readouterr().err
+    assert 'no "Fliped"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("check", ["levels", "company", "lora", "picture"])

@@ -107,9 +107,9 @@ def test_a_typo_is_refused_with_its_line(mine: str, config_file: Any, sections: 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("mine.py:Mine", "mine.py:Mien"), r'no class "Mien" in .*mine\.py \(nearest: "Mine"\)'),
-        (("mine.py:Mine", "mime.py:Mine"), r'no file ".*mime\.py" \(nearest: "mine\.py"\)'),
-        (("mine.py:Mine", "mine.py"), "expected path/to/file.py:Class"),
+        (("mine.py:Mine", "mine.py:Mien"), r'no "Mien" in .*mine\.py \(nearest: "Mine"\)'),
+        (("mine.py:Mine", "mime.py:Mine"), r'no objective file ".*mime\.py" \(nearest: "mine\.py"\)'),
+        (("mine.py:Mine", "mine.py"), r'mine.py": name the class too, as in ".*mine.py:Mine"'),
         (("mine.py:Mine", "mine.py:Tensor"), "has no `section`"),
     ],
 )
@@ -118,11 +118,10 @@ def test_a_wrong_path_is_named(mine: str, config_file: Any, change: tuple[str, s
         load_config(config_file("run", objective=mine.replace(*change)))
 
 
-def test_an_installed_objective_has_its_name(mine: str, config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_objective_has_its_name(mine: str, config_file: Any, installed: Any, monkeypatch: Any) -> None:
     file = Path(mine.rpartition(":")[0])
     monkeypatch.syspath_prepend(file.parent)
-    known = door.installed()
-    monkeypatch.setattr("diffrl.config.door.installed", lambda *_: {**known, "mine": "mine:Mine"})
+    installed("mine", "mine:Mine", "diffrl.methods")
     config = load_config(config_file("run", objective="mine", mine={"tau": 2.0}))
     assert config.objective_section.tau == 2.0 and config.objective == "mine"
 

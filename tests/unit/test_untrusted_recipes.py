@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from diffrl import plugins
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.rewards import registry, secrets
+from diffrl.rewards import secrets
 from diffrl.rewards.client import Servers, find_token
 from diffrl.rewards.registry import available, load_class, load_reward, split_name
 from diffrl_zoo.vlm import Vlm
@@ -31,7 +33,9 @@ class Packages:
     def __init__(self, **rewards: list[str]) -> None:
         self.rewards = rewards
 
-    def __call__(self, group: str) -> list[EntryPoint]:
+    def __call__(self, group: str) -> Iterable[EntryPoint]:
+        if group != "diffrl.rewards":
+            return entry_points(group=group)
         found = []
         for package, names in self.rewards.items():
             for name in names:
@@ -43,7 +47,7 @@ class Packages:
 
 
 def test_a_strangers_plugin_does_not_replace_a_shipped_one(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "entry_points", Packages(stranger=["clip"], diffrl=["clip", "d2", "d2"]))
+    monkeypatch.setattr(plugins, "entry_points", Packages(stranger=["clip"], diffrl=["clip", "d2", "d2"]))
     assert list(available()) == ["d2", "diffrl:clip", "stranger:clip"]
     for ask in (load_class, load_reward):
         with pytest.raises(UserError, match=r'in 2 packages, diffrl and stranger: write "diffrl:clip" or "str'):

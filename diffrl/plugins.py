@@ -1,0 +1,163 @@
+"""Plugins: what installed packages offer by entry points, and classes and functions in a user's own file.
+
+A plugin is named by its entry point, by `package:name` where two packages have one of that name, or by
+`path/to/file.py:NAME`. Nothing is imported before a plugin is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from diffrl.errors import UserError, nearest, where
+
+GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
+    "reward": "diffrl.rewards",
+    "method": "diffrl.methods",
+    "objective": "diffrl.methods",
+    "advantage rule": "diffrl.advantages",
+    "sampler": "diffrl.samplers",
+    "family": "diffrl.families",
+    "report": "diffrl.report",
+    "command": "diffrl.commands",
+}
+Packages = Mapping[str, Mapping[str, EntryPoint]]
+
+
+def installed(kind: str) -> Mapping[str, EntryPoint]:
+    """Installed plugins of a kind by name, sorted.
+
+    Where two packages have one of the same name, neither has it: they are called `package:name`.
+    """
+    return _scan(kind)[1]
+
+
+def by_package(kind: str) -> Packages:
+    """{name: {package: its entry point}} of everything of a kind that is installed."""
+    return _scan(kind)[0]
+
+
+def _scan(kind: str) -> tuple[Packages, Mapping[str, EntryPoint]]:
+    folders = tuple((folder, os.stat(folder).st_mtime_ns) for folder in sys.path if os.path.isdir(folder))
+    return _scanned(entry_points, GROUPS[kind], folders)
+
+
+@functools.lru_cache(maxsize=32)
+def _scanned(
+    find: Callable[..., EntryPoints], group: str, folders: tuple[tuple[str, int], ...]
+) -> tuple[Packages, Mapping[str, EntryPoint]]:
+    """What `find` finds in `folders` (with the time of their last change: a package may be installed meanwhile), by
+    package and by name. Cached, because it reads the metadata of every package, and a config has many names."""
+    packages: dict[str, dict[str, EntryPoint]] = {}
+    for entry in find(group=group):
+        package = entry.dist.name if entry.dist is not None else "?"
+        # A package that is found twice (a checkout beside its installation) is one: the first on the path counts.
+        packages.setdefault(entry.name, {}).setdefault(package, entry)
+    names: dict[str, EntryPoint] = {}
+    for name, owners in packages.items():
+        for package, entry in owners.items():
+            names[name if len(owners) == 1 else f"{package}:{name}"] = entry
+    return packages, dict(sorted(names.items()))
+
+
+def find(kind: str, name: str) -> EntryPoint | None:
+    """The entry point of `name` or `package:name`; None if there is none, or several of that name."""
+    package, colon, plain = name.rpartition(":")
+    return by_package(kind).get(plain, {}).get(package) if colon else installed(kind).get(name)
+
+
+def unknown(kind: str, name: str, shipped: Iterable[str] = ()) -> str:
+    """The message for a name that no plugin has, or that two packages have; `shipped`: names that are none."""
+    packages = by_package(kind).get(name, {})
+    if len(packages) > 1:
+        choices = " or ".join(f'"{package}:{name}"' for package in sorted(packages))
+        return f'{kind} "{name}" is in {len(packages)} packages, {" and ".join(sorted(packages))}: write {choices}'
+    known = [*shipped, *installed(kind)]
+    return f'unknown {kind} "{name}"{nearest(name, known) if known else " (none is installed)"}'
+
+
+def is_path(name: str) -> bool:
+    """Whether a plugin's name is one of a file: `path/to/file.py:NAME`, or without NAME, which `load` refuses."""
+    return name.endswith(".py") or name.rpartition(":")[0].endswith(".py")
+
+
+def load(kind: str, name: str, shipped: Iterable[str] = (), fits: Callable[[Any], bool] | None = None) -> Any:
+    """The plugin: what its entry point names, or NAME of `path/to/file.py:NAME`.
+
+    fits: which of the things that a file defines a message may propose; without it all.
+
+    Raises:
+        UserError: there is none, with the nearest name; it cannot be imported, with the line of the failure.
+    """
+    if not is_path(name):
+        entry = find(kind, name)
+        if entry is None:
+            text = unknown(kind, name, shipped)
+            raise UserError(f'{text}; one of your own is written "path/to/file.py:NAME"')
+        return load_value(kind, name, entry.value)
+    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    file = Path(path).expanduser()
+    if not file.is_file():
+        siblings = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise UserError(f'no {kind} file "{path}"{nearest(file.name, siblings)}')
+    module = import_file(file, kind)
+    if wanted and hasattr(module, wanted):
+        return getattr(module, wanted)
+    names = [inner for inner, thing in vars(module).items() if _defined_in(module, thing) and (not fits or fits(thing))]
+    if not wanted:
+        raise UserError(f'{kind} "{name}": name the class too, as in "{name}:{names[0] if names else "NAME"}"')
+    raise UserError(f'no "{wanted}" in {path}{nearest(wanted, names)}')
+
+
+def load_value(kind: str, name: str, value: str) -> Any:
+    """What `module:NAME` leads to; UserError if it cannot be imported. `name`: what messages call it."""
+    module, _, inner = value.partition(":")
+    try:
+        return functools.reduce(getattr, inner.split("."), importlib.import_module(module))
+    except (Exception, SystemExit) as error:
+        raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {where(error)}') from error
+
+
+def import_file(path: Path, kind: str) -> ModuleType:
+    """The module in a user's Python file, which is imported once as long as it does not change.
+
+    Raises:
+        UserError: what went wrong in the file, and in which line.
+    """
+    stat = path.stat()
+    return _import(path, path.resolve(), kind.replace(" ", "_"), (stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=32)
+def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> ModuleType:
+    # A name of its own: two files called reward.py must not replace each other, and pickling and dataclasses need one.
+    name = f"diffrl_{kind}_{path.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+def _defined_in(module: ModuleType, thing: Any) -> bool:
+    """Whether a module defines the class, function or object, and does not import it."""
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        return thing.__module__ == module.__name__
+    return not inspect.ismodule(thing)
