@@ -51,7 +51,7 @@ FAILURES = (
     ("diffrl.records.checkpoint", "CheckpointError", ""),
     ("diffrl.run.loop", "TrainingError", ""),
     ("diffrl.records.disk", "DiskError", ""),
-    ("diffrl.records.ownership", "OwnershipError", ""),
+    ("diffrl.records.lock", "LockLostError", ""),
     ("diffrl.rollout", "SamplingError", ""),
     ("torch", "OutOfMemoryError", "; lower rollout.batch_size or optimise.micro_batch"),
 )

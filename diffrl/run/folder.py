@@ -16,7 +16,7 @@ from diffrl.policy import Policy
 from diffrl.records import checkpoint, held_out, history
 from diffrl.records.disk import check_writable, inside, write_text
 from diffrl.records.identity import Identity
-from diffrl.records.ownership import Ownership, holder
+from diffrl.records.lock import FolderLock, holder
 from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
 from diffrl.report import write_report
 from diffrl.report.gardo import save_uncertain
@@ -35,15 +35,15 @@ class RunFolder:
         """UserError where a run could not write, or another process does."""
         if self.main:
             check_writable(self.path, "run_dir")
-            if (who := holder(self.path)) is not None:
+            if who := holder(self.path):
                 raise UserError(f"run_dir: {self.path} is in use: {who}")
 
-    def held(self) -> AbstractContextManager[Ownership | None]:
-        """While entered nobody else writes here. Raises UserError, OwnershipError."""
+    def held(self) -> AbstractContextManager[FolderLock | None]:
+        """While entered nobody else writes here. Raises UserError, LockLostError."""
         if not self.main:
             return nullcontext()
         check_writable(self.path, "run_dir")
-        return Ownership(self.path)
+        return FolderLock(self.path)
 
     def begin(self, config: Config, start: Start, identity: Identity, **facts: Any) -> None:
         """What this start is, before anything is trained: config, environment (with `facts`), history."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffrl.records.ownership import holder
+from diffrl.records.lock import holder
 from diffrl.run.interrupt import EXIT_CODE, Interrupts
 
 POLL = 0.1  # seconds between two looks at the processes
@@ -96,7 +96,7 @@ class _Place:
 
     def take(self, job: Job, report: Callable[[str], object]) -> None:
         self.job, self._process, self._looked = job, None, time.monotonic()
-        if job.folder is not None and (who := holder(job.folder)) is not None:
+        if job.folder is not None and (who := holder(job.folder)):
             report(f"{job.name}: waits, for {who.partition(';')[0]}")
             return
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class _Place:
             code = self._process.poll()
             if code is None:
                 return None, None
-        elif time.monotonic() - self._looked < LOOK or (job.folder is not None and holder(job.folder) is not None):
+        elif time.monotonic() - self._looked < LOOK or (job.folder is not None and holder(job.folder)):
             return None, None
         self.job = self._process = None
         return job, code

@@ -21,7 +21,7 @@ from diffrl.policy.pipelines import settings_of
 from diffrl.prompts import load_prompts
 from diffrl.records import checkpoint, history
 from diffrl.records.checkpoint import CheckpointError, NewerError
-from diffrl.records.ownership import alive
+from diffrl.records.lock import FolderLock
 from diffrl.records.tracking import read_metrics, record_environment
 
 ODD = ["null", "3", "[]", "{}", "[1]", "[[]]", '"a"', "1e999", '{"epoch": []}', "[" * 100_000, '{"a": ' * 5_000]
@@ -141,8 +141,9 @@ def test_odd_files_elsewhere_are_one_line(tmp_path: Path, text: str) -> None:
     ):
         (tmp_path / name).write_text(text)
         told(read)
-    alive(tmp_path / "lock", text.encode(), patience=0.0)
-    alive(tmp_path / "lock", b'{"place": "", "pid": 1e999, "started": 1}', patience=0.0)
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / ".lock").write_text(text)
+    told(lambda: FolderLock(tmp_path / "locked", beat=0.1, patience=0.2).take())
 
 
 @pytest.mark.parametrize(

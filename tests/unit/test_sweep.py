@@ -19,7 +19,7 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.records import checkpoint
 from diffrl.records.history import read_history
-from diffrl.records.ownership import Ownership
+from diffrl.records.lock import FolderLock
 from diffrl.records.tracking import read_metrics
 from diffrl.run.interrupt import Interrupted
 from diffrl.sweep import jobs as jobs_module
@@ -99,7 +99,7 @@ def test_a_run_that_a_killed_sweep_left_behind_is_waited_for(tmp_path: Path, mon
     """Its folder has one writer at a time, and it counts as one of the runs at a time."""
     monkeypatch.setattr(jobs_module, "LOOK", 0.1)
     folder, begun = tmp_path / "run", []
-    (owner := Ownership(folder)).__enter__()
+    (owner := FolderLock(folder, beat=0.1)).__enter__()
     (folder / "x").touch()
     threading.Timer(0.6, lambda: (begun.append((tmp_path / "mine.log").exists()), owner.__exit__())).start()
     failed, lines = run([job(tmp_path, "mine", "", folder=folder)])
