@@ -11,8 +11,8 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 
 from huggingface_hub import HfApi, get_token, snapshot_download
 
@@ -36,14 +36,14 @@ class Pusher:
 
     def __init__(self, folder: Path, repository: str, note: Callable[[str], None]) -> None:
         self.folder, self.repository, self.note = folder, repository, note
-        self._thread: Thread | None = None
-        self._failure = ""
+        self._api, self._epoch = HfApi(), 0
+        self._sending: Future[None] | None = None
         if get_token() is None:
             note("checkpoint.push: no token of the hub is here; set HF_TOKEN or run `hf auth login`, or pushes fail")
 
     def push(self, epoch: int) -> None:
         """Begin to send what the folder has now."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._sending is not None and not self._sending.done():
             self.note(f"checkpoint.push: the push before is still under way; that of epoch {epoch} is left out")
             return
         self.wait()
@@ -52,32 +52,28 @@ class Pusher:
         except OSError as error:
             self.note(f"checkpoint.push: epoch {epoch} was not sent: {in_one_line(error, most=200)}")
             return
-        self._thread = Thread(target=self._send, args=(epoch,), daemon=True)
-        self._thread.start()
+        self._epoch, self._sending = epoch, self._api.run_as_future(self._send, epoch)
 
     def wait(self) -> None:
         """Until nothing is under way; says how a push failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-            shutil.rmtree(self.folder / STAGE, ignore_errors=True)
-        if self._failure:
-            self.note(self._failure)
-            self._failure = ""
-
-    def _send(self, epoch: int) -> None:
+        if self._sending is None:
+            return
         try:
-            api = HfApi()
-            api.create_repo(self.repository, private=True, exist_ok=True)
-            api.upload_folder(
-                repo_id=self.repository,
-                folder_path=self.folder / STAGE,
-                commit_message=f"Epoch {epoch}, by diffrl",
-                delete_patterns=["checkpoints/*"],  # older ones
-            )
+            self._sending.result()
         except Exception as error:  # whatever it is, the training goes on
             why = in_one_line(error, most=200)
-            self._failure = f"checkpoint.push: epoch {epoch} was not sent to {self.repository} ({why})"
+            self.note(f"checkpoint.push: epoch {self._epoch} was not sent to {self.repository} ({why})")
+        self._sending = None
+        shutil.rmtree(self.folder / STAGE, ignore_errors=True)
+
+    def _send(self, epoch: int) -> None:
+        self._api.create_repo(self.repository, private=True, exist_ok=True)
+        self._api.upload_folder(
+            repo_id=self.repository,
+            folder_path=self.folder / STAGE,
+            commit_message=f"Epoch {epoch}, by diffrl",
+            delete_patterns=["checkpoints/*"],  # older ones
+        )
 
 
 def stage(folder: Path) -> Path:
