@@ -27,6 +27,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "advantage rule": "diffrl.advantages",
     "sampler": "diffrl.samplers",
     "family": "diffrl.families",
+    "world": "diffrl.worlds",
     "report": "diffrl.report",
     "command": "diffrl.commands",
 }
@@ -119,10 +120,10 @@ def load(kind: str, name: str, shipped: Iterable[str] = (), fits: Callable[[Any]
 
 
 def load_value(kind: str, name: str, value: str) -> Any:
-    """What `module:NAME` leads to; UserError if it cannot be imported. `name`: what messages call it."""
+    """What `module:NAME` (or `module`) leads to; UserError if it cannot be imported. `name`: what messages call it."""
     module, _, inner = value.partition(":")
     try:
-        return functools.reduce(getattr, inner.split("."), importlib.import_module(module))
+        return functools.reduce(getattr, filter(None, inner.split(".")), importlib.import_module(module))
     except (Exception, SystemExit) as error:
         raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {where(error)}') from error
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import installed, load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class World:
 @functools.cache
 def worlds() -> Mapping[str, World]:
     """All that are installed, by name."""
-    return {entry.name: entry.load() for entry in entry_points(group="diffrl.worlds")}
+    return {name: load("world", name) for name in installed("world")}
 
 
 def world_of(source: str) -> World | None:

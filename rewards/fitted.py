@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diffrl.rewards.head import load_head
+from diffrl.reward_tools.head import load_head
 from diffrl.rewards.protocol import Card, Embedder, ability
 from diffrl.rewards.registry import footprint, load_reward, takes
 

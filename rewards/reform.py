@@ -18,7 +18,7 @@ from diffrl.errors import UserError
 from diffrl.image_sets.latents import Pictures
 from diffrl.image_sets.layouts import PREFERENCE
 from diffrl.image_sets.reading import read_set
-from diffrl.rewards.head import features
+from diffrl.reward_tools.head import features
 from diffrl.rewards.learning import Learner
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.learning_preference import Inputs, LearningPreference

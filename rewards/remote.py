@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards import wire
-from diffrl.rewards.client import RemoteError, Servers, find_token
 from diffrl.rewards.direction import essential
 from diffrl.rewards.protocol import ABILITIES, Card, RewardError
+from diffrl.serving import wire
+from diffrl.serving.client import RemoteError, Servers, find_token
 
 FORMS = ("tensors", "png")
 

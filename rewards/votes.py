@@ -1,6 +1,6 @@
 """People's votes: an epoch's groups are shown on `diffrl watch`, somebody picks or ranks, and the run learns from that.
 
-Rankings become pairs, pairs become Bradley-Terry scores of the group's images (`diffrl.rewards.bradley_terry`).
+Rankings become pairs, pairs become Bradley-Terry scores of the group's images (`diffrl.reward_tools.bradley_terry`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup
-from diffrl.rewards.bradley_terry import NORMAL, bradley_terry, wins_of
+from diffrl.reward_tools.bradley_terry import NORMAL, bradley_terry, wins_of
 from diffrl.rewards.protocol import Answers, Card, RewardError
 
 LONGEST = 3600.0  # seconds: the other processes wait for their peer that long

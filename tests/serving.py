@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards import Card, load_reward
-from diffrl.rewards.server import Options, Served, bind, make_server
-from diffrl.rewards.wire import Limits
+from diffrl.serving.server import Options, Served, bind, make_server
+from diffrl.serving.wire import Limits
 
 REDNESS = f"{Path(__file__).parent / 'data' / 'redness.py'}:Redness"
 IMAGES = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))

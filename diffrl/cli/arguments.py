@@ -7,12 +7,12 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from diffrl.errors import UserError, in_one_line, nearest
+from diffrl import plugins
+from diffrl.errors import UserError, nearest
 
 log = logging.getLogger("diffrl")
 
@@ -51,11 +51,11 @@ def installed() -> list[ModuleType]:
     `add` as `subcommand` without its first argument, and perhaps `AFTER`, the command after which the help lists it.
     """
     modules = []
-    for entry in entry_points(group="diffrl.commands"):
+    for name in plugins.installed("command"):
         try:
-            modules.append(entry.load())
-        except Exception as error:
-            log.warning("the command %s (%s) cannot be imported: %s", entry.name, entry.value, in_one_line(error))
+            modules.append(plugins.load("command", name))
+        except UserError as error:
+            log.warning("%s", error)
     return modules
 
 

@@ -48,7 +48,7 @@ def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f"--on: {error}") from error
     out = out_file(arguments.out, "--out", "mine.safetensors")
     check_writable(out.parent, "--out")
-    from diffrl.image_sets.fit import fit_head, lines
+    from diffrl.reward_tools.fit import fit_head, lines
 
     options = {"column": arguments.scores, "held_out": arguments.held_out, "margin": arguments.margin}
     figures = fit_head(arguments.set, out, arguments.on, given, seed=arguments.seed, **options)

@@ -74,25 +74,25 @@ def _words(arguments: argparse.Namespace, rest: list[str], action: str) -> list[
 
 def _list(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.markdown:
-        from diffrl.rewards.cards import markdown
+        from diffrl.reward_tools.cards import markdown
 
         print(markdown(), end="")
         return 0
-    from diffrl.rewards.cards import overview
+    from diffrl.reward_tools.cards import overview
 
     print(overview(shutil.get_terminal_size((80, 24)).columns))
     return 0
 
 
 def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.rewards.cards import shown
+    from diffrl.reward_tools.cards import shown
 
     print(shown(arguments.name))
     return 0
 
 
 def _new(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.rewards.authoring import write_plugin
+    from diffrl.reward_tools.authoring import write_plugin
 
     name: str = arguments.name
     folder = write_plugin(name, arguments.out or Path(name))
@@ -109,7 +109,7 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     name, *words = _words(arguments, rest, "check")
     parameters = read_parameters(words)
     check_plugin(name)
-    from diffrl.rewards.check import check
+    from diffrl.reward_tools.check import check
 
     given = None
     if arguments.prompts is not None:
@@ -127,10 +127,10 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
         check_plugin(name)
     for module in ("fastapi", "uvicorn"):
         _need(module)
-    from diffrl.rewards.client import find_token
     from diffrl.rewards.protocol import ability
     from diffrl.rewards.registry import load_reward
-    from diffrl.rewards.server import Limits, Options, Served, check_address, names_of, serve
+    from diffrl.serving.client import find_token
+    from diffrl.serving.server import Limits, Options, Served, check_address, names_of, serve
 
     token = find_token(arguments.token_file, trusted=True)
     check_address(arguments.host, token)

@@ -38,7 +38,7 @@ def _watch(arguments: argparse.Namespace, rest: list[str]) -> int:
     for module in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(module) is None:
             raise UserError(f'watch: {module} is not installed: pip install "diffrl[serve]"')
-    from diffrl.rewards.client import find_token
+    from diffrl.serving.client import find_token
     from diffrl.watch.server import Settings, watch
 
     token = None if arguments.token_file is None else find_token(arguments.token_file, trusted=True)

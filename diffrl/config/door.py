@@ -57,6 +57,7 @@ def find_objective(objective: str) -> type[Section]:
     Raises:
         UserError: there is none, with the nearest name; it cannot be imported; it does not say what it is.
     """
+    kind: type[Section] | None
     if is_path(objective):
         kind = _section_of(load("objective", objective, fits=lambda thing: hasattr(thing, "section")), objective)
     else:

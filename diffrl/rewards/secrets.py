@@ -86,13 +86,14 @@ def check_transport(url: str, what: str) -> None:
     """UserError, beginning with `what`, if a secret that is sent to `url` could be read on its way."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if parts.scheme == "https" or _is_loopback(host) or host in allowed("http"):
+    if parts.scheme == "https" or is_loopback(host) or host in allowed("http"):
         return
     text = f"{what}: {redact(url)} is not encrypted, and a token would be sent there; use https"
     raise UserError(f'{text}, or add "{host}" to `http` in {settings_file()}')
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Is it an address that this machine alone reaches?"""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

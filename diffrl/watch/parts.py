@@ -20,7 +20,7 @@ from diffrl.records.groups import FOLDER, INDEX, Listed, epochs_of, read_groups,
 from diffrl.report.data import read_run
 from diffrl.report.page import escape, section
 from diffrl.report.sections import curves, headline, optimisation, samples
-from diffrl.rewards.bradley_terry import NORMAL
+from diffrl.reward_tools.bradley_terry import NORMAL
 
 _LOADER = ChoiceLoader([PackageLoader("diffrl.watch"), PackageLoader("diffrl.report")])  # whose style sheet it is
 TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined)

@@ -38,7 +38,7 @@ from starlette.requests import ClientDisconnect
 from diffrl.records import ballots
 from diffrl.records.disk import DiskError
 from diffrl.records.groups import FOLDER, PICTURE
-from diffrl.rewards.listening import (
+from diffrl.serving.limits import (
     bearer,
     bind,
     check_address,
@@ -49,7 +49,7 @@ from diffrl.rewards.listening import (
     size_of,
     url_of,
 )
-from diffrl.rewards.wire import Refused, read_json
+from diffrl.serving.wire import Refused, read_json
 from diffrl.watch.parts import NAMES, Parts, page
 
 MOST = 2**16  # bytes of a request
@@ -274,4 +274,4 @@ def watch(settings: Settings, port: int, ready: Callable[[str], object]) -> None
     check_address(settings.host, settings.token)
     listener = bind(settings.host, port)
     ready(url_of(settings.host, listener))
-    server_of(make_app(settings), settings.read_limit).run(sockets=[listener])
+    server_of(make_app(settings)).run(sockets=[listener])

@@ -75,7 +75,7 @@ def keys(section: str) -> str:
 
 def rewards() -> str:
     """The cards of the reward zoo."""
-    from diffrl.rewards.cards import markdown
+    from diffrl.reward_tools.cards import markdown
 
     return markdown()
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from diffrl.image_sets.fit import fit_head
+from diffrl.reward_tools.fit import fit_head
 from diffrl.rewards.registry import load_reward
 from diffrl_playground.grammar import Caption, misdescribe
 from diffrl_playground.renderer import render

@@ -23,11 +23,11 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.client import RemoteError
 from diffrl.rewards.scoring import Scorer
-from diffrl.rewards.server import Served
-from diffrl.rewards.wire import Limits, encode
 from diffrl.run.parts import build_scorers
+from diffrl.serving.client import RemoteError
+from diffrl.serving.server import Served
+from diffrl.serving.wire import Limits, encode
 
 
 @pytest.fixture(scope="module")

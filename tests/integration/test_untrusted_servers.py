@@ -18,11 +18,12 @@ from serving import IMAGES, REDNESS, Light, running
 
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
-from diffrl.rewards import RewardError, client, load_reward
-from diffrl.rewards.client import RemoteError
+from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.rewards.server import Served, bind
-from diffrl.rewards.wire import JSON, PROTOCOL, Limits
+from diffrl.serving import client
+from diffrl.serving.client import RemoteError
+from diffrl.serving.server import Served, bind
+from diffrl.serving.wire import JSON, PROTOCOL, Limits
 
 ABOUT = {
     "name": "light",

@@ -21,14 +21,14 @@ from diffrl.errors import UserError
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup, write_groups
 from diffrl.records.tracking import save_samples
-from diffrl.rewards.listening import server_of
+from diffrl.serving.limits import server_of
 from diffrl.watch.server import Settings, make_app, watch
 
 TOKEN = "a token of some length"
 
 
 def serving(run: Path, **settings: Any) -> AbstractContextManager[str]:
-    return in_thread(server_of(make_app(Settings(run, **settings)), settings.get("read_limit", 30.0)))
+    return in_thread(server_of(make_app(Settings(run, **settings))))
 
 
 def group(prompt: str = "a red circle <script>alert(1)</script>") -> ImageGroup:
@@ -180,10 +180,9 @@ def test_broken_bodies_slow_clients_and_a_good_vote(run: Path, url: str) -> None
     assert httpx.post(url + "/votes", content=iter([b"{}"]), headers=kind, trust_env=False).status_code == 411
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /votes HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode()
-    for start in (b"", b"GET / HT", head + b"Content-Length: 9000\r\n\r\n{"):
-        with socket.create_connection((host, int(port)), timeout=20) as slow:
-            slow.sendall(start)
-            assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        slow.sendall(head + b"Content-Length: 9000\r\n\r\n{")
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
     assert post(url, "/votes", ballot(), Origin=url).json() == {"kept": True, "new": True}
     assert post(url, "/votes", ballot()).json() == {"kept": True, "new": False}
     assert post(url, "/votes", ballot(vote="0e" * 8)).status_code == 409  # the same person once more

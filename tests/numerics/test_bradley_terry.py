@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from diffrl.rewards.bradley_terry import bradley_terry, wins_of, with_prior
+from diffrl.reward_tools.bradley_terry import bradley_terry, wins_of, with_prior
 
 # Agresti, Categorical Data Analysis, table 10.10: the American League of 1987; rows beat columns.
 BASEBALL = np.array(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from diffrl.rewards import load_reward
-from diffrl.rewards.wire import JSON, TENSORS, encode
+from diffrl.serving.wire import JSON, TENSORS, encode
 
 TOKEN = "a token of this trial"
 REWARD = '''
@@ -93,7 +93,7 @@ class Server:
 
 def same_scores(server: Server, count: int) -> dict[str, Any]:
     """The shipped CLIP over HTTP against the one in this process."""
-    from diffrl.rewards.examples import example_images
+    from diffrl.reward_tools.examples import example_images
 
     images, prompts = example_images()
     images, prompts = images[:count], prompts[:count]
@@ -212,13 +212,13 @@ def bad_requests(server: Server, total: int) -> dict[str, Any]:
 
 
 def slow_requests(server: Server, count: int) -> str:
-    """Connections that stop in their headers or in their body, all at once."""
+    """Connections that stop in their body, all at once."""
     head = f"POST /rewards/ledger/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
-    texts = [head, head + f"Content-Type: {JSON}\r\nContent-Length: 9000000\r\n\r\n{{".encode()]
+    head += f"Content-Type: {JSON}\r\nContent-Length: 9000000\r\n\r\n{{".encode()
     sockets = []
-    for number in range(count):
+    for _ in range(count):
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-        connection.sendall(texts[number % 2])
+        connection.sendall(head)
         sockets.append(connection)
     answers = []
     for connection in sockets:

@@ -81,7 +81,7 @@ def test_the_shipped_rule_comes_through_the_same_table(config_file: Any) -> None
     """A config that names it, one that does not, and the rule by hand are the same."""
     named = load_config(config_file("run", advantages={"rule": "groups", "agree": "leave_out", "least": 0.3}))
     plain = load_config(config_file("run", advantages={"agree": "leave_out", "least": 0.3}))
-    assert named == plain and type(named) is Config and isinstance(named.advantages, find_rule("groups"))
+    assert named == plain and type(named) is type(plain) and isinstance(named.advantages, find_rule("groups"))
     by_hand = Estimator("leave_out", 0.3)(SCORES, GROUPS)
     assert torch.equal(estimate_of(plain)(SCORES, GROUPS), by_hand)
     assert type(estimate_of(plain).rule) is Estimator and list(RULES) == ["groups"]

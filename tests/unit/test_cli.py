@@ -75,8 +75,8 @@ def calls(monkeypatch):
     drawn = Fake("diffrl.report.drawn")
     drawn.write_drawn = lambda folder, facts: folder / "images.html"
     monkeypatch.setitem(sys.modules, "diffrl.report.drawn", drawn)
-    stub("diffrl.rewards.check", "check", False)
-    stub("diffrl.rewards.cards", "overview", "the cards")
+    stub("diffrl.reward_tools.check", "check", False)
+    stub("diffrl.reward_tools.cards", "overview", "the cards")
     return calls
 
 

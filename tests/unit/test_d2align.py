@@ -22,8 +22,8 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
 from diffrl.report.d2align import write_page
+from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine
 from diffrl.rewards.direction import Corrected, Direction, Identity, fingerprint, guided_embedding, load_direction
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Card

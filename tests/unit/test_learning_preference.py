@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from diffrl.errors import UserError
-from diffrl.rewards.head import features
+from diffrl.reward_tools.head import features
 from diffrl.rewards.registry import load_reward
 from diffrl_playground.grammar import Caption
 from diffrl_playground.renderer import draw, render

@@ -17,7 +17,7 @@ from diffrl.divgen import observe
 from diffrl.divgen.observe import Item, Sight, in_batches, read_folder
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
-from diffrl.rewards.wire import JSON, Limits, decode
+from diffrl.serving.wire import JSON, Limits, decode
 
 
 def seen(image: Image.Image, path: Path, **options: object) -> np.ndarray:

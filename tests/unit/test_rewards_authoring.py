@@ -11,7 +11,7 @@ import pytest
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.rewards.authoring import write_plugin
+from diffrl.reward_tools.authoring import write_plugin
 
 
 def test_the_new_plugin_passes_its_test_and_is_found_by_name(
@@ -29,7 +29,7 @@ def test_the_new_plugin_passes_its_test_and_is_found_by_name(
 import sys, pytest
 from diffrl.rewards import load_reward
 reward = load_reward("edge_contrast", gain=2.0)
-from diffrl.rewards.cards import cards
+from diffrl.reward_tools.cards import cards
 assert cards()["edge_contrast"].measures.startswith("contrast of the picture")
 print(type(reward).__name__, reward.card.range, type(reward).__module__)
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "plugin"]))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from diffrl.cli.main import main
-from diffrl.rewards import Card, RewardError, cards
-from diffrl.rewards.check import check, examine
-from diffrl.rewards.examples import example_images
+from diffrl.reward_tools import cards
+from diffrl.reward_tools.check import check, examine
+from diffrl.reward_tools.examples import example_images
+from diffrl.rewards import Card, RewardError
 
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

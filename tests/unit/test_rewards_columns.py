@@ -15,8 +15,8 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
+from diffrl.reward_tools.check import examine
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.check import examine
 from diffrl.rewards.protocol import RewardError, missing_of_instance
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer

@@ -14,11 +14,11 @@ from PIL import Image
 
 from diffrl.cli.main import main
 from diffrl.errors import UserError
-from diffrl.image_sets import fit
-from diffrl.image_sets.fit import Pairs, fit_weights, judged, loss_of, pairs_of
 from diffrl.image_sets.layouts import Group, Picture
+from diffrl.reward_tools import fit
+from diffrl.reward_tools.fit import Pairs, fit_weights, judged, loss_of, pairs_of
+from diffrl.reward_tools.head import load_head
 from diffrl.rewards import load_reward
-from diffrl.rewards.head import load_head
 
 EMBEDDER = '''
 import torch

@@ -116,7 +116,7 @@ def test_a_class_is_loaded_without_building_it() -> None:
 
 def test_every_reward_is_one_line_and_its_card_is_shown_by_name() -> None:
     from diffrl.conformance import table
-    from diffrl.rewards import cards
+    from diffrl.reward_tools import cards
 
     for overview, names in ((cards.overview(80), available()), (table.overview(80), ["StableDiffusion3Pipeline"])):
         lines = overview.splitlines()

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
+from diffrl.reward_tools.examples import GENERAL, example_images
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine
-from diffrl.rewards.examples import GENERAL, example_images
 from diffrl.rewards.scoring import Scorer
 from diffrl_playground import grammar
 from diffrl_playground.renderer import draw

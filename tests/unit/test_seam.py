@@ -46,7 +46,7 @@ MARBLE = {
 def test_a_new_method_trains_alone_and_wrapped(
     config_file: Any, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], logged: str
 ) -> None:
-    monkeypatch.setattr(parts, "imported", lambda *_: Regression)
+    monkeypatch.setattr(parts, "load_value", lambda *_: Regression)
     run = Run(load_config(config_file("seam", **sections)))
     start = run.policy.state()
     run.loop.run_epoch(0)

@@ -14,8 +14,8 @@ from diffrl import plugins
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.rewards import secrets
-from diffrl.rewards.client import Servers, find_token
 from diffrl.rewards.registry import available, load_class, load_reward, split_name
+from diffrl.serving.client import Servers, find_token
 from diffrl_zoo.vlm import Vlm
 
 

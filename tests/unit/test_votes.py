@@ -16,8 +16,8 @@ from diffrl.errors import UserError
 from diffrl.image_sets.reading import read_set
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup
+from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.showing import agreement, evenly

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.geneval_rules import Detection
 

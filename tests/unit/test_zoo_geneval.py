@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine
 from diffrl_playground import grammar
 from diffrl_zoo.geneval_rules import (
     COLORS,

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
+from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine
-from diffrl.rewards.examples import example_images
 
 VISION, TEXT, LAYERS, PATCH, SIDE = 128, 48, 2, 16, 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

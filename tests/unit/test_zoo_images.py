@@ -16,9 +16,9 @@ from PIL import Image
 from torch import nn
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
+from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine
-from diffrl.rewards.examples import example_images
 from diffrl.rewards.scoring import Scorer
 
 IMAGES = torch.rand(4, 3, 48, 48, generator=torch.Generator().manual_seed(0))

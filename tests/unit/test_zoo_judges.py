@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine, example_images
 from diffrl.rewards import load_reward
-from diffrl.rewards.check import examine, example_images
 
 CPU = {"device": "cpu", "precision": "fp32"}
 INSTRUCTION = "Rate the picture of {text_prompt}: <|Reward|>\nEND"

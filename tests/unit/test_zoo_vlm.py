@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 
 from diffrl.errors import UserError
+from diffrl.reward_tools.check import examine
+from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import RewardError, load_reward
-from diffrl.rewards.check import examine
-from diffrl.rewards.examples import example_images
 from diffrl_zoo.vlm import rewritten, rubric_score, tournament, win_rates, winner, yes_probability
 from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
 from diffrl_zoo.vlm_questions import probability, spellings

@@ -1,4 +1,4 @@
-"""The client of reward servers (`diffrl.rewards.server`): pooled connections, several servers in turn, back-off."""
+"""The client of reward servers (`diffrl.serving.server`): pooled connections, several servers in turn, back-off."""
 
 from __future__ import annotations
 

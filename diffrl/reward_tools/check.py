@@ -21,9 +21,9 @@ from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
+from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, example_images
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
-from diffrl.rewards.examples import COUNT, SHAPES, UNUSUAL, example_images
 from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward

@@ -4,7 +4,7 @@
     GET  /rewards                 the names
     GET  /rewards/NAME            card, abilities, arguments, limits
     POST /rewards/NAME/applies    prompts and metadata to booleans
-    POST /rewards/NAME/score      images, prompts and metadata (`diffrl.rewards.wire`) to scores; null: not applicable
+    POST /rewards/NAME/score      images, prompts and metadata (`diffrl.serving.wire`) to scores; null: not applicable
 
 What a POST answers has the reward's identity in the header `Diffrl-Identity`: a client sees that it changed. Errors are
 `{"error": text}`: 400 malformed, 401 token, 404 name, 408 too slow, 411 no length, 413 too large, 415 type, 422 values,
@@ -28,14 +28,14 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from diffrl.errors import nearest
-from diffrl.rewards import wire
-from diffrl.rewards.batcher import Batcher
 from diffrl.rewards.direction import essential
-from diffrl.rewards.listening import bearer, bind, check_address, read_body, same_secret, server_of, size_of, url_of
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.scoring import applies
-from diffrl.rewards.wire import Limits, Refused
 from diffrl.rewards.wrappers import identity_of
+from diffrl.serving import wire
+from diffrl.serving.batcher import Batcher
+from diffrl.serving.limits import bearer, bind, check_address, read_body, same_secret, server_of, size_of, url_of
+from diffrl.serving.wire import Limits, Refused
 from diffrl.version import __version__
 
 
@@ -232,7 +232,7 @@ def serve(served: Mapping[str, Served], host: str, port: int, options: Options, 
 
 def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Server:
     """The HTTP server, which has no socket yet."""
-    return server_of(make_app(served, options), options.read_limit)
+    return server_of(make_app(served, options))
 
 
 def names_of(served: Sequence[Served]) -> list[str]:

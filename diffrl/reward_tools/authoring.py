@@ -54,7 +54,7 @@ TEST = '''"""The reward keeps to diffrl's protocol, and prefers what it should."
 
 import torch
 
-from diffrl.rewards.check import examine
+from diffrl.reward_tools.check import examine
 from {module} import {cls}
 
 

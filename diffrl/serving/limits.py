@@ -1,10 +1,13 @@
-"""What every HTTP server of this package shares: where it may listen, who is let in, and how long a client may take."""
+"""What every HTTP server of this package shares: where it may listen, who is let in, and what a client may ask.
+
+The size of a request's headers, the time for its body, idle connections and their number have limits. A client that
+opens connections and sends no headers is not sent away: a proxy in front does that (docs/security.md).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import socket
 from typing import Any
 
@@ -12,18 +15,10 @@ import uvicorn
 from fastapi import Request
 
 from diffrl.errors import UserError
-from diffrl.rewards.impatient import ImpatientProtocol
-from diffrl.rewards.wire import Refused
+from diffrl.rewards.secrets import is_loopback
+from diffrl.serving.wire import Refused
 
 LEAST_TOKEN = 16  # characters
-
-
-def is_loopback(host: str) -> bool:
-    """Is it an address that this machine alone reaches?"""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def same_secret(given: str, secret: str) -> bool:
@@ -68,17 +63,18 @@ def check_address(host: str, token: str | None) -> None:
         raise UserError(f'--host: "{host}" is reachable from other machines; give a --token-file')
 
 
-def server_of(app: Any, read_limit: float) -> uvicorn.Server:
+def server_of(app: Any) -> uvicorn.Server:
     """The HTTP server of an ASGI application, which has no socket yet."""
     config = uvicorn.Config(
         app,
-        http=ImpatientProtocol.within(read_limit),
+        http="h11",
         ws="none",
         log_level="critical",
         access_log=False,
         server_header=False,
         limit_concurrency=512,
         timeout_keep_alive=60,
+        h11_max_incomplete_event_size=2**15,  # bytes of headers
         timeout_graceful_shutdown=10,
     )
     return uvicorn.Server(config)

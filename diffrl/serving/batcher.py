@@ -15,7 +15,7 @@ from diffrl.errors import in_one_line
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.scoring import Scorer
-from diffrl.rewards.wire import Request
+from diffrl.serving.wire import Request
 
 Outcome = list[float | None] | RewardError  # null where the reward does not apply
 
