@@ -1,20 +1,21 @@
-"""Prompt sets that are shipped: made by seeded grammars from our own word lists, the same on every machine.
+"""Prompt sets that are shipped, one file each: `scripts/prompts` wrote them by seeded grammars from our own word lists.
 
 A set NAME/SPLIT is a list of (text, metadata). The metadata is what the rewards read (`geneval`: tag, include, exclude;
-`ocr`: text; `vlm`: vqa_list). Train and test are apart by what the prompts ask for, not only by their words: see each
-grammar.
+`ocr`: text; `vlm`: vqa_list). Train and test are apart by what the prompts ask for, not only by their words.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
+from diffrl.resources import shipped
 
 Row = tuple[str, dict[str, Any]]
-Splits = dict[str, list[Row]]
 
 SPLITS = ("train", "test")
 SETS = {
@@ -38,17 +39,14 @@ def set_name(source: str) -> tuple[str, str] | None:
     return name, split
 
 
+def file_of(name: str, split: str) -> Path:
+    """The file of a set: compressed lines of JSON, "prompt" and the metadata."""
+    return shipped("assets", "prompts", f"{name}_{split}.jsonl.gz")
+
+
 @functools.cache
 def rows(name: str, split: str) -> tuple[Row, ...]:
     """The prompts of a set, in their order, with metadata; all texts of both splits are different."""
-    from diffrl.prompt_sets import atoms, compositional, general, geneval, ocr
-
-    grammars: dict[str, Callable[[], Splits]] = {
-        "geneval": geneval.splits,
-        "ocr": ocr.splits,
-        "general": general.splits,
-        "compositional": compositional.splits,
-        "atoms": atoms.splits,
-        "animals": general.animals,
-    }
-    return tuple(grammars[name]()[split])
+    lines = gzip.decompress(file_of(name, split).read_bytes()).decode("utf-8").rstrip("\n").split("\n")
+    values = [json.loads(line) for line in lines]
+    return tuple((value.pop("prompt"), value) for value in values)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diffrl.prompt_sets import Row, Splits
-from diffrl.prompt_sets.words import Dice, held_out, words
+from scripts.prompts import Row, Splits
+from scripts.prompts.words import Dice, held_out, words
 
 COUNTS = {"train": 9000, "test": 600}
 # Patterns of a text by its number of words: A adjective, B one that may follow "are", N noun, P plural, V verb, T time

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
-from diffrl.resources import shipped
 from diffrl.seeds import Part, seed_of
 
 T = TypeVar("T")
@@ -19,8 +19,8 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 @functools.cache
 def words() -> dict[str, Any]:
-    """The shipped lists (assets/prompts/words.yaml)."""
-    return yaml.safe_load(shipped("assets", "prompts", "words.yaml").read_text(encoding="utf-8"))
+    """The lists of words.yaml."""
+    return yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 
 
 @functools.cache

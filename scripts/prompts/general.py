@@ -3,8 +3,8 @@ together."""
 
 from __future__ import annotations
 
-from diffrl.prompt_sets import Splits
-from diffrl.prompt_sets.words import Dice, an, held_out, words
+from scripts.prompts import Splits
+from scripts.prompts.words import Dice, an, held_out, words
 
 COUNTS = {"train": 10000, "test": 600}
 KINDS = ("people", "animals", "things", "views")

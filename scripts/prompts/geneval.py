@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from diffrl.prompt_sets import Row, Splits
-from diffrl.prompt_sets.words import NUMBERS, Dice, an, plurals, words
-from diffrl.resources import shipped
 from diffrl.seeds import seed_of
+from scripts.prompts import Row, Splits
+from scripts.prompts.words import NUMBERS, Dice, an, plurals, words
 
 RELATIONS = {"left of": "right of", "above": "below", "right of": "left of", "below": "above"}  # and its opposite
 TEST = {"single_object": 80, "two_object": 120, "counting": 80, "colors": 100, "position": 120, "color_attr": 120}
@@ -87,7 +87,7 @@ def key_hash(metadata: Mapping[str, Any]) -> str:
 
 def published() -> frozenset[str]:
     """Hashes of the published benchmark's tasks."""
-    lines = shipped("assets", "prompts", "geneval_published.txt").read_text(encoding="utf-8").splitlines()
+    lines = Path(__file__).with_name("geneval_published.txt").read_text(encoding="utf-8").splitlines()
     return frozenset(word for line in lines if not line.startswith("#") for word in line.split())
 
 

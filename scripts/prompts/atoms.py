@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from diffrl.prompt_sets import Row, Splits
-from diffrl.prompt_sets.words import NUMBERS, Dice, an, held_out, plurals, words
+from scripts.prompts import Row, Splits
+from scripts.prompts.words import NUMBERS, Dice, an, held_out, plurals, words
 
 COUNTS = {"train": 6000, "test": 400}
 ATOMS = range(3, 11)

@@ -6,9 +6,9 @@ No task of the test split is in the train split, and none of either is one of Ge
 
 from __future__ import annotations
 
-from diffrl.prompt_sets import Row, Splits
-from diffrl.prompt_sets.geneval import RELATIONS, clause, one_more
-from diffrl.prompt_sets.words import NUMBERS, Dice, held_out, none_of, one, plurals, words
+from scripts.prompts import Row, Splits
+from scripts.prompts.geneval import RELATIONS, clause, one_more
+from scripts.prompts.words import NUMBERS, Dice, held_out, none_of, one, plurals, words
 
 COUNTS = {"train": 6000, "test": 400}
 PLACES = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
