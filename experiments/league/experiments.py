@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config import load_config
-from diffrl.config.removed import without_removed
-from diffrl.config.schema import Config
+from diffrl.config.schema import Config, config_class
 from diffrl.errors import UserError, nearest
 
 RUN = re.compile(r"RUN\(([\w/]+)\)")
@@ -150,12 +149,11 @@ def replaced(text: str, words: Mapping[str, str]) -> str:
 
 
 def read_today(config: Mapping[str, Any], here: Path | None = None) -> dict[str, Any]:
-    """A result's config as today's schema reads it: a key that it lacks has its default, and a removed key that said
-    nothing is left out.
+    """A result's config as today's schema reads it: a key that it lacks has its default.
 
     Raises:
-        UserError, ValueError: today's schema refuses it, as it does a removed key that said something.
+        UserError, ValueError: today's schema refuses it, as it does a key that is gone.
     """
     if here is not None:  # an objective of its own has a section that only its file knows
         return dict(config)
-    return plain(Config.model_validate(without_removed(config)).resolved())
+    return plain(config_class(config).model_validate(config).resolved())
