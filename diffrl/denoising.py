@@ -1,26 +1,50 @@
-"""The sampling loops: a batch from noise to clean latents, with the stochastic steps that training needs.
+"""The sampling loop: a batch from noise to clean latents, with the stochastic steps that training needs.
 
-Symbols: B images of a batch, S steps of which w are stochastic, V views, latents (C, h, w). Three plans: the plain
-chain (with views from its states), branches from an ODE path, and a tree. What several images share is computed once in
-a batch, and every image's noise is keyed by itself: so nothing depends on how images lie in batches and processes.
+Symbols: B images of a batch, S steps of which w are stochastic, V views, latents (C, h, w). A plan says what a batch
+draws: the plain `Chain`, or what a method brings (`SamplePlan`). What several images share is computed once in a batch,
+and every image's noise is keyed by itself: so nothing depends on how images lie in batches and processes.
+
+A *view* is an image that is decoded and scored; a sample may have several, of which one, `final`, stands for it
+elsewhere (features, metrics).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Branches, Gains, Plan, Tree, finish, strided, tail_sigmas, thinned
+from diffrl.continuations import chain_forwards, finish, tail_sigmas
 from diffrl.forward import Prediction
 from diffrl.samplers import DpmState, gaussian_log_prob, ode_step, sde_kernel, window_steps
 from diffrl.sampling import SamplerSpec
+from diffrl.seeds import noise as noise_of
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
+
+
+EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no training image shares noise with these
+
+
+def initial_noise(
+    shape: Sequence[int],
+    texts: Sequence[str],
+    members: Sequence[int],
+    *,
+    seed: int,
+    epoch: int | str = EVALUATION,
+    same_noise: bool = False,
+) -> Tensor:
+    """The latents that sampling starts from: (B, *shape) float32 on the CPU; row i for texts[i], members[i].
+
+    It is what a plain pipeline must be given as `latents` to make the same picture.
+    """
+    whose = [(text,) if same_noise else (text, m) for text, m in zip(texts, members, strict=True)]
+    return noise_of(tuple(shape), [(seed, epoch, *owner, "initial") for owner in whose])
 
 
 @dataclass
@@ -67,7 +91,7 @@ class Job:
     snapshot: str | None
     sigmas: list[float]
     keep: bool | Literal["path"] = False  # the stochastic steps; "path": all steps
-    plan: Plan | None = None
+    plan: SamplePlan = field(default_factory=lambda: Chain())
     group: int = 1  # G, for the plans that need it
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
     steer: Steer | None = None  # of the plain chain
@@ -85,6 +109,30 @@ class Job:
         first: Prediction | None = None,
     ) -> Tensor:
         return finish(self.predict, self.policy.process, x, cond, sigmas, self.spec.guidance_scale, solver, first)
+
+    def begin(self, texts: Sequence[str], members: Sequence[int], same: bool) -> Tensor:
+        """(B, C, h, w) of pure noise on the device; `same`: by the prompt's text alone."""
+        shape = tuple(self.policy.latent_shape)
+        x = initial_noise(shape, texts, members, seed=self.seed, epoch=self.epoch, same_noise=same)
+        return x.to(self.policy.device, non_blocking=True)
+
+    def step_noise(self, names: Sequence[tuple[str, int]], width: int) -> Tensor:
+        """(B, width, C, h, w): all of an image's step noises in one draw, one generator per image."""
+        keys = [(self.seed, self.epoch, *name, "steps") for name in names]
+        noise = noise_of((width, *tuple(self.policy.latent_shape)), keys)
+        return noise.to(self.policy.device, non_blocking=True)
+
+    def ends(self, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
+        """t, t_next (B,) of step i, from Python floats: the same arithmetic as in training, where t differs by row."""
+        return x.new_full((len(x),), self.sigmas[i]), x.new_full((len(x),), self.sigmas[i + 1])
+
+    def kernel(self, x: Tensor, prediction: Prediction, i: int) -> tuple[Tensor, Tensor]:
+        """(mean, std) of the stochastic step i from x."""
+        spec = self.spec
+        by_step = spec.noise_by_step(self.sigmas)
+        t, t_next = self.ends(x, i)
+        noise_level = spec.noise_level if by_step is None else x.new_full((len(x),), by_step[i])
+        return sde_kernel(spec.sampler, x, prediction, t, t_next, noise_level, self.sigmas[1], self.policy.process)
 
     @property
     def start(self) -> int:
@@ -110,13 +158,53 @@ class Drawn:
     ends: Tensor | None = None
 
 
-def empty_trajectory(job: Job, latents: Tensor) -> Trajectory:
-    """Storage for the whole epoch at once; collecting batches and joining them would need it twice."""
-    n, plan = len(latents), job.plan
-    steps = plan.steps if isinstance(plan, Branches) else job.kept
+class SamplePlan(Protocol):
+    """What a rollout draws, of which images, and what it keeps of their paths."""
+
+    def views(self, spec: SamplerSpec) -> int:
+        """V, how many images of a sample are scored."""
+
+    def final(self, spec: SamplerSpec) -> int:
+        """The number of the view that stands for the sample."""
+
+    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+        """Storage for the kept steps of a whole epoch, whose latents (n, C, h, w) are given."""
+
+    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+        """A batch: image i is member members[i] of the prompt texts[i], cond (B rows)."""
+
+    def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        """Of the network for a batch of images, each a (prompt number, member of G = `group`)."""
+
+
+class Chain:
+    """One image of each path, one step after the other."""
+
+    def views(self, spec: SamplerSpec) -> int:
+        return 1
+
+    def final(self, spec: SamplerSpec) -> int:
+        return 0
+
+    def allocate(self, job: Job, latents: Tensor) -> Trajectory:
+        return empty_trajectory(job, latents, job.kept)
+
+    def draw(self, job: Job, texts: Sequence[str], members: Sequence[int], cond: Conditioning) -> Drawn:
+        noise = job.step_noise(list(zip(texts, members, strict=True)), job.spec.stochastic_steps)
+        return chain(job, job.begin(texts, members, job.spec.same_noise), cond, noise)
+
+    def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
+        return len(members) * chain_forwards(spec, start)
+
+
+def empty_trajectory(job: Job, latents: Tensor, steps: Sequence[int], apart: bool = False) -> Trajectory:
+    """Storage for the whole epoch at once; collecting batches and joining them would need it twice.
+
+    `apart`: the steps do not follow one another, see `Trajectory.ends`.
+    """
+    n = len(latents)
     number, width = torch.tensor(list(steps)).expand(n, -1), len(steps)  # (n, w)
     schedule, by_step = torch.tensor(job.sigmas), job.spec.noise_by_step(job.sigmas)
-    apart = isinstance(plan, Branches)
     return Trajectory(
         states=latents.new_empty(n, width if apart else width + 1, *latents.shape[1:]),
         t=schedule[number].to(latents.device, non_blocking=True),
@@ -127,21 +215,11 @@ def empty_trajectory(job: Job, latents: Tensor) -> Trajectory:
     )
 
 
-def _kernel(job: Job, x: Tensor, prediction: Prediction, i: int) -> tuple[Tensor, Tensor]:
-    """(mean, std) of the stochastic step i from x."""
-    spec = job.spec
-    by_step = spec.noise_by_step(job.sigmas)
-    t, t_next = _ends(job, x, i)
-    noise_level = spec.noise_level if by_step is None else x.new_full((len(x),), by_step[i])
-    return sde_kernel(spec.sampler, x, prediction, t, t_next, noise_level, job.sigmas[1], job.policy.process)
+# (x (B, C, h, w) before the stochastic step i, i, its prediction) to another image of each, or None: there is none
+View = Callable[[Tensor, int, Prediction], Tensor | None]
 
 
-def _ends(job: Job, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
-    """t, t_next (B,) filled from Python floats: the same arithmetic as in training, where t differs by row."""
-    return x.new_full((len(x),), job.sigmas[i]), x.new_full((len(x),), job.sigmas[i + 1])
-
-
-def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
+def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, view: View | None = None) -> Drawn:
     """One step after the other: x (B, C, h, w) from pure noise to t = 0; noise (B, w, C, h, w) of the window."""
     spec, process = job.spec, job.policy.process
     first, width, kept = job.start, spec.stochastic_steps, job.kept
@@ -152,7 +230,7 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
         if spec.tail is not None and i == first + width:
             x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), spec.tail_solver)
             break
-        t, t_next = _ends(job, x, i)
+        t, t_next = job.ends(x, i)
         prediction = job.predict(x, t, cond, spec.guidance_scale)
         if job.steer is not None:
             x, prediction = job.steer(i, x, prediction)
@@ -162,9 +240,9 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
                 states[:, i], states[:, i + 1] = x, x_next
             x = x_next
             continue
-        if isinstance(job.plan, Gains) and not (job.plan.common and i == first):
-            views.append(_view(job, x, cond, i, prediction, job.plan))
-        mean, std = _kernel(job, x, prediction, i)
+        if view is not None and (seen := view(x, i, prediction)) is not None:
+            views.append(seen)
+        mean, std = job.kernel(x, prediction, i)
         x_next = mean + std * noise[:, i - first]
         if states is not None:
             place = i - kept.start
@@ -172,88 +250,3 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor) -> Drawn:
             states[:, place], states[:, place + 1] = x, x_next
         x = x_next
     return Drawn(x, torch.stack([*views, x], 1) if views else None, states, log_prob)
-
-
-def _view(job: Job, x: Tensor, cond: Conditioning, i: int, prediction: Prediction, plan: Gains) -> Tensor:
-    """The clean end of the ODE from the state x before step i, whose prediction is there already."""
-    left = len(job.sigmas) - 1 - i
-    sigmas = thinned(job.sigmas, i, left if plan.ode_steps is None else plan.ode_steps)
-    return job.finish(x, cond, sigmas, first=prediction)
-
-
-def branches(job: Job, plan: Branches, x: Tensor, cond: Conditioning, noise: Tensor, owner: Sequence[int]) -> Drawn:
-    """Single stochastic steps from the states of ODE paths, each with its views.
-
-    x (A, C, h, w): the paths' initial noise, cond (A rows): theirs; owner[i]: the path of image i; noise (B, M, ...).
-    The state before a step, its mean and its std are one forward for all images of a path.
-    """
-    spec, process = job.spec, job.policy.process
-    own = torch.tensor(owner)
-    on, mine = own.to(x.device, non_blocking=True), cond.select(own)
-    states, ends, log_probs, views = [], [], [], []
-    for i in range(plan.steps[-1] + 1):
-        t, t_next = _ends(job, x, i)
-        prediction = job.predict(x, t, cond, spec.guidance_scale)
-        if i in plan.steps:
-            mean, std = _kernel(job, x, prediction, i)
-            mean, std = mean[on], std[on]
-            x_next = mean + std * noise[:, plan.steps.index(i)]
-            states.append(x[on])
-            ends.append(x_next)
-            log_probs.append(gaussian_log_prob(x_next, mean, std))
-            views += [job.finish(x_next, mine, strided(job.sigmas, i + 1, stride)) for stride in plan.strides]
-        x, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, process)
-    stacked = torch.stack(views, 1)
-    return Drawn(stacked[:, 0], stacked, torch.stack(states, 1), torch.stack(log_probs, 1), torch.stack(ends, 1))
-
-
-def tree(
-    job: Job, plan: Tree, x: Tensor, cond: Conditioning, leaves: Sequence[tuple[int, int]], group: int, noise: Tensor
-) -> Drawn:
-    """The leaves of trees, all steps stochastic: every edge is one forward, however many leaves share it.
-
-    x (A, C, h, w): the roots' noise, cond (A rows): theirs. leaves: (root, member) of image i, member in 0 .. G - 1 of
-    G = `group`. noise (B', w, ...): of the members that lead an edge of these leaves, see `leaders`; edge (root, node)
-    draws that of its first member, so member 0's path is what it would be alone.
-    """
-    spec, width = job.spec, job.spec.stochastic_steps
-    edges = [(root, 0) for root in range(len(x))]  # (root, node number) of the states in x
-    index = {name: i for i, name in enumerate(leaders(plan, leaves, group, width))}
-    root_cond, kept = cond, [x.new_empty(0)] * (width + 1)
-    log_prob = x.new_empty(len(leaves), width)
-    for i in range(spec.steps):
-        span = group // plan.nodes(i)
-        t, t_next = _ends(job, x, i)
-        mine = root_cond.select(torch.tensor([root for root, _ in edges]))
-        prediction = job.predict(x, t, mine, spec.guidance_scale)
-        if i >= width:  # cps, renoise and ddim end without noise
-            x, _ = ode_step(spec.sampler, x, prediction, t, t_next, None, job.policy.process)
-            continue
-        mean, std = _kernel(job, x, prediction, i)
-        before = {name: k for k, name in enumerate(edges)}
-        children = sorted({(root, member // span) for root, member in leaves})
-        wide = group // plan.nodes(i - 1) if i else group
-        parent = _on(x, [before[root, node * span // wide] for root, node in children])
-        lead = _on(x, [index[root, node * span] for root, node in children])
-        mean, std, x = mean[parent], std[parent], x[parent]
-        x_next = mean + std * noise[lead, i]
-        place = {name: k for k, name in enumerate(children)}
-        of_leaf = _on(x, [place[root, member // span] for root, member in leaves])
-        kept[i], kept[i + 1] = x[of_leaf], x_next[of_leaf]
-        log_prob[:, i] = gaussian_log_prob(x_next, mean, std)[of_leaf]
-        x, edges = x_next, children
-    place = {name: k for k, name in enumerate(edges)}
-    span = group // plan.nodes(spec.steps)
-    of_leaf = _on(x, [place[root, member // span] for root, member in leaves])
-    return Drawn(x[of_leaf], None, torch.stack(kept, 1) if job.keep else None, log_prob)
-
-
-def _on(x: Tensor, places: list[int]) -> Tensor:
-    """Where x is, without a wait: torch.tensor(..., device=...) would be one."""
-    return torch.tensor(places).to(x.device, non_blocking=True)
-
-
-def leaders(plan: Tree, leaves: Sequence[tuple[int, int]], group: int, width: int) -> list[tuple[int, int]]:
-    """(root, member) of the first members of all edges that lead to these leaves, in order."""
-    spans = {group // plan.nodes(i) for i in range(width)}
-    return sorted({(root, member // span * span) for root, member in leaves for span in spans})

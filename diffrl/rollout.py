@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffrl.continuations import Branches, Plan, Tree
-from diffrl.denoising import Drawn, Job, Steer, Trajectory, branches, chain, empty_trajectory, leaders, tree
+from diffrl.denoising import EVALUATION, Chain, Drawn, Job, SamplePlan, Steer, Trajectory, initial_noise
 from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
 from diffrl.samplers import check_process, schedule
 from diffrl.sampling import SamplerSpec
-from diffrl.seeds import noise as noise_of
 
 if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
@@ -42,7 +40,6 @@ __all__ = [
     "remake",
 ]
 
-EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no training image shares noise with these
 PROMPTS_AT_ONCE = 64  # encoded together by `generate`: with a T5 one prompt takes 2.7 MB, and test sets have thousands
 
 
@@ -115,7 +112,7 @@ def collect(
     on_batch: Callable[[Tensor, slice], None] | None = None,
     keep_trajectory: bool | Literal["path"] = False,
     keep_images: bool = True,
-    plan: Plan | None = None,
+    plan: SamplePlan | None = None,
     on_view: Callable[[Tensor, slice, int], None] | None = None,
     members: Tensor | None = None,
 ) -> Rollout:
@@ -131,7 +128,7 @@ def collect(
             images, for example to score them while sampling goes on; outside of no_grad and of the snapshot.
         keep_trajectory: store the stochastic steps; "path": all steps, also a deterministic sampler's.
         keep_images: the images on the CPU.
-        plan: what else than one image per trajectory is drawn (`diffrl.continuations`); None: nothing.
+        plan: what else than one image per trajectory is drawn (`SamplePlan`); None: nothing.
         on_view: called as `on_batch` for every view that is not the final one, with its number; before `on_batch`.
         members: (P, G) int64, which images of each prompt these are; None: 0 to G - 1. Never with a plan.
     """
@@ -173,7 +170,7 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         latents=latents,
         images=None,
         cond=policy.encode(texts),
-        trajectory=empty_trajectory(job, latents) if job.keep else None,
+        trajectory=job.plan.allocate(job, latents) if job.keep else None,
         schedule=torch.tensor(job.sigmas),
         process=policy.process,
         spec=spec,
@@ -264,7 +261,7 @@ def redraw(policy: Policy, rollout: Rollout, samples: Tensor, cond: Conditioning
     """
     spec, keys = rollout.spec, [rollout.identity(int(i)) for i in samples]
     job = _Recomputed(policy, spec, rollout.seed, rollout.epoch, None, rollout.schedule.tolist())
-    return _drawn(job, cond, [text for text, _ in keys], [member for _, member in keys]).latents
+    return job.plan.draw(job, [text for text, _ in keys], [member for _, member in keys], cond).latents
 
 
 class _Recomputed(Job):
@@ -276,23 +273,6 @@ class _Recomputed(Job):
         return Prediction(*checkpoint(parts, x, use_reentrant=False, preserve_rng_state=False))
 
 
-def initial_noise(
-    shape: Sequence[int],
-    texts: Sequence[str],
-    members: Sequence[int],
-    *,
-    seed: int,
-    epoch: int | str = EVALUATION,
-    same_noise: bool = False,
-) -> Tensor:
-    """The latents that sampling starts from: (B, *shape) float32 on the CPU; row i for texts[i], members[i].
-
-    It is what a plain pipeline must be given as `latents` to make the same picture.
-    """
-    whose = [(text,) if same_noise else (text, m) for text, m in zip(texts, members, strict=True)]
-    return noise_of(tuple(shape), [(seed, epoch, *owner, "initial") for owner in whose])
-
-
 def _job(
     policy: Policy,
     spec: SamplerSpec,
@@ -300,7 +280,7 @@ def _job(
     epoch: int | str,
     snapshot: str | None,
     keep: bool | Literal["path"] = False,
-    plan: Plan | None = None,
+    plan: SamplePlan | None = None,
     group: int = 1,
 ) -> Job:
     check_process(spec.sampler, policy.process)
@@ -308,7 +288,7 @@ def _job(
         text = f'"{spec.sampler}" at noise level {spec.noise_level} and {spec.steps} steps has no stochastic step'
         raise UserError(f"rollout.sampler: {text} to train on")
     sigmas = schedule(policy, spec).tolist()
-    return Job(policy, spec, seed, epoch, snapshot, sigmas, keep, plan, group)
+    return Job(policy, spec, seed, epoch, snapshot, sigmas, keep, plan or Chain(), group)
 
 
 def _plan(texts: Sequence[str], group: int, rank: int, world: int) -> tuple[Tensor, Tensor, slice]:
@@ -344,7 +324,7 @@ def _decoded(policy: Policy, latents: Tensor) -> Tensor:
 def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
     """One batch from noise to latents and kept steps. no_grad, not inference mode: autograd uses them later."""
     with job.policy.using(job.snapshot):
-        drawn = _drawn(job, cond, texts, members)
+        drawn = job.plan.draw(job, texts, members, cond)
     everything = drawn.latents if drawn.views is None else drawn.views
     finite = everything.isfinite().flatten(1).all(1).tolist()
     if not all(finite):
@@ -355,36 +335,3 @@ def _sample(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequenc
             f"set optimise.precision to fp32"
         )
     return drawn
-
-
-def _drawn(job: Job, cond: Conditioning, texts: Sequence[str], members: Sequence[int]) -> Drawn:
-    policy, spec, plan, group = job.policy, job.spec, job.plan, job.group
-    shape, device = tuple(policy.latent_shape), policy.device
-
-    def step_noise(names: Sequence[tuple[str, int]], width: int) -> Tensor:
-        # all of an image's step noises in one draw: one generator per image, not one per step
-        return noise_of((width, *shape), [(job.seed, job.epoch, *name, "steps") for name in names]).to(
-            device, non_blocking=True
-        )
-
-    def begin(texts: Sequence[str], members: Sequence[int], same: bool) -> Tensor:
-        x = initial_noise(shape, texts, members, seed=job.seed, epoch=job.epoch, same_noise=same)
-        return x.to(device, non_blocking=True)
-
-    names = list(zip(texts, members, strict=True))
-    if isinstance(plan, Branches):
-        slots = [(text, member * plan.seeds // group) for text, member in names]
-        paths = sorted(set(slots), key=slots.index)
-        x = begin([text for text, _ in paths], [seed for _, seed in paths], same=plan.seeds == 1)
-        own = cond.select(torch.tensor([slots.index(path) for path in paths]))
-        noise = step_noise(names, len(plan.steps))
-        return branches(job, plan, x, own, noise, [paths.index(slot) for slot in slots])
-    if isinstance(plan, Tree):
-        roots = sorted(set(texts), key=list(texts).index)
-        leaves = [(roots.index(text), member) for text, member in names]
-        own = cond.select(torch.tensor([list(texts).index(root) for root in roots]))
-        first = [(roots[root], member) for root, member in leaders(plan, leaves, group, spec.stochastic_steps)]
-        noise = step_noise(first, spec.stochastic_steps)
-        return tree(job, plan, begin(roots, [0] * len(roots), same=True), own, leaves, group, noise)
-    x = begin(texts, members, spec.same_noise)
-    return chain(job, x, cond, step_noise(names, spec.stochastic_steps))

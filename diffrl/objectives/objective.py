@@ -51,7 +51,7 @@ from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advanta
 from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
-from diffrl.continuations import Plan
+from diffrl.denoising import SamplePlan
 from diffrl.forward import Prediction
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.rows import Noising, Rows
@@ -131,7 +131,7 @@ class Credit(Protocol):
     def share(self, group: int) -> float:
         """The share of the rows that is trained."""
 
-    def plan(self, spec: SamplerSpec) -> Plan: ...
+    def plan(self, spec: SamplerSpec) -> SamplePlan: ...
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T."""

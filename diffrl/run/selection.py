@@ -14,7 +14,7 @@ import torch
 
 from diffrl.config import Config
 from diffrl.config.reward import auxiliary_names
-from diffrl.continuations import batch_forwards
+from diffrl.denoising import Chain
 from diffrl.objectives.minibatches import AUTO_ROWS, holds_groups, optimiser_steps, part_sizes
 from diffrl.objectives.objective import Objective, Scored
 from diffrl.prompts import Prompt, split_groups
@@ -57,15 +57,13 @@ def most_rows(config: Config, objective: Objective, world: int = 1) -> int:
 def rollout_forwards(config: Config, objective: Objective, world: int = 1) -> float:
     """Of the network for a process's images of an epoch and their scouts, a mean over the first epochs' windows."""
     rollout, group = config.rollout, config.rollout.group_size
-    plan = None if objective.credit is None else objective.credit.plan(rollout)
+    plan = Chain() if objective.credit is None else objective.credit.plan(rollout)
     members = [divmod(i, group) for i in range(rollout.images // world)]
     batches = [members[i : i + rollout.batch_size] for i in range(0, len(members), rollout.batch_size)]
     starts = [window_steps(rollout, config.seed, epoch).start for epoch in range(min(config.epochs, WINDOWS))]
     counts = Counter(starts)
     total = sum(
-        times * batch_forwards(plan, rollout, start, batch, group)
-        for start, times in counts.items()
-        for batch in batches
+        times * plan.forwards(rollout, start, batch, group) for start, times in counts.items() for batch in batches
     )
     scouts = 0 if rollout.scout is None else rollout.candidates // world * rollout.scout.steps
     return total / len(starts) + scouts
@@ -76,8 +74,8 @@ def _scored(config: Config, objective: Objective, epoch: int) -> Scored:
     rollout, draw = config.rollout, generator("selection", epoch)
     weights = [reward.weight for reward in config.rewards.values()] or [1.0]
     total, rewards = rollout.images, len(weights)
-    plan = None if objective.credit is None else objective.credit.plan(rollout)
-    views = 1 if plan is None else plan.views(rollout)
+    plan = Chain() if objective.credit is None else objective.credit.plan(rollout)
+    views = plan.views(rollout)
     scores = torch.randn(total, views, rewards, generator=draw) / 1000
     return Scored(
         scores=scores[:, 0],

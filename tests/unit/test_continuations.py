@@ -10,7 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Branches, Gains, Plan, Tree, strided, tail_sigmas, thinned
+from diffrl.continuations import tail_sigmas, thinned
+from diffrl.denoising import SamplePlan
+from diffrl.methods.branches.plan import Branches, strided
+from diffrl.methods.dense.plan import Gains
+from diffrl.methods.tree.plan import Tree
 from diffrl.rollout import Rollout, SamplerSpec, collect
 from diffrl.samplers import euler_step, gaussian_log_prob, sde_kernel
 from tests.unit.test_rollout import PROMPTS, Known, close
@@ -20,7 +24,7 @@ LEVELS = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
 
 
 def draw(
-    plan: Plan | None, spec: SamplerSpec = SPEC, policy: Known | None = None, **options: Any
+    plan: SamplePlan | None, spec: SamplerSpec = SPEC, policy: Known | None = None, **options: Any
 ) -> tuple[Rollout, Tensor]:
     """The rollout, and its views (n, V, 3, 4, 4) as images."""
     options = {"seed": 1, "epoch": 2, "group_size": 8, "batch_size": 8, "keep_trajectory": True, **options}
@@ -157,7 +161,7 @@ def test_a_tree_that_splits_at_once_is_the_plain_rollout() -> None:
 
 @pytest.mark.parametrize("plan", [Gains(False), Branches(2, (0, 3), (1, 2)), Tree((0, 2, 3))])
 @pytest.mark.parametrize("name", ["flow_sde", "cps"])
-def test_views_do_not_depend_on_batches_and_processes(plan: Plan, name: str) -> None:
+def test_views_do_not_depend_on_batches_and_processes(plan: SamplePlan, name: str) -> None:
     spec = SPEC.model_copy(update={"sampler": name})
     whole, views = draw(plan, spec, batch_size=24)
     parts = [draw(plan, spec, batch_size=5, rank=rank, world=2) for rank in range(2)]

@@ -19,7 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Branches, Plan
+from diffrl.denoising import SamplePlan
+from diffrl.methods.branches.plan import Branches
 from diffrl.methods.shared.credit import by_row, views_of
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import AdvantageRule, Scored
@@ -46,7 +47,7 @@ class Branching:
     def share(self, group: int) -> float:
         return 1.0
 
-    def plan(self, spec: SamplerSpec) -> Plan:
+    def plan(self, spec: SamplerSpec) -> SamplePlan:
         return Branches(self.seeds, self.steps, self.strides)
 
     def rows_per_sample(self, rollout: Rollout) -> int:

@@ -18,8 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffrl.continuations import Gains, Plan
+from diffrl.denoising import SamplePlan
 from diffrl.methods.dense import DenseSection
+from diffrl.methods.dense.plan import Gains
 from diffrl.methods.shared.credit import by_row, views_of
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs
@@ -77,7 +78,7 @@ class Dense:
     def share(self, group: int) -> float:
         return 1.0
 
-    def plan(self, spec: SamplerSpec) -> Plan:
+    def plan(self, spec: SamplerSpec) -> SamplePlan:
         return Gains(self.common, self.ode_steps)
 
     def rows_per_sample(self, rollout: Rollout) -> int:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
-from diffrl.continuations import Plan, Tree
+from diffrl.denoising import SamplePlan
 from diffrl.methods.shared.credit import by_row
 from diffrl.methods.tree import TreeSection
+from diffrl.methods.tree.plan import Tree
 from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import AdvantageRule, Scored
@@ -65,7 +66,7 @@ class Branched:
             edges[self.tree.splits[-1] + 1 :] /= 2
         return float(edges[self.trained_steps(0)].sum()) / (group * self.steps)
 
-    def plan(self, spec: SamplerSpec) -> Plan:
+    def plan(self, spec: SamplerSpec) -> SamplePlan:
         return self.tree
 
     def rows_per_sample(self, rollout: Rollout) -> int:
