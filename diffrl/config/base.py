@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Share, key, section
 from diffrl.keys import Section as PlainSection
@@ -76,9 +76,10 @@ class Section(PlainSection):
 
     method: ClassVar[Method | None] = None  # of a method's section
 
-    def arguments(self, config: Any) -> dict[str, Any]:
-        """What the method's class is built from: its keys, and what it takes of the rest of the config."""
-        return {name: getattr(self, name) for name in type(self).model_fields}
+    @classmethod
+    def of(cls, keys: Self | None, values: Mapping[str, Any]) -> Self:
+        """`keys`, or without them a section of these values: in a program a method is built from either."""
+        return cls(**values) if keys is None else keys
 
 
 def methods_section(kind: type[Section]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Problem, Sampling, Section, Share, Whole, key
+from diffrl.config.base import Problem, Sampling, Section, Share, key
 
 AdvantageStd = Literal["group", "sample", "batch", "none"]
 ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
@@ -27,15 +27,15 @@ class Decay(Section):
         return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
 
 
-def noisiest(rollout: Sampling, fraction: float) -> int:
-    """How many of the schedule's timesteps a fraction of it is, at least one."""
-    return max(math.ceil(rollout.steps * fraction - 1e-9), 1)
+def noisiest(steps: int, fraction: float) -> int:
+    """How many of a schedule's `steps` timesteps a fraction of it is, at least one."""
+    return max(math.ceil(steps * fraction - 1e-9), 1)
 
 
 def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
     """The section `name` trains no more timesteps without repeats than there are, and says what a fraction is of."""
     if section.timestep_sampling == "schedule":
-        levels = noisiest(rollout, section.timestep_fraction)
+        levels = noisiest(rollout.steps, section.timestep_fraction)
         if (section.timesteps or 0) > levels:
             fraction = f" x {name}.timestep_fraction" if section.timestep_fraction < 1 else ""
             text = f"{section.timesteps} timesteps, but the schedule has only {levels} (rollout.steps{fraction})"
@@ -52,14 +52,4 @@ class ForwardProcess(Section):
     timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
 
     def trained_steps(self, rollout: Sampling) -> int:
-        return self.timesteps or self.levels(rollout)
-
-    def levels(self, rollout: Sampling) -> int:
-        """How many of the schedule's timesteps, from the noisiest on, are trained."""
-        return noisiest(rollout, self.timestep_fraction)
-
-    def arguments(self, config: Whole) -> dict[str, Any]:
-        """Levels in place of the fraction."""
-        result = super().arguments(config) | {"levels": self.levels(config.rollout)}
-        del result["timestep_fraction"]
-        return result
+        return self.timesteps or noisiest(rollout.steps, self.timestep_fraction)

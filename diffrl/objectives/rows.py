@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diffrl.config.methods import ForwardProcess, noisiest
 from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Conditioning
 from diffrl.prompts import Prompt
@@ -85,24 +86,33 @@ class Noising:
     """Rows of the forward process: the generated images, noised again at some levels of their own.
 
     Args:
-        timesteps: T; None: as many as there are `levels`, or steps of the sampling schedule.
+        timesteps: T; None: as many as there are usable levels.
         sampling: the schedule's own levels without repeats, or random draws from (0, 1); "logit_normal_3" moves them
             towards noise by SD3's shift of 3, as Flow-GRPO's DPO, SFT and RWR draw them.
-        levels: only so many of the schedule's levels, the noisiest.
+        fraction: only this share of the schedule's levels, the noisiest.
         group_level, group_noise: the members of a prompt group share a row's level; its noise, too.
         path: the noise of a row is not drawn: see `path_noise`.
     """
 
     timesteps: int | None = None
     sampling: TimestepSampling = "schedule"
-    levels: int | None = None
+    fraction: float = 1.0
     group_level: bool = False
     group_noise: bool = False
     path: bool = False
 
     def count(self, rollout: Rollout) -> int:
         """T: rows per sample."""
-        return self.timesteps or self.levels or len(rollout.schedule) - 1
+        return self.timesteps or self.levels(rollout)
+
+    def levels(self, rollout: Rollout) -> int:
+        """How many of the schedule's levels may be drawn."""
+        return noisiest(len(rollout.schedule) - 1, self.fraction)
+
+    @classmethod
+    def of(cls, keys: ForwardProcess, **more: bool) -> Noising:
+        """By the keys of an objective's section; "schedule" where it has no choice."""
+        return cls(keys.timesteps, getattr(keys, "timestep_sampling", "schedule"), keys.timestep_fraction, **more)
 
     def rows(
         self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...], on_policy: bool
@@ -111,7 +121,7 @@ class Noising:
         members: Names = [(*key, *rollout.identity(int(i))) for i in pairs[:, 0]]
         prompts: Names = [name[:-1] for name in members]
         names = prompts if self.group_level else members
-        t = row_sigmas(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels)
+        t = row_sigmas(rollout, names, pairs[:, 1], self.count(rollout), self.sampling, self.levels(rollout))
         eps = path_noise(rollout, pairs[:, 0], t) if self.path else None
         return noised_rows(rollout, advantages, pairs, t, prompts if self.group_noise else members, on_policy, eps)
 

@@ -66,14 +66,15 @@ def build_objective(
         objective.rule.estimate = Checked(config.advantages.build(), config.advantages.rule)
     if config.gardo is None:
         return objective
-    return cast(Objective, Gardo(objective, lower=lower, **config.gardo.arguments(config)))
+    return cast(Objective, Gardo.of(config.gardo, objective, config, lower))
 
 
 def build_credit(config: Config) -> Credit | None:
     """Credit over the steps, if the config asks for one."""
     for method in config.methods:
         if method.kind == "credit":
-            return _trainer(method)(**getattr(config, method.name).arguments(config))
+            credit: Credit = _trainer(method).of(getattr(config, method.name), config)
+            return credit
     return None
 
 
@@ -92,7 +93,7 @@ def build_gradients(config: Config) -> Gradients:
     if marble.mode == "amortised" and std == "none":  # its coefficients are of normalised gradients
         text = "between marble's solving steps the rewards of the largest scale decide; take batch or group"
         log.warning('%s is "none": %s', owner, text)
-    return Marble(list(config.rewards), steps_per_epoch=steps, **marble.model_dump())
+    return Marble(list(config.rewards), marble, steps_per_epoch=steps)
 
 
 def build_scouting(config: Config) -> Scouting | None:

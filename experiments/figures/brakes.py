@@ -68,7 +68,7 @@ class Trial:
         images = Rollout(texts, index // 4, index % 4, 0, n, self.draw(n), None, cond, path, levels, self.process, spec)
         config = load_config(tables.ROOT / f"configs/playground/{recipe}.yaml", overrides)
         self.objective = cast(Any, build_objective(config, spec))
-        self.objective.noising.levels = None  # recipes train the noisiest
+        self.objective.noising.fraction = 1.0  # recipes train the noisiest
         advantages = torch.tensor(column * 2)[:, None]
         pairs = self.objective.pairs(images, advantages, index, 0)
         self.step = Step(images, advantages, [pairs], (0,), lambda tensor: tensor)

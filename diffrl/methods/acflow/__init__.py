@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
@@ -31,7 +29,3 @@ class ACFlowSection(Ranked):
     warmup: int = key(
         1, "the critic first learns from so many epochs of the untrained model's images", "epochs of images", ge=0
     )
-
-    def arguments(self, config: Any) -> dict[str, Any]:
-        """With the seed of the critic's first weights."""
-        return super().arguments(config) | {"seed": config.seed}

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.config.base import Section
 from diffrl.methods.acflow import ACFlowSection
 from diffrl.methods.acflow.critic import Values
 from diffrl.methods.shared.coupling import own_error
-from diffrl.objectives.defaults import defaults_of
-from diffrl.objectives.objective import Objective, Scored, Step
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.objective import Given, Objective, Scored, Step
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
 
@@ -62,28 +62,20 @@ class Scale:
 class ActorCritic(Objective):
     """Rows are those of the forward process, each image with its own t and eps."""
 
-    @defaults_of(ACFlowSection)
-    def __init__(
-        self,
-        *,
-        tau: float,
-        adv_clip: float,
-        critic_rate: float,
-        critic_steps: int,
-        warmup: int,
-        beta: float,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
+    def __init__(self, keys: ACFlowSection | None = None, *, seed: int = 0, **values: Any) -> None:
+        keys = ACFlowSection.of(keys, values)
+        super().__init__(beta=keys.beta, noising=Noising.of(keys))
         self.rule.estimate = lambda scores, groups, std: scores  # no group: the critic is what is compared with
-        self.tau, self.adv_clip = tau, adv_clip
-        self.critic_steps, self.warmup = critic_steps, warmup
-        self.values, self.scale = Values(critic_rate, seed), Scale()
+        self.tau, self.adv_clip = keys.tau, keys.adv_clip
+        self.critic_steps, self.warmup = keys.critic_steps, keys.warmup
+        self.values, self.scale = Values(keys.critic_rate, seed), Scale()
         self._known = torch.empty(0, 0)  # (N, columns) 1 where a reward applies
         self._weights: Tensor | None = None  # (n, T, columns) of the step
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> ActorCritic:
+        """With the seed of the critic's first weights."""
+        return cls(section, seed=given.config.seed)  # type: ignore[arg-type]
 
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) shaped scores r~, 0 where a reward does not apply."""

@@ -17,19 +17,16 @@ On policy r is 1 and the gradient A dW/de grad e: "huber" is DiffusionNFT's up t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std
-from diffrl.config.methods import Decay
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Penalty
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
@@ -56,27 +53,14 @@ def awm_loss(loss: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tupl
 class AWM(Objective):
     """Any sampler draws the images, with theta."""
 
-    @defaults_of(AWMSection)
-    def __init__(
-        self,
-        *,
-        weighting: Weighting,
-        clip: float,
-        adv_clip: float,
-        beta: float,
-        beta_average: float,
-        average: Decay,
-        advantage_std: Std,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-    ) -> None:
-        decays = {"old": COPY, "average": average} if beta_average else {"old": COPY}
-        noising = Noising(timesteps, timestep_sampling, levels)
-        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
-        self.weighting, self.clip, self.adv_clip = weighting, clip, adv_clip
-        if beta_average:
-            self.proximal = Penalty(self, beta_average, name="awm/average_kl")
+    def __init__(self, keys: AWMSection | None = None, **values: Any) -> None:
+        keys = AWMSection.of(keys, values)
+        decays = {"old": COPY, "average": keys.average} if keys.beta_average else {"old": COPY}
+        noising = Noising.of(keys)
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
+        self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, keys.adv_clip
+        if keys.beta_average:
+            self.proximal = Penalty(self, keys.beta_average, name="awm/average_kl")
             self.proximal.reference = "average"
 
     def forwards(self, split: bool, steps: int) -> float:

@@ -33,10 +33,6 @@ class BranchesSection(CreditSection):
         """The stochastic steps."""
         return tuple(range(rollout.steps - 1)) if self.steps is None else self.steps
 
-    def arguments(self, config: Any) -> dict[str, Any]:
-        result = {"group": config.rollout.group_size, "steps": self.trained(config.rollout)}
-        return super().arguments(config) | result
-
     def check(self, config: Any) -> None:
         self.check_common("branches", config)
         rollout, steps = config.rollout, self.trained(config.rollout)

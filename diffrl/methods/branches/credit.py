@@ -14,12 +14,14 @@ stride 1).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffrl.config import Config
 from diffrl.denoising import SamplePlan
+from diffrl.methods.branches import BranchesSection
 from diffrl.methods.branches.plan import Branches
 from diffrl.methods.shared.credit import by_row, views_of
 from diffrl.objectives.minibatches import sample_pairs
@@ -34,15 +36,15 @@ class Branching:
     selects = False
 
     def __init__(
-        self,
-        *,
-        group: int,
-        steps: tuple[int, ...],
-        seeds: int,
-        strides: tuple[int, ...],
-        scope: Literal["group", "seed"],
+        self, keys: BranchesSection | None = None, *, group: int, steps: tuple[int, ...], **values: Any
     ) -> None:
-        self.group, self.steps, self.seeds, self.strides, self.scope = group, steps, seeds, strides, scope
+        keys = BranchesSection.of(keys, values)
+        self.group, self.steps = group, steps
+        self.seeds, self.strides, self.scope = keys.seeds, keys.strides, keys.scope
+
+    @classmethod
+    def of(cls, section: BranchesSection, config: Config) -> Branching:
+        return cls(section, group=config.rollout.group_size, steps=section.trained(config.rollout))
 
     def share(self, group: int) -> float:
         return 1.0

@@ -13,20 +13,18 @@ v_ref^cfg        penalty.anchor        pretrained prediction with guidance
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from diffrl.advantages import Std, group_advantages, weighted_sum
-from diffrl.config.methods import Decay
+from diffrl.advantages import group_advantages, weighted_sum
 from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Penalty, Scored, Step
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
 LossKind = Literal["squared", "bce"]
@@ -70,33 +68,14 @@ class CRD(Objective):
     samples_from = "sampling"
     whole_groups = True
 
-    @defaults_of(CRDSection)
-    def __init__(
-        self,
-        *,
-        beta: float,
-        b: float,
-        adv_clip: float,
-        advantage_std: Std,
-        loss: LossKind,
-        tau: float | None,
-        weighted: bool,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-        same_noise: bool,
-        anchor_guidance: float,
-        adaptive: bool,
-        old: Decay,
-        sampling: Decay,
-    ) -> None:
-        noising = Noising(timesteps, timestep_sampling, levels, group_level=True, group_noise=same_noise)
-        super().__init__(
-            beta=beta, advantage_std=advantage_std, noising=noising, decays={"old": old, "sampling": sampling}
-        )
-        self.penalty = Anchor(self, beta, anchor_guidance)
-        self.b, self.adv_clip, self.kind, self.tau = b, adv_clip, loss, tau
-        self.weighted, self.adaptive = weighted, adaptive
+    def __init__(self, keys: CRDSection | None = None, **values: Any) -> None:
+        keys = CRDSection.of(keys, values)
+        noising = Noising.of(keys, group_level=True, group_noise=keys.same_noise)
+        decays = {"old": keys.old, "sampling": keys.sampling}
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
+        self.penalty = Anchor(self, keys.beta, keys.anchor_guidance)
+        self.b, self.adv_clip, self.kind, self.tau = keys.b, keys.adv_clip, keys.loss, keys.tau
+        self.weighted, self.adaptive = keys.weighted, keys.adaptive
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
         self._known: Tensor | None = None  # (N, K) of the epoch
         self._overall: Tensor | None = None  # (N,) q of the weighted sum of rewards

@@ -33,10 +33,6 @@ class DenseSection(CreditSection):
         ge=1,
     )
 
-    def arguments(self, config: Any) -> dict[str, Any]:
-        """Without the calibration, which is the run's."""
-        return {"common": config.rollout.same_noise, "ode_steps": self.ode_steps, "credit": self.credit}
-
     def check(self, config: Any) -> None:
         self.check_common("dense", config)
         if self.calibrate is not None and config.rollout.sampler != "dance":

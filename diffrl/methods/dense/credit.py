@@ -13,16 +13,16 @@ from the step on, PURE's (2504.15275) min-form in place of the sum: dense gains 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from diffrl.config import Config
 from diffrl.denoising import SamplePlan
 from diffrl.methods.dense import DenseSection
 from diffrl.methods.dense.plan import Gains
 from diffrl.methods.shared.credit import by_row, views_of
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.rollout import Rollout
@@ -71,9 +71,13 @@ class Dense:
 
     selects = False
 
-    @defaults_of(DenseSection)
-    def __init__(self, *, common: bool, ode_steps: int | None, credit: CreditKind) -> None:
-        self.common, self.ode_steps, self.credit = common, ode_steps, credit
+    def __init__(self, keys: DenseSection | None = None, *, common: bool, **values: Any) -> None:
+        keys = DenseSection.of(keys, values)
+        self.common, self.ode_steps, self.credit = common, keys.ode_steps, keys.credit
+
+    @classmethod
+    def of(cls, section: DenseSection, config: Config) -> Dense:
+        return cls(section, common=config.rollout.same_noise)
 
     def share(self, group: int) -> float:
         return 1.0

@@ -14,18 +14,15 @@ As in the code the step is divided by b: with S measured before it, the loss is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.advantages import Std
 from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
-from diffrl.methods.shared.sections import Slow
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Penalty, Step
-from diffrl.objectives.rows import Rows, TimestepSampling
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 
@@ -46,26 +43,13 @@ class DGPO(Objective):
 
     whole_groups = True
 
-    @defaults_of(DGPOSection)
-    def __init__(
-        self,
-        *,
-        b: float,
-        clip: float | None,
-        reference: Literal["pretrained", "old"],
-        old: Slow,
-        sample_old: int | None,
-        beta: float,
-        anchor_guidance: float | None,
-        advantage_std: Std,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-    ) -> None:
-        noising = of_groups(timesteps, timestep_sampling, levels)
-        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays={"old": old})
-        self.penalty = Unstopped(self, beta, anchor_guidance)
-        self.b, self.clip, self.reference, self.sample_old = b, clip, reference, sample_old
+    def __init__(self, keys: DGPOSection | None = None, **values: Any) -> None:
+        keys = DGPOSection.of(keys, values)
+        noising = of_groups(keys)
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": keys.old})
+        self.penalty = Unstopped(self, keys.beta, keys.anchor_guidance)
+        self.b, self.clip = keys.b, keys.clip
+        self.reference, self.sample_old = keys.reference, keys.sample_old
         self.coupling = Coupling(self._slopes, count=2)
 
     def forwards(self, split: bool, steps: int) -> float:

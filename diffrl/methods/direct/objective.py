@@ -14,18 +14,17 @@ and another reward (`srpo.py`). Beside it: `confidence` (`confidence.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffrl.config.base import Section
-from diffrl.methods.direct import Align, Confidence, DirectSection, Pair
+from diffrl.methods.direct import Align, DirectSection
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Names, Noising, Rows, noised_rows, row_sigmas
 from diffrl.policy import Policy
@@ -44,36 +43,28 @@ class Direct(Objective):
     NFT's; the paper has none.
     """
 
-    @defaults_of(DirectSection)
     def __init__(
         self,
         rewards: Mapping[str, Reward] | None = None,
         weights: Sequence[float] = (),
-        *,
-        beta: float,
-        timesteps: int,
-        guidance_scale: float,
-        decode_chunk: int | None,
-        checkpoint_decoder: bool,
-        align: Align | None,
-        path: Literal["all", "random"] | None,
-        pair: Pair | None,
-        cap: float | None,
-        confidence: Confidence | None,
+        keys: DirectSection | None = None,
+        **values: Any,
     ) -> None:
-        super().__init__(beta=beta, noising=Noising(timesteps * (align.rows if align else 1)))
-        self.align, self.path, self.pair, self.cap = align, path, pair, pair.hinge if pair else cap
-        self.keep_trajectory = "path" if path == "random" else False
-        self.confidence = confidence
+        keys = DirectSection.of(keys, values)
+        super().__init__(beta=keys.beta, noising=Noising(keys.timesteps * (keys.align.rows if keys.align else 1)))
+        self.align, self.path, self.pair = keys.align, keys.path, keys.pair
+        self.cap = keys.pair.hinge if keys.pair else keys.cap
+        self.keep_trajectory = "path" if keys.path == "random" else False
+        self.confidence = keys.confidence
         self.drawn_steps = 1  # of the sampler, for estimates
         self.rewards, self.weights = dict(rewards or {}), list(weights)
-        self.guidance_scale = guidance_scale
-        self.decode_chunk, self.checkpoint_decoder = decode_chunk, checkpoint_decoder
+        self.guidance_scale = keys.guidance_scale
+        self.decode_chunk, self.checkpoint_decoder = keys.decode_chunk, keys.checkpoint_decoder
 
     @classmethod
     def of(cls, section: Section, given: Given) -> Direct:
         weights = [given.config.rewards[name].weight for name in given.rewards]
-        made = cls(given.rewards, weights, **section.arguments(given.config))
+        made = cls(given.rewards, weights, section)  # type: ignore[arg-type]
         made.drawn_steps = given.spec.steps
         return made
 

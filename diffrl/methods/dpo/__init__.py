@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import FiniteFloat
 
@@ -42,11 +42,6 @@ class DPOSection(Ranked):
     flip: bool = key(
         False, "where the reference fits the better image better than theta does, the worse one counts as good (SePPO)"
     )
-
-    def arguments(self, config: Any) -> dict[str, Any]:
-        """Whether pairs are a set's pictures with rivals, and the seed that chooses the reference."""
-        rival = config.image_set is not None and config.image_set.rival
-        return super().arguments(config) | {"rival": rival, "seed": config.seed}
 
     def check(self, config: Whole) -> None:
         super().check(config)

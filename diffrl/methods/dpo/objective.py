@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config.base import Section
 from diffrl.methods.dpo import DPOSection
 from diffrl.methods.dpo.ring import Ring
 from diffrl.methods.shared.coupling import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error
-from diffrl.objectives.defaults import defaults_of
-from diffrl.objectives.objective import Objective, Step
-from diffrl.objectives.rows import Rows, TimestepSampling
+from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
@@ -69,31 +69,24 @@ class DPO(Objective):
     whole_groups = True
     selects = True
 
-    @defaults_of(DPOSection)
-    def __init__(
-        self,
-        *,
-        b: float,
-        follow: int | None,
-        ring: int | None,
-        every: int,
-        flip: bool,
-        beta: float,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-        rival: bool = False,
-        seed: int = 0,
-    ) -> None:
-        noising = of_groups(timesteps, timestep_sampling, levels)
-        super().__init__(beta=beta, advantage_std="none", noising=noising)
+    def __init__(self, keys: DPOSection | None = None, *, rival: bool = False, seed: int = 0, **values: Any) -> None:
+        keys = DPOSection.of(keys, values)
+        noising = of_groups(keys)
+        super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
         self.rule.estimate = first_and_last if rival else best_and_worst
-        self.b, self.follow, self.flip = b, follow, flip
-        self.anchor = None if follow is None else "old"
-        self.ring = None if ring is None else Ring(ring, every, seed)
-        self.snapshots = self.ring.names if self.ring else () if follow is None else ("old",)
+        self.b, self.follow, self.flip = keys.b, keys.follow, keys.flip
+        self.anchor = None if keys.follow is None else "old"
+        self.ring = None if keys.ring is None else Ring(keys.ring, keys.every, seed)
+        self.snapshots = self.ring.names if self.ring else () if keys.follow is None else ("old",)
         self._refer()
         self.coupling = Coupling(self._slopes)
+
+    @classmethod
+    def of(cls, section: Section, given: Given) -> DPO:
+        """With whether pairs are a set's pictures with rivals, and the seed that chooses the reference."""
+        image_set = given.config.image_set
+        rival = image_set is not None and image_set.rival
+        return cls(section, rival=rival, seed=given.config.seed)  # type: ignore[arg-type]
 
     def _refer(self) -> None:
         if self.ring is not None:

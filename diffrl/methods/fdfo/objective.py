@@ -18,15 +18,15 @@ On policy the gradient is 2 A mean(g grad v). L is least at r = 1 +- eps, for a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std
 from diffrl.config.base import Section
 from diffrl.methods.fdfo import FDFOSection
 from diffrl.methods.shared.coupling import everywhere
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
@@ -52,15 +52,15 @@ class FDFO(Objective):
     keep_trajectory = "path"
     whole_groups = True
 
-    @defaults_of(FDFOSection)
-    def __init__(self, spec: SamplerSpec, *, epsilon: float, beta: float, advantage_std: Std) -> None:
-        super().__init__(beta=beta, advantage_std=advantage_std, decays={"old": COPY})
-        self.epsilon, self.guidance_scale = epsilon, spec.guidance_scale
+    def __init__(self, spec: SamplerSpec, keys: FDFOSection | None = None, **values: Any) -> None:
+        keys = FDFOSection.of(keys, values)
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, decays={"old": COPY})
+        self.epsilon, self.guidance_scale = keys.epsilon, spec.guidance_scale
         self._means: tuple[Rollout, int, Tensor] | None = None  # an epoch's, its first group here, (groups, C, h, w)
 
     @classmethod
     def of(cls, section: Section, given: Given) -> FDFO:
-        return cls(given.spec, **section.arguments(given.config))
+        return cls(given.spec, section)  # type: ignore[arg-type]
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "FDFO needs the path's states"

@@ -75,12 +75,6 @@ class GardoSection(Section):
     window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
     reset: Reset = section(Reset, "when the trained weights become the reference")
 
-    def arguments(self, config: Whole) -> dict[str, Any]:
-        """The reset's two thresholds, in place of its section."""
-        result = super().arguments(config) | {"reset_kl": self.reset_kl(config), "reset_steps": self.reset.steps}
-        del result["reset"]
-        return result
-
     def reset_kl(self, config: Whole) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""
         if self.reset.kl != "auto":

@@ -9,18 +9,18 @@ eps_KL, m   reset_kl, _counters  when the trained weights become the reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std, weighted_sum
+from diffrl.advantages import weighted_sum
+from diffrl.config import Config
 from diffrl.methods.gardo import GardoSection
-from diffrl.methods.gardo.gate import Diversity, GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
-from diffrl.methods.gardo.references import Gated, Normalise
-from diffrl.objectives.defaults import defaults_of
+from diffrl.methods.gardo.gate import GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
+from diffrl.methods.gardo.references import Gated
 from diffrl.objectives.objective import Objective, Scored, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -59,44 +59,41 @@ class Gardo:
             reset. Both None: the reference stays the base's. normalise: see `Gated`.
     """
 
-    @defaults_of(GardoSection)
     def __init__(
         self,
         base: Objective,
+        keys: GardoSection | None = None,
         *,
-        auxiliary: Sequence[str],
         lower: Collection[str] = (),
-        beta: float | None,
-        normalise: Normalise,
-        advantage_std: Std | None,
-        diversity: Diversity,
-        gate: Gate,
-        share: float,
-        share_range: tuple[float, float],
-        window: int,
-        window_full: bool,
         reset_kl: float | None = None,
         reset_steps: int | None = None,
+        **values: Any,
     ) -> None:
-        self.base, self.auxiliary, self.gate, self.diversity = base, list(auxiliary), gate, diversity
-        self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in auxiliary])
-        self.gate_share = GateShare(share, share_range, window, window_full)
-        if advantage_std is not None:
-            base.rule.std = advantage_std
-        if beta is not None:
-            base.penalty.beta = beta
+        keys = GardoSection.of(keys, values)
+        self.base, self.auxiliary, self.gate, self.diversity = base, keys.auxiliary, keys.gate, keys.diversity
+        self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in keys.auxiliary])
+        self.gate_share = GateShare(keys.share, keys.share_range, keys.window, keys.window_full)
+        if keys.advantage_std is not None:
+            base.rule.std = keys.advantage_std
+        if keys.beta is not None:
+            base.penalty.beta = keys.beta
         self.reset_kl, self.reset_steps = reset_kl, reset_steps
         self.resets = base.penalty.beta != 0 and (reset_kl is not None or reset_steps is not None)
         if self.resets:
             base.penalty.reference = REFERENCE
         self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
-        how: dict[str, Any] = {"gated": gate != "all", "normalise": normalise}
+        how: dict[str, Any] = {"gated": keys.gate != "all", "normalise": keys.normalise}
         self.penalty = self.gated = Gated(base, **how)
-        self.gated.share = 1.0 if gate == "all" else share
+        self.gated.share = 1.0 if keys.gate == "all" else keys.share
         self.judged: Judged | None = None  # of this epoch
         self._epoch: dict[str, float] = {}  # this epoch's numbers, the same on every process
         self._reduce: Callable[[Tensor], Tensor] = lambda values: values  # sums over processes
         self._counters = torch.zeros(2, dtype=torch.int64)  # steps since the last reset, resets; on the policy's device
+
+    @classmethod
+    def of(cls, section: GardoSection, base: Objective, config: Config, lower: Collection[str]) -> Gardo:
+        """With the reset's two thresholds."""
+        return cls(base, section, lower=lower, reset_kl=section.reset_kl(config), reset_steps=section.reset.steps)
 
     def __getattr__(self, name: str) -> Any:
         """Asked for what is not Gardo's own."""

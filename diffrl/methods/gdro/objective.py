@@ -17,15 +17,16 @@ k = 2 with tau -> 0 is DPO. Whether the paper's e is a mean or a sum over dims i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
 from diffrl.methods.gdro import GDROSection
 from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Objective, Step
-from diffrl.objectives.rows import Rows, TimestepSampling
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 
@@ -54,23 +55,12 @@ class GDRO(Objective):
 
     whole_groups = True
 
-    @defaults_of(GDROSection)
-    def __init__(
-        self,
-        *,
-        b: float,
-        tau: float,
-        best: float,
-        top: bool,
-        beta: float,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-    ) -> None:
-        noising = of_groups(timesteps, timestep_sampling, levels)
-        super().__init__(beta=beta, advantage_std="none", noising=noising)
+    def __init__(self, keys: GDROSection | None = None, **values: Any) -> None:
+        keys = GDROSection.of(keys, values)
+        noising = of_groups(keys)
+        super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
         self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
-        self.b, self.tau, self.best, self.top = b, tau, best, top
+        self.b, self.tau, self.best, self.top = keys.b, keys.tau, keys.best, keys.top
         self.coupling = Coupling(self._slopes)
 
     def forwards(self, split: bool, steps: int) -> float:

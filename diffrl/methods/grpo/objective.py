@@ -20,18 +20,16 @@ through both; with `guidance_gradient: published` v_empty is a constant, as in a
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Credit, Given, Objective, Penalty, Scored
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
@@ -47,42 +45,27 @@ class GRPO(Objective):
 
     keep_trajectory = True
 
-    @defaults_of(GRPOSection)
     def __init__(
-        self,
-        spec: SamplerSpec,
-        *,
-        clip: float,
-        adv_clip: float,
-        beta: float,
-        kl: Literal["exact", "published"],
-        timesteps: int | None,
-        order: Literal["random", "first"],
-        advantage_std: Std,
-        ratio: Literal["plain", "normalised"],
-        weighting: Literal["uniform", "noise", "even"],
-        trust: Literal["clip", "divergence"],
-        delta: float,
-        guidance_gradient: Literal["exact", "published"],
-        skip_zero: bool,
-        credit: Credit | None = None,
+        self, spec: SamplerSpec, keys: GRPOSection | None = None, *, credit: Credit | None = None, **values: Any
     ) -> None:
-        self.normalised, self.trust, self.delta = ratio == "normalised", trust, delta
-        self.replays = self.normalised or trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
+        keys = GRPOSection.of(keys, values)
+        self.normalised, self.trust, self.delta = keys.ratio == "normalised", keys.trust, keys.delta
+        self.replays = self.normalised or keys.trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
         decays = {"old": Decay(slope=0.0)} if self.replays else {}
-        super().__init__(beta=beta, advantage_std=advantage_std, decays=decays)
-        self.spec, self.clip, self.adv_clip = spec, clip, adv_clip
-        self.kl, self.timesteps, self.order = kl, timesteps, order
-        self.weights = None if weighting == "uniform" else {"even": weighting == "even", "normalised": self.normalised}
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, decays=decays)
+        self.spec, self.clip, self.adv_clip = spec, keys.clip, keys.adv_clip
+        self.kl, self.timesteps, self.order = keys.kl, keys.timesteps, keys.order
+        weights = {"even": keys.weighting == "even", "normalised": self.normalised}
+        self.weights = None if keys.weighting == "uniform" else weights
         self.credit, self.guidance_scale = credit, spec.guidance_scale
-        self.prediction_options = {"hold_empty": True} if guidance_gradient == "published" else {}
-        self.skip_zero = skip_zero
-        self.selects = skip_zero or (credit is not None and credit.selects)
-        self.penalty = StepKL(self, beta)
+        self.prediction_options = {"hold_empty": True} if keys.guidance_gradient == "published" else {}
+        self.skip_zero = keys.skip_zero
+        self.selects = keys.skip_zero or (credit is not None and credit.selects)
+        self.penalty = StepKL(self, keys.beta)
 
     @classmethod
     def of(cls, section: Section, given: Given) -> GRPO:
-        objective = cls(given.spec, **section.arguments(given.config), credit=given.credit)
+        objective = cls(given.spec, section, credit=given.credit)  # type: ignore[arg-type]
         if objective.trust == "divergence" and given.config.optimiser_steps == 1:
             log.warning("grpo.trust: divergence stops nothing with one optimiser step an epoch: theta is old there")
         return objective

@@ -13,7 +13,7 @@ d            -                   (sum_k alpha*_k g^_k) * mean_k ||g_k||, to whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from diffrl.methods.marble import MarbleSection
-from diffrl.methods.marble.bank import TOTALS, Bank, Mode, loss_slopes
+from diffrl.methods.marble.bank import TOTALS, Bank, loss_slopes
 from diffrl.methods.marble.gradients import LoraGradients, Passes
 from diffrl.methods.marble.metrics import Record, summary
 from diffrl.methods.marble.simplex import Array, min_norm_weights
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
@@ -49,22 +48,17 @@ class Marble:
         steps_per_epoch: optimiser steps of an epoch, which `uniform_after` is counted in.
     """
 
-    @defaults_of(MarbleSection)
     def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        mode: Mode,
-        smoothing: float,
-        smooth: Literal["between", "everywhere"],
-        every: int,
-        uniform_after: int | None,
-        measure: bool,
-        steps_per_epoch: int = 1,
+        self, names: Sequence[str], keys: MarbleSection | None = None, *, steps_per_epoch: int = 1, **values: Any
     ) -> None:
-        self.names, self.mode, self.every = list(names), mode, every
-        self.smoothing, self.smooth, self.solved = smoothing, smooth, False  # has it solved for coefficients yet?
-        self.uniform_after, self.measure, self.steps_per_epoch = uniform_after, measure, steps_per_epoch
+        keys = MarbleSection.of(keys, values)
+        self.names, self.mode, self.every = list(names), keys.mode, keys.every
+        self.smoothing, self.smooth, self.solved = (
+            keys.smoothing,
+            keys.smooth,
+            False,
+        )  # has it solved for coefficients yet?
+        self.uniform_after, self.measure, self.steps_per_epoch = keys.uniform_after, keys.measure, steps_per_epoch
         self.ema: Array = np.full(len(names), 1 / len(names))
         self.steps = 0
         self._records: list[Record] = []

@@ -12,18 +12,16 @@ L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the tw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std
-from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
 from diffrl.methods.shared.regions import Regions, Spatial
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Scored
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
@@ -82,23 +80,12 @@ class NFT(Spatial):
         super().see_regions(regions)
         self.basis = None  # each reward has a scalar of its own
 
-    @defaults_of(NFTSection)
-    def __init__(
-        self,
-        *,
-        beta: float,
-        b: float,
-        adv_clip: float,
-        timesteps: int | None,
-        advantage_std: Std,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-        old: Decay,
-    ) -> None:
-        noising = Noising(timesteps, timestep_sampling, levels)
-        decays = {"old": old}
-        super().__init__(beta=beta, advantage_std=advantage_std, noising=noising, decays=decays)
-        self.b, self.adv_clip = b, adv_clip
+    def __init__(self, keys: NFTSection | None = None, **values: Any) -> None:
+        keys = NFTSection.of(keys, values)
+        noising = Noising.of(keys)
+        decays = {"old": keys.old}
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
+        self.b, self.adv_clip = keys.b, keys.adv_clip
         self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
 
     def advantages(self, scored: Scored) -> Tensor:

@@ -65,14 +65,6 @@ class OPDSection(Section):
     def trained_steps(self, rollout: Sampling) -> int:
         return self.timesteps or self.steps(rollout)
 
-    def arguments(self, config: Any) -> dict[str, Any]:
-        """Who teaches which source, with the sources' shares; how the student begins is the run's matter."""
-        train = config.prompts.train
-        sources = {train: 1.0} if isinstance(train, str) else dict(train)
-        taught = {source: name for name, one in self.teachers.items() for source in one.taught(sources)}
-        own = {"teachers": self.teachers, "target": self.target, "timesteps": self.timesteps}
-        return own | {"taught": taught, "shares": sources}
-
     def check(self, config: Any) -> None:
         if not self.teachers:
             raise Problem("opd.teachers", "empty; name at least one, NAME: {lora: runs/NAME, prompts: [SOURCE]}")

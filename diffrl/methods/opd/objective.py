@@ -19,13 +19,14 @@ over dims. Rewards do not enter; they are scored and logged. The released code o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
 from diffrl.forward import Process
-from diffrl.methods.opd import Teacher
+from diffrl.methods.opd import OPDSection, Teacher
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import Given, Objective
 from diffrl.objectives.rows import Rows, row_advantages
@@ -73,15 +74,16 @@ class OPD(Objective):
     def __init__(
         self,
         spec: SamplerSpec,
+        keys: OPDSection | None = None,
         *,
-        teachers: Mapping[str, Teacher],
         taught: Mapping[str, str],
         shares: Mapping[str, float],
-        target: str = "v",
-        timesteps: int | None = None,
+        **values: Any,
     ) -> None:
         super().__init__()
-        self.spec, self.teachers, self.target, self.timesteps = spec, dict(teachers), target, timesteps
+        keys = OPDSection.of(keys, values)
+        teachers, target = keys.teachers, keys.target
+        self.spec, self.teachers, self.target, self.timesteps = spec, teachers, target, keys.timesteps
         self.guidance_scale = spec.guidance_scale
         self.keep_trajectory = True if target == "kl" else "path"
         number = {name: index for index, name in enumerate(teachers)}
@@ -95,7 +97,12 @@ class OPD(Objective):
 
     @classmethod
     def of(cls, section: Section, given: Given) -> OPD:
-        return cls(given.spec, **section.arguments(given.config))
+        """With who teaches which source, and the sources' shares; how the student begins is the run's matter."""
+        assert isinstance(section, OPDSection), "it is built from its own section"
+        train = given.config.prompts.train
+        sources = {train: 1.0} if isinstance(train, str) else dict(train)
+        taught = {source: name for name, one in section.teachers.items() for source in one.taught(sources)}
+        return cls(given.spec, section, taught=taught, shares=sources)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "OPD needs the path's states"

@@ -14,15 +14,15 @@ Zero loss is the KL-regularised optimum. Log-probabilities are means over latent
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Std
 from diffrl.config.base import Section
 from diffrl.methods.grpo.objective import GRPO, StepKL
 from diffrl.methods.prdp import PRDPSection
 from diffrl.methods.shared.coupling import Coupling
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -52,18 +52,18 @@ class PRDP(Objective):
     keep_trajectory = True
     whole_groups = True
 
-    @defaults_of(PRDPSection)
-    def __init__(self, spec: SamplerSpec, *, b: float, clip: float, beta: float, advantage_std: Std) -> None:
-        super().__init__(beta=beta, advantage_std=advantage_std)
-        self.b, self.clip = b, clip
-        self.steps = GRPO(spec, beta=beta)
+    def __init__(self, spec: SamplerSpec, keys: PRDPSection | None = None, **values: Any) -> None:
+        keys = PRDPSection.of(keys, values)
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std)
+        self.b, self.clip = keys.b, keys.clip
+        self.steps = GRPO(spec, beta=keys.beta)
         self.steps.means, self.guidance_scale = self.means, spec.guidance_scale
-        self.penalty = StepKL(self.steps, beta)
+        self.penalty = StepKL(self.steps, keys.beta)
         self.coupling = Coupling(self._slopes, count=2)
 
     @classmethod
     def of(cls, section: Section, given: Given) -> PRDP:
-        return cls(given.spec, **section.arguments(given.config))
+        return cls(given.spec, section)  # type: ignore[arg-type]
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         return self.steps.rows_per_sample(rollout)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, Whole, key
+from diffrl.config.base import Method, key
 from diffrl.methods.shared.sections import Ranked
 
 
@@ -40,7 +40,3 @@ class SFTSection(Ranked):
         trainer="diffrl.methods.rwr.objective:Regression",
         advantages="own",
     )
-
-    def arguments(self, config: Whole) -> dict[str, Any]:
-        """Regression without weights."""
-        return super().arguments(config) | {"weights": None}

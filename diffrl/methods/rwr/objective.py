@@ -15,17 +15,16 @@ Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's bas
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
-from diffrl.methods.rwr import RWRSection
+from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Regions, Spatial
-from diffrl.objectives.defaults import defaults_of
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
@@ -55,28 +54,18 @@ def reward_weights(
 
 
 class Regression(Spatial):
-    """`weights`: None is best-of-group. Rows are those of the forward process, each image with its own t and eps."""
+    """Weights by the section of `rwr`, the best of each group by that of `sft`. Each image has its own t and eps."""
 
     selects = True
 
-    @defaults_of(RWRSection)
-    def __init__(
-        self,
-        *,
-        weights: Weights | None,
-        tau: float,
-        constraint: float,
-        beta: float,
-        timesteps: int | None,
-        timestep_sampling: TimestepSampling,
-        levels: int | None = None,
-    ) -> None:
-        super().__init__(beta=beta, noising=Noising(timesteps, timestep_sampling, levels))
-        self.label = "sft" if weights is None else "rwr"  # of its metrics
-        if weights is None:
+    def __init__(self, keys: RWRSection | SFTSection | None = None, **values: Any) -> None:
+        keys = RWRSection(**values) if keys is None else keys
+        super().__init__(beta=keys.beta, noising=Noising.of(keys))
+        self.label = "sft" if isinstance(keys, SFTSection) else "rwr"  # of its metrics
+        if isinstance(keys, SFTSection):
             self.rule.estimate = best_of_group
         else:
-            self.rule.estimate = partial(reward_weights, weights=weights, tau=tau, constraint=constraint)
+            self.rule.estimate = partial(reward_weights, weights=keys.weights, tau=keys.tau, constraint=keys.constraint)
 
     def see_regions(self, regions: Regions) -> None:
         super().see_regions(regions)

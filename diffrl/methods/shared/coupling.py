@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from diffrl.config.methods import ForwardProcess
 from diffrl.objectives.objective import Objective, Step
-from diffrl.objectives.rows import Noising, Rows, TimestepSampling
+from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
 
@@ -45,9 +46,9 @@ def measured(
     return step.reduce(table) if len(rollout.member) < rollout.total else table
 
 
-def of_groups(timesteps: int | None, sampling: TimestepSampling, levels: int | None) -> Noising:
+def of_groups(keys: ForwardProcess) -> Noising:
     """Rows that a group's members can be compared in: they share each row's level, and its noise."""
-    return Noising(timesteps, sampling, levels, group_level=True, group_noise=True)
+    return Noising.of(keys, group_level=True, group_noise=True)
 
 
 @torch.no_grad()

@@ -34,10 +34,6 @@ class TreeSection(CreditSection):
         "the best and the worst quarter of the leaves",
     )
 
-    def arguments(self, config: Any) -> dict[str, Any]:
-        rollout = config.rollout
-        return super().arguments(config) | {"group": rollout.group_size, "steps": rollout.stochastic_steps}
-
     def check(self, config: Any) -> None:
         self.check_common("tree", config)
         rollout, steps = config.rollout, config.rollout.stochastic_steps

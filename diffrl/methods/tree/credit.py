@@ -17,17 +17,17 @@ leaves (code: of all trees' together).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
+from diffrl.config import Config
 from diffrl.denoising import SamplePlan
 from diffrl.methods.shared.credit import by_row
 from diffrl.methods.tree import TreeSection
 from diffrl.methods.tree.plan import Tree
-from diffrl.objectives.defaults import defaults_of
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.rollout import Rollout
@@ -41,23 +41,17 @@ class Branched:
 
     selects = True
 
-    @defaults_of(TreeSection)
-    def __init__(
-        self,
-        *,
-        group: int,
-        splits: tuple[int, ...],
-        branch: int,
-        steps: int,
-        skip: int,
-        skip_every: int,
-        keep: Keep,
-    ) -> None:
-        self.group, self.steps, self.keep = group, steps, keep
-        self.skip, self.skip_every = skip, skip_every
-        self.skip_last = max(splits[-1] - 1, 0)
-        self.tree = Tree(splits, branch)
+    def __init__(self, keys: TreeSection | None = None, *, group: int, steps: int, **values: Any) -> None:
+        keys = TreeSection.of(keys, values)
+        self.group, self.steps, self.keep = group, steps, keys.keep
+        self.skip, self.skip_every = keys.skip, keys.skip_every
+        self.skip_last = max(keys.splits[-1] - 1, 0)
+        self.tree = Tree(keys.splits, keys.branch)
         self._selected: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
+
+    @classmethod
+    def of(cls, section: TreeSection, config: Config) -> Branched:
+        return cls(section, group=config.rollout.group_size, steps=config.rollout.stochastic_steps)
 
     def share(self, group: int) -> float:
         """An edge is one row; `trained_steps` leaves out steps, "both" half of the edges behind the last split."""

@@ -20,13 +20,13 @@ class Keys(ForwardProcess):
 
 
 class Exponential(Objective):
-    """Built from its section, and `levels`, how many of the schedule's timesteps are trained."""
+    """Built from its section of the config."""
 
     section = Keys
 
-    def __init__(self, *, tau: float, beta: float, timesteps: int | None, levels: int) -> None:
-        super().__init__(beta=beta, advantage_std="group", noising=Noising(timesteps, "schedule", levels))
-        self.tau = tau
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(beta=keys.beta, advantage_std="group", noising=Noising.of(keys))
+        self.tau = keys.tau
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): e, differentiable."""
