@@ -198,7 +198,7 @@ class Objective(ABC):
     @classmethod
     def of(cls, section: Section, given: Given) -> Objective:
         """Built from its section of a config; what else a method needs of the run, it takes from `given` here."""
-        return cls(section)  # type: ignore[call-arg]
+        return cls(section)  # type: ignore[arg-type, call-arg]
 
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""

@@ -24,7 +24,7 @@ class Regression(Objective):
 
     samples_from = "old"
 
-    def __init__(self, **keys: Any) -> None:
+    def __init__(self, keys: Any) -> None:
         super().__init__(beta=0.1, decays={"old": Decay(value=0.5)})
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
