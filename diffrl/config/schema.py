@@ -11,7 +11,7 @@ import functools
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -231,6 +231,11 @@ class Config(Section, metaclass=_OneLine):
     guard: GuardRails = section(GuardRails, "alarms against reward hacking, in every evaluation")
     checkpoint: Checkpoint = section(Checkpoint, "what a killed run continues from")
     tracking: Tracking = section(Tracking, "logs beside metrics.jsonl")
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        kind = config_class(obj) if cls is Config and isinstance(obj, Mapping) else cls
+        return cast(Self, super(Config, kind).model_validate(obj, **options))
 
     def __getattr__(self, name: str) -> Any:
         if name in INSIDE or name.startswith("_") or not door.is_method(name):
