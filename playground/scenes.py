@@ -19,18 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .grammar import (
-    NAMES,
-    RELATIONS,
-    SPLITS,
-    TWO_THINGS,
-    VALUES,
-    Caption,
-    kind_of,
-    pick,
-    shares_of,
-    stated_names,
-)
+from .grammar import NAMES, RELATIONS, SPLITS, TWO_THINGS, VALUES, Caption, kind_of, pick, shares_of, stated_names
 
 SIZE = 64
 SET_LIMIT = 2000  # prompts of a set

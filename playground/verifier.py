@@ -23,20 +23,7 @@ import numpy as np
 from scipy import ndimage
 
 from .faces import Face, find_face
-from .grammar import (
-    BACKGROUNDS,
-    COLORS,
-    HAIRS,
-    SHAPED,
-    SHAPES,
-    SKINS,
-    STYLES,
-    TONES,
-    TWO_THINGS,
-    Caption,
-    facts,
-    parse,
-)
+from .grammar import BACKGROUNDS, COLORS, HAIRS, SHAPED, SHAPES, SKINS, STYLES, TONES, TWO_THINGS, Caption, facts, parse
 from .letters import Word, read
 from .renderer import GROUNDS, PALETTE
 from .sight import Box, View, ramp, to_pixels
@@ -319,8 +306,7 @@ def _two_answers(things: Sequence[Thing], caption: Caption) -> tuple[dict[str, A
     value = [[sum(credit for credit, _ in answers.values()) for answers in row] for row in table]
     slots = [*range(len(things)), -1]  # -1: nothing for this thing
     first, second = max(
-        itertools.permutations(slots, 2),
-        key=lambda pick: sum(value[i][j] for i, j in enumerate(pick) if j >= 0),
+        itertools.permutations(slots, 2), key=lambda pick: sum(value[i][j] for i, j in enumerate(pick) if j >= 0)
     )
     answers = {**(table[0][first] if first >= 0 else {}), **(table[1][second] if second >= 0 else {})}
     taken = [things[j] for j in (first, second) if j >= 0]

@@ -23,15 +23,7 @@ from diffrl.samplers import schedule, sde_kernel
 from diffrl.sampling import SamplerSpec
 from diffrl.seeds import generator, noise
 
-from .equations import (
-    effective_size,
-    log_potential,
-    mixed_noise,
-    mutated,
-    reward_gradient,
-    systematic,
-    tournament,
-)
+from .equations import effective_size, log_potential, mixed_noise, mutated, reward_gradient, systematic, tournament
 
 Rewrite = Callable[[Tensor, Sequence[Prompt]], Sequence[str]]  # images (n, 3, H, W) and their prompts to new texts
 
