@@ -13,6 +13,7 @@ gains: the base model. It is chosen on one set of prompts and judged once, besid
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,18 +103,11 @@ def dial(
         judged = _judge(bench, [points[0], last, points[best]], judged_on)
     finally:
         bench.judges.close()
-    result = {
-        "run": folder.resolve().name,
-        "rule": RULE,
-        "chosen_on": {"prompts": config.prompts.test, "count": len(chosen_on)},
-        "judged_on": {"prompts": judge or config.prompts.test, "count": len(judged_on)},
-        "per_prompt": config.evaluate.per_prompt,
-        "trained": list(config.rewards),
-        "lower_is_better": sorted(bench.lower),
-        "points": entries,
-        "chosen": best,
-        **judged,
-    }
+    on = {"chosen_on": {"prompts": config.prompts.test, "count": len(chosen_on)},
+          "judged_on": {"prompts": judge or config.prompts.test, "count": len(judged_on)}}  # fmt: skip
+    about = {"per_prompt": config.evaluate.per_prompt, "trained": list(config.rewards)}
+    about |= {"lower_is_better": sorted(bench.lower), "points": entries, "chosen": best}
+    result = {"run": folder.resolve().name, "rule": RULE, **on, **about, **judged}
     target = folder / "dial" if out is None else out
     _write(target, result, results, bench, points[best])
     return result
@@ -168,19 +162,16 @@ class Bench:
         """The point's images of the prompts, from the evaluation's noise, scored."""
         if point.state is not None:
             self.policy.load_state("default", dict(point.state))
+        amount: dict[str, Any] = {
+            "per_prompt": self.config.evaluate.per_prompt,
+            "batch_size": self.config.rollout.batch_size,
+        }
+        snapshot = None if point.state is None else "default"
         with strength(self.policy, point.strength):
             return score_policy(
-                self.policy,
-                self.judges,
-                self.features,
-                prompts,
-                self.spec,
-                seed=self.config.seed,
-                per_prompt=self.config.evaluate.per_prompt,
-                batch_size=self.config.rollout.batch_size,
-                snapshot=None if point.state is None else "default",
-                keep=keep,
-            )
+                self.policy, self.judges, self.features, prompts, self.spec, seed=self.config.seed, **amount,
+                snapshot=snapshot, keep=keep,
+            )  # fmt: skip
 
     def line(self, number: int, result: Evaluated) -> dict[str, Any]:
         """As an evaluation's line in metrics.jsonl, for the guard rails; the point's number is its epoch."""
@@ -202,21 +193,15 @@ def choose(
     entries: list[dict[str, Any]] = []
     for i, (point, line) in enumerate(zip(points, lines, strict=True)):
         before = [0, *(j for j in range(1, i + 1) if points[j].way == point.way)]
-        entries.append(
-            {
-                "title": point.title,
-                "way": point.way,
-                "strength": point.strength,
-                "epoch": point.epoch,
-                "gain": _gain(config, held, i),
-                "values": {
-                    key.removeprefix("eval/"): {"mean": value, "error": held.error(key.removeprefix("eval/"), i)}
-                    for key, value in line.items()
-                    if key.startswith("eval/") and value is not None and not key.endswith("/std")
-                },
-                "alarms": {one.key: one.text for one in guard.alarms([lines[j] for j in dict.fromkeys(before)], held)},
-            }
-        )
+        names = [key.removeprefix("eval/") for key, value in line.items() if key != "epoch" and value is not None]
+        values = {
+            name: {"mean": line[f"eval/{name}"], "error": held.error(name, i)}
+            for name in names
+            if not name.endswith("/std")
+        }
+        alarms = {one.key: one.text for one in guard.alarms([lines[j] for j in before], held)}
+        where = {"title": point.title, "way": point.way, "strength": point.strength, "epoch": point.epoch}
+        entries.append({**where, "gain": _gain(config, held, i), "values": values, "alarms": alarms})
     return entries, healthiest(entries)
 
 
@@ -233,22 +218,15 @@ def healthiest(entries: Sequence[Mapping[str, Any]]) -> int:
     """The rule: of the points before the first alarm of their way the one with the largest gain; 0 is the base."""
     healthy = [0]
     for way in dict.fromkeys(entry["way"] for entry in entries):
-        for i, entry in enumerate(entries):
-            if entry["way"] != way:
-                continue
-            if entry["alarms"]:
-                break
-            healthy.append(i)
+        on = [i for i, entry in enumerate(entries) if entry["way"] == way]
+        healthy += itertools.takewhile(lambda i: not entries[i]["alarms"], on)
     return max(healthy, key=lambda i: entries[i]["gain"])
 
 
 def _gain(config: Config, held: HeldOut, number: int) -> float:
     """Of what is trained, the rewards' weighted sum, over the base model; mean over prompts."""
-    total = 0.0
-    for name, reward in config.rewards.items():
-        pairs = known(held.differences(name, 0, number))
-        total += reward.weight * (float(pairs.mean()) if len(pairs) else 0.0)
-    return total
+    pairs = {name: known(held.differences(name, 0, number)) for name in config.rewards}
+    return sum((config.rewards[name].weight * float(one.mean()) for name, one in pairs.items() if len(one)), 0.0)
 
 
 def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -275,15 +253,9 @@ def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> d
         rows.append(_entry(row, base.figures[name]))
     mean = np.ma.masked_invalid(standardised).mean(0).filled(np.nan)
     sure = [row for row in rows if row["role"] == "held out" and row["better"] is not None]
-    return {
-        "judged": rows,
-        "held_out": {
-            "difference": float(known(mean).mean()),
-            "error": standard_error(mean),
-            "better": sum(row["better"] is True for row in sure),
-            "worse": sum(row["better"] is False for row in sure),
-        },
-    }
+    counts = {"better": sum(row["better"] for row in sure), "worse": sum(not row["better"] for row in sure)}
+    held = {"difference": float(known(mean).mean()), "error": standard_error(mean), **counts}
+    return {"judged": rows, "held_out": held}
 
 
 def _entry(row: Row, base: float) -> dict[str, Any]:

@@ -81,20 +81,12 @@ def headroom(config: Config) -> dict[str, Any] | None:
 def _draw(run: Run, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
     """Scores (P, G, K) by all that the config optimises or watches, and the first picture of each prompt."""
     config = run.config
+    size, batch = config.rollout.group_size, config.rollout.batch_size
     result = score_policy(
-        run.policy,
-        run.judges,
-        run.features,
-        prompts,
-        run.spec,
-        seed=config.seed,
-        per_prompt=config.rollout.group_size,
-        batch_size=config.rollout.batch_size,
-        accelerator=run.accelerator,
-        snapshot=None,
-        keep=len(prompts),
-    )
-    return result.scores.view(len(prompts), config.rollout.group_size, -1), result.pictures
+        run.policy, run.judges, run.features, prompts, run.spec, seed=config.seed, per_prompt=size,
+        batch_size=batch, accelerator=run.accelerator, snapshot=None, keep=len(prompts),
+    )  # fmt: skip
+    return result.scores.view(len(prompts), size, -1), result.pictures
 
 
 def _jpeg(images: Tensor) -> Tensor:
@@ -178,6 +170,8 @@ def _reward(table: Tensor, noise: float) -> dict[str, Any]:
     for n in dict.fromkeys([*powers, table.shape[1]]):
         middle, wide = _mean_and_error(gains[:, n - 1])
         curve[str(n)] = {"score": float(curves[:, n - 1].mean()), "gain": middle, "error": wide}
+    low, high = (reliability * end for end in ends)
+    expected = {"value": GAIN * reliability * mean, "low": low, "high": high}
     return {
         "groups": len(table),
         "mean": float(table.mean()),
@@ -188,11 +182,7 @@ def _reward(table: Tensor, noise: float) -> dict[str, Any]:
         "below_noise": None if math.isnan(noise) else float((within <= noise).double().mean()),
         "reliability": reliability,
         "best_of": curve,
-        "expected_gain": {
-            "value": GAIN * reliability * mean,
-            "low": reliability * ends[0],
-            "high": reliability * ends[1],
-        },
+        "expected_gain": expected,
     }
 
 

@@ -202,13 +202,9 @@ def sample_caption(rng: np.random.Generator, split: str, subset: str = "all") ->
             return caption
 
 
-def prompt_set(subset: str, split: str) -> list[str]:
-    """At most 2,000 distinct prompts of a subset and a split, always the same ones in the same (random) order."""
-    return list(_prompt_set(subset, split))
-
-
 @functools.cache
-def _prompt_set(subset: str, split: str) -> tuple[str, ...]:
+def prompt_set(subset: str, split: str) -> tuple[str, ...]:
+    """At most 2,000 distinct prompts of a subset and a split, always the same ones in the same (random) order."""
     seed = int.from_bytes(hashlib.sha256(f"{subset}/{split}".encode()).digest()[:8], "big")
     rng = np.random.default_rng(seed)
     prompts: dict[str, None] = {}

@@ -19,7 +19,7 @@ from .grammar import kind_of, parse, understood
 from .reading import observe
 from .scenes import free
 from .sight import to_pixels
-from .verifier import Observation, glance
+from .verifier import glance
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,11 @@ def variety(images: Any, prompts: Sequence[str]) -> Variety:
 
     Raises ValueError for images of another form, a prompt that is not of the world, or lengths that differ.
     """
-    pixels = to_pixels(images)
-    if len(pixels) != len(prompts):
-        raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
-    return variety_of([glance(image) for image in pixels], prompts)
-
-
-def variety_of(seen: Sequence[Observation], prompts: Sequence[str]) -> Variety:
-    """The same from what was seen already."""
-    groups: dict[str, list[Observation]] = {}
-    for one, prompt in zip(seen, prompts, strict=True):
-        groups.setdefault(prompt, []).append(one)
-    return variety_of_readings({p: readings(members, p) for p, members in groups.items()})
-
-
-def readings(seen: Sequence[Observation], prompt: str) -> dict[str, list[str | None]]:
-    """What each picture shows of each free fact of the prompt."""
-    caption = parse(prompt)
-    shown = [observe(one, caption) for one in seen]
-    return {fact.name: [one.get(fact.name) for one in shown] for fact in free(caption)}
+    table: dict[str, dict[str, list[str | None]]] = {prompt: {} for prompt in prompts}
+    for prompt, reading in zip(prompts, shown(images, prompts), strict=True):
+        for name, value in reading.items():
+            table[prompt].setdefault(name, []).append(value)
+    return variety_of_readings(table)
 
 
 @dataclass(frozen=True)
@@ -85,10 +71,12 @@ def tally(prompt: str, readings: Mapping[str, Sequence[str | None]]) -> Tally:
 def shown(images: Any, prompts: Sequence[str]) -> list[dict[str, str | None]]:
     """What each image (as `verifier.verify` takes them) shows of each fact that its prompt leaves free.
 
-    Raises ValueError for images of another form, or a prompt that is not of the world.
+    Raises ValueError for images of another form, a prompt that is not of the world, or lengths that differ.
     """
-    values = []
-    for image, prompt in zip(to_pixels(images), prompts, strict=True):
+    values, pixels = [], to_pixels(images)
+    if len(pixels) != len(prompts):
+        raise ValueError(f"{len(pixels)} images but {len(prompts)} prompts")
+    for image, prompt in zip(pixels, prompts, strict=True):
         caption = parse(prompt)
         reading = observe(glance(image), caption)
         values.append({fact.name: reading.get(fact.name) for fact in free(caption)})

@@ -61,11 +61,9 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("--train: a judge must say which images of the trained model are wrong; name one with --judge")
     if arguments.judge == words[0]:
         raise UserError(f'--judge: "{arguments.judge}" is the audited reward; name another one as the judge')
-    check_plugin(words[0])
-    names = [words[0]]
-    if arguments.judge is not None:
-        check_plugin(arguments.judge)
-        names.append(arguments.judge)
+    names = list(filter(None, (words[0], arguments.judge)))
+    for name in names:
+        check_plugin(name)
     model = arguments.model or ("playground" if arguments.images is None else None)
     if model is not None:
         check_model(model)
@@ -75,20 +73,9 @@ def _audit(arguments: argparse.Namespace, rest: list[str]) -> int:
     wanted = named_rewards([*names, *words[1:]], "rewards audit")
     from .run import Audit, audit
 
-    job = Audit(
-        plugin=names[0],
-        arguments=wanted[names[0]],
-        judge=arguments.judge,
-        judge_arguments=wanted.get(arguments.judge, {}),
-        images=arguments.images,
-        prompts=arguments.prompts or "playground/all/test",
-        model=model,
-        limit=arguments.limit,
-        resolution=arguments.resolution,
-        seed=arguments.seed,
-        train=arguments.train,
-    )
-    result = audit(job, arguments.out)
+    given = {name: getattr(arguments, name) for name in ("judge", "images", "limit", "resolution", "seed", "train")}
+    given |= {"prompts": arguments.prompts or "playground/all/test", "judge_arguments": wanted.get(arguments.judge, {})}
+    result = audit(Audit(names[0], wanted[names[0]], model=model, **given), arguments.out)
     for one in sorted(result["exploits"], key=lambda one: -one["share"]):
         print(f"{one['name']:<28}{one['share']:.2f}  ({one['low']:.2f} to {one['high']:.2f})")
     for look in result["looks"][:3]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.policy import Policy
-from diffrl.prompts import Prompt
+from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
@@ -126,16 +126,12 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     judge = None if job.judge is None else Subject(job.judge, job.judge_arguments or {})
     cases = _cases(job, subject)
     policy = Drawing(job.model).policy() if job.model is not None else None
-    outcomes, looks = list[Outcome](), list[Look]()
-    folder = out / "images"
+    outcomes, folder = list[Outcome](), out / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    if cases.scenes and not subject.groupwise:
-        looks = liked(cases, subject.value)
+    looks = liked(cases, subject.value) if cases.scenes and not subject.groupwise else []
     fooled: dict[str, list[dict[str, Any]]] = {}
     for name, images, counts, detail in _attacks(job, subject, judge, cases, policy, looks, out):
         won = subject.outranks(images, cases.true, cases.prompts) & counts
-        if judge is not None:  # an edit may mend an image by chance: paler is right where the prompt asks for pale
-            won &= ~(judge.value(images, cases.prompts) >= judge.value(cases.true, cases.prompts) - 1e-6)
         if judge is not None:  # an edit may mend an image by chance: paler is right where the prompt asks for pale
             won &= ~(judge.value(images, cases.prompts) >= judge.value(cases.true, cases.prompts) - 1e-6)
         outcomes.append(_outcome(name, int(won.sum()), len(won), detail))
@@ -162,8 +158,6 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
 
 
 def _cases(job: Audit, subject: Subject) -> Cases:
-    from diffrl.prompts import load_prompts
-
     if job.images is not None:
         cases = given(job.images, job.limit, job.resolution)
         if not all(map(subject.applies, cases.prompts)):
@@ -208,12 +202,8 @@ def _attacks(
                 yield "ascent on latents", _latents(policy, wrong, ascend), every, f"{exploits.LATENT_STEPS} steps"
         else:
             climbed = exploits.climb(wrong, lambda images: subject.value(images, prompts), job.seed)
-            yield (
-                "a climb without gradient",
-                climbed,
-                every,
-                f"{exploits.TRIES} patches, kept if the score does not fall",
-            )
+            detail = f"{exploits.TRIES} patches, kept if the score does not fall"
+            yield "a climb without gradient", climbed, every, detail
     if judge is not None and policy is not None:
         yield f"best of {DRAWN}", *_chosen(job, subject, judge, cases, policy), f"of {job.model}, worse by {judge.name}"
         if job.train:
@@ -272,20 +262,20 @@ def _judging(subject: Subject, cases: Cases) -> list[Outcome]:
     if subject.groupwise:
         first = subject.outranks(cases.wrong, cases.true, cases.prompts)
         swapped = subject.outranks(cases.true, cases.wrong, cases.prompts)
-        outcomes.append(
-            _outcome("order swap", int((first == swapped).sum()), len(first), "the same place wins, or a tie")
-        )
+        same = int((first == swapped).sum())
+        outcomes.append(_outcome("order swap", same, len(first), "the same place wins, or a tie"))
     backend = getattr(subject.reward, "backend", None)
     if backend is not None and hasattr(backend, "ask"):
         silent = SimpleNamespace(ask=_silence, **{key: value for key, value in vars(backend).items() if key != "ask"})
         subject.reward.backend = silent  # type: ignore[attr-defined]
         try:
             subject.outranks(cases.wrong[:1], cases.true[:1], cases.prompts[:1])
-            outcomes.append(_outcome("an empty answer", 1, 1, "was made a score"))
+            outcome = _outcome("an empty answer", 1, 1, "was made a score")
         except Exception:  # what it should be, by any name
-            outcomes.append(_outcome("an empty answer", 0, 1, "is an error"))
+            outcome = _outcome("an empty answer", 0, 1, "is an error")
         finally:
             subject.reward.backend = backend  # type: ignore[attr-defined]
+        outcomes.append(outcome)
     return outcomes
 
 

@@ -54,12 +54,12 @@ class Bench:
     licence: str
     citation: str
     prompts: int
-    images: int
-    seed: int
     forwards: int
-    judges: Mapping[str, Judge]
     read: Callable[[Path], list[Item]]
     marks: Callable[[Item, Answers], Iterator[Mark]]
+    images: int = 1
+    seed: int = 0
+    judges: Mapping[str, Judge] = field(default_factory=dict)
     overall: Mapping[str, str] = field(default_factory=dict)
     decimals: int = 2
     remarks: Sequence[str] = ()

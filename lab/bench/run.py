@@ -55,13 +55,8 @@ class Result:
         found: dict[str, Any] = {}
         for model, lines in self.lines.items():
             for (section, line), one in lines.items():
-                row = found.setdefault(section, {}).setdefault(line, {})
-                row[model] = {
-                    "value": one.value,
-                    "standard_error": one.error,
-                    "values": one.count,
-                    "prompts": one.prompts,
-                }
+                row = {"value": one.value, "standard_error": one.error, "values": one.count, "prompts": one.prompts}
+                found.setdefault(section, {}).setdefault(line, {})[model] = row
         for (section, line), gap in self.changes().items():
             found[section][line]["change"] = {"value": gap.value, "standard_error": gap.error}
         return {**self.about, "left_out": list(self.left_out), "results": found}
@@ -82,15 +77,13 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     read = bench.read(data)
     items, left_out = _judged(read, judges, drawing.limit)
     prompts = [Prompt(item.text) for item in items]
-    drawings = {"base": replace(drawing, lora=None, limit=None)}
-    if drawing.lora is not None:
-        drawings["lora"] = replace(drawing, limit=None)
+    loras = {"base": None} | ({"lora": drawing.lora} if drawing.lora is not None else {})
+    drawings = {model: replace(drawing, lora=lora, limit=None) for model, lora in loras.items()}
     if accelerator.is_main_process:
         _same_judges(out, judges)
     accelerator.wait_for_everyone()
-    drawn = {}
-    for model, one in reversed(drawings.items()):  # the LoRA first: that it fits is better known before hours of work
-        drawn[model] = generate_images(Job(one), prompts, out / model)
+    # The LoRA first: that it fits is better known before hours of work.
+    drawn = {model: generate_images(Job(one), prompts, out / model) for model, one in reversed(drawings.items())}
     shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
     drawing_took = time.perf_counter() - started
     asked = _judge(judges, shots, out)
@@ -153,9 +146,8 @@ def _judged(items: Sequence[Item], judges: Mapping[str, Entry], limit: int | Non
 def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
     """Answers of one judge are not continued by another."""
     path = out / JUDGES
-    here = json.loads(
-        json.dumps({name: {"reward": e.plugin, **e.arguments} for name, e in judges.items()}, default=str)
-    )
+    now = {name: {"reward": entry.plugin, **entry.arguments} for name, entry in judges.items()}
+    here = json.loads(json.dumps(now, default=str))
     if path.is_file():
         with foreign(path):
             before: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -170,10 +162,8 @@ def _same_judges(out: Path, judges: Mapping[str, Entry]) -> None:
 
 def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:
     """The images of each prompt, as `generate_images` writes them."""
-    return [
-        [Shot(item, m, image_file(folder, i, Prompt(item.text), m)) for m in range(each)]
-        for i, item in enumerate(items)
-    ]
+    files = [[image_file(folder, i, Prompt(item.text), m) for m in range(each)] for i, item in enumerate(items)]
+    return [[Shot(item, m, file) for m, file in enumerate(some)] for item, some in zip(items, files, strict=True)]
 
 
 def _judge(

@@ -99,17 +99,13 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
     weights = {name: _weight(name, wanted[name].pop("weight", 1.0)) for name in rewards}
     from .run import Settings, search
 
+    names = ("budget", "population", "temperature", "strength", "base", "good")
     settings = Settings(
         rewards={name: wanted[name] for name in rewards},
         watch={name: wanted[name] for name in watch},
         weights={name.rpartition(":")[2] if ".py" in name else name: weight for name, weight in weights.items()},
-        budget=arguments.budget,
         methods=tuple(methods),
-        population=arguments.population,
-        temperature=arguments.temperature,
-        strength=arguments.strength,
-        base=arguments.base,
-        good=arguments.good,
+        **{name: getattr(arguments, name) for name in names},
     )
     result = search(settings, **as_the_run(given, arguments))
     if os.environ.get("RANK", "0") == "0":
