@@ -63,8 +63,9 @@ class Scorer:
     that are asked for maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
     that is not their name, for messages.
 
-    Rewards get copies, so that one that writes into its images harms no other, and are called in a thread that can be
-    left behind: `check` is asked meanwhile and may raise.
+    Rewards get copies, so that one that writes into its images harms no other, until the first `finish`; those that did
+    not write get the images themselves from then on. They are called in a thread that can be left behind: `check` is
+    asked meanwhile and may raise.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class Scorer:
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
         self.figures: dict[str, float] = {}  # of the last batch, by the batch-wise rewards' names
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
-        found = {name: find_offloaded(reward) for name, reward in self.rewards.items()}
-        self._offloaded = {name: one for name, one in found.items() if one is not None}
+        self._writes: dict[str, bool] = {}  # whether a reward has written into its images
+        self._trusted: set[str] = set()
+        offloaded = ((name, find_offloaded(reward)) for name, reward in self.rewards.items())
+        self._offloaded = {name: one for name, one in offloaded if one is not None}
         self._apart = [name for name, one in self._offloaded.items() if one.apart]
         self._making_room = 0.0  # seconds
         beside = set(self.names if overlap is True else overlap or ()) - set(self.later)
@@ -173,6 +176,7 @@ class Scorer:
         `everyone`: rows of this process to those of all, and the place of its first; all processes come to it.
         """
         apart = self._apart
+        self._trusted = {name for name, writes in self._writes.items() if not writes}
         if self.later:
             whole = torch.cat(list(images)) if len(images) else torch.zeros(0, 3, 1, 1)
             scores = self.score_groups(whole, prompts, groups, scores, [n for n in self.later if n not in apart])
@@ -206,9 +210,7 @@ class Scorer:
         alone.
         """
         scores = scores.clone()
-        for name in self.groupwise:
-            if names is not None and name not in names:
-                continue
+        for name in [name for name in self.groupwise if names is None or name in names]:
             column = scores[:, self.names.index(name)]
             for group in groups.unique():
                 rows = (groups == group).nonzero().flatten().cpu().tolist()
@@ -311,10 +313,11 @@ class Scorer:
         on = subject(name, texts)
 
         def attempt() -> object:
-            given = images.clone()
+            given = images if name in self._trusted else images.clone()
             with torch.no_grad(), self._unchanged(name):  # here and not around: the mode belongs to the thread
                 scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
-            self._look_for_writes(name, given, images)
+            if given is not images:
+                self._look_for_writes(name, given, images)
             return scores
 
         retries, limit = self.retries[name], self.timeout[name]
@@ -342,9 +345,10 @@ class Scorer:
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
         """Say so if a reward has written into its images."""
-        if torch.equal(given, images) or torch.equal(given.nan_to_num(), images.nan_to_num()):
-            return
-        self._tell(name, "writes into the images that it is given; it had a copy, so nothing else saw it")
+        writes = not (torch.equal(given, images) or torch.equal(given.nan_to_num(), images.nan_to_num()))
+        self._writes[name] = self._writes.get(name, False) or writes
+        if writes:
+            self._tell(name, "writes into the images that it is given; it had a copy, so nothing else saw it")
 
     @contextlib.contextmanager
     def _unchanged(self, name: str) -> Iterator[None]:

@@ -212,6 +212,25 @@ class Fine(Base):
 """
 
 
+def test_who_did_not_write_in_the_first_phase_is_trusted_with_the_images_themselves() -> None:
+    images, places = IMAGES.clone(), {"reads": set(), "writes": set()}  # type: ignore[var-annotated]
+
+    def reads(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        places["reads"].add(images.data_ptr())
+
+    def writes(images: Tensor, prompts: list[str], metadata: list[dict]) -> None:
+        places["writes"].add(images.data_ptr())
+        through_numpy(images, prompts, metadata)
+
+    scorer = Scorer({"reads": Plain(before=reads), "writes": Plain(before=writes)})
+    for _ in range(2):
+        assert images.data_ptr() not in places["reads"]
+        scores = scorer.submit(images, PROMPTS).result()
+        scorer.finish(scores, [images], PROMPTS, torch.arange(len(images)))
+    assert images.data_ptr() in places["reads"] and images.data_ptr() not in places["writes"]
+    assert torch.equal(images, IMAGES)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
