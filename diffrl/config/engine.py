@@ -9,9 +9,7 @@ from diffrl.config.base import Base, Problem, Section, key
 
 
 class Engine(Section):
-    attention: str = key(
-        "native", "attention kernel, by diffusers' names: native (torch's own), flash, ...; auto: the fastest on CUDA"
-    )
+    attention: str = key("native", "attention kernel, by diffusers' names: native (torch's own), flash, ...")
     compile: bool = key(False, "torch.compile of the network's repeated blocks: minutes at the start, then faster")
     base: Base = key(
         "full",

@@ -149,7 +149,6 @@ class Policy:
         )
         if whole:
             self.network.to(self.device)
-        self.attention_times: dict[str, float] = {}  # seconds of a trial by kernel, where they were measured
         self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
         self.decoded: int | None = None  # images decoded at a time; None: by their size
         self.texts = Texts(backbone, self.device)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend
-from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+from diffusers.models.attention_dispatch import AttentionBackendName
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from diffrl.errors import UserError, nearest
 
 ATTENTION = "engine.attention"
-# What "auto" tries, exact kernels all of them; sage and its like round to 8 bits. Those with "_" are torch's own.
-EXACT = ("native", "_native_cudnn", "_native_flash", "_native_efficient", "flash", "_flash_3", "xformers")
 GRAPHS = 32  # of a compiled block, at most
-ALIKE = 0.02  # how far a kernel's predictions may be from native's, by norm: a few roundings of bf16
 
 log = logging.getLogger("diffrl")
 
@@ -70,14 +61,14 @@ def _asked_processes() -> int:
 
 def set_attention(network: Any, kernel: str) -> None:
     """Run attention with this kernel: "native" is torch's scaled dot product; "xformers", "flash", ... as diffusers
-    names them. "auto" is for `choose_attention`, and no kernel.
+    names them.
 
     Raises:
         UserError: if there is no such kernel, it cannot run here, or this network's attention takes no kernels.
     """
-    known = ["auto", *_kernels()]
-    if kernel not in known:
-        raise UserError(f'{ATTENTION}: "{kernel}" is not a kernel of diffusers{nearest(kernel, known)}')
+    if kernel not in _kernels():
+        known = f"{nearest(kernel, _kernels())}; there are {', '.join(_kernels())}"
+        raise UserError(f'{ATTENTION}: "{kernel}" is not a kernel of diffusers{known}')
     modern = _modern(network)
     if not modern and kernel not in ("native", "xformers"):
         name = type(network).__name__
@@ -90,103 +81,6 @@ def set_attention(network: Any, kernel: str) -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f'{ATTENTION}: "{kernel}" cannot run here ({reason})') from error
-
-
-def choose_attention(
-    network: Any, trial: Callable[[], Tensor], clock: Callable[[], float], sharded: bool = False
-) -> dict[str, float]:
-    """Run attention with the exact kernel that is fastest here; returns the seconds of those that can run, by name.
-
-    Args:
-        network: whose attention it is.
-        trial: a forward and a backward pass as in training, of the same rows each time; returns the predictions.
-        clock: seconds, with the device's work done.
-        sharded: a forward is an exchange between processes, which an error would break off: kernels are tried alone
-            first, with native's inputs, and only those that run on all processes are tried in the network.
-
-    A kernel whose predictions are not native's up to rounding is left out. All processes choose the same.
-    """
-    modern, before = _modern(network), dict(network.attn_processors)
-
-    def use(kernel: str) -> None:
-        if modern:
-            network.set_attention_backend(kernel)
-        elif kernel == "xformers":
-            network.enable_xformers_memory_efficient_attention()
-        else:
-            network.set_attn_processor(dict(before))
-
-    times: dict[str, float] = {}
-    expected: Tensor | None = None
-    kernels: tuple[str, ...] = EXACT if modern else ("native", "xformers")
-    if sharded:
-        kernels = _runnable(trial) if modern else ("native",)
-    for kernel in kernels:
-        taken = math.inf
-        try:
-            use(kernel)
-            made = trial()
-            expected = made if expected is None else expected
-            if float((made - expected).norm() / expected.norm().clamp_min(1e-12)) <= ALIKE:
-                taken = statistics.median(_seconds(trial, clock) for _ in range(3))
-        except Exception as error:  # not installed, not for this device, type or mask: the kernel says so in its way
-            log.debug("%s: %s cannot run here (%s)", ATTENTION, kernel, error)
-        times[kernel] = taken
-    if dist.is_initialized():
-        total = torch.tensor(list(times.values()), device=expected.device if expected is not None else None)
-        dist.all_reduce(total)
-        times = dict(zip(times, total.tolist(), strict=True))
-    best = min(times, key=times.__getitem__)
-    use(best)
-    found = {kernel: taken for kernel, taken in times.items() if math.isfinite(taken)}
-    listed = ", ".join(f"{kernel} {taken * 1000:.1f} ms" for kernel, taken in found.items())
-    log.info("%s: auto chose %s (%s)", ATTENTION, best, listed)
-    return found
-
-
-class _Inputs(TorchFunctionMode):
-    """While it is entered: what torch's attention is called with, once for each kind of call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, tuple[list[Tensor], Tensor | None]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
-            rows, mask = [given[name] for name in ("query", "key", "value")], given.get("attn_mask")
-            kind = str([(x.shape, x.dtype) for x in (*rows, mask) if x is not None])
-            self.seen.setdefault(kind, ([x.detach() for x in rows], mask))
-        return func(*args, **kwargs)
-
-
-def _runnable(trial: Callable[[], Tensor]) -> tuple[str, ...]:
-    """Those of the exact kernels that take, on every process, what the network's attention is called with."""
-    with _Inputs() as inputs:
-        device = trial().device
-    there = torch.tensor([_runs(kernel, inputs) for kernel in EXACT], dtype=torch.int64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(there, dist.ReduceOp.MIN)
-    return tuple(kernel for kernel, good in zip(EXACT, there.tolist(), strict=True) if good or kernel == "native")
-
-
-def _runs(kernel: str, inputs: _Inputs) -> bool:
-    """Does it run on its own, with a backward pass?"""
-    try:
-        for rows, mask in inputs.seen.values():  # torch has heads before tokens, diffusers behind
-            q, k, v = (x.transpose(1, 2).contiguous().requires_grad_() for x in rows)
-            dispatch_attention_fn(q, k, v, attn_mask=mask, backend=AttentionBackendName(kernel)).sum().backward()
-    except Exception as error:
-        log.debug("%s: %s cannot run here (%s)", ATTENTION, kernel, error)
-        return False
-    return True
-
-
-def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    mark = clock()
-    work()
-    return clock() - mark
 
 
 def _modern(network: Any) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -27,7 +25,7 @@ from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Credit, Given, Objective
 from diffrl.plugins import load, load_value
 from diffrl.policy import Policy
-from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
+from diffrl.policy.engine import compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
@@ -40,7 +38,6 @@ from diffrl.run.learning import First
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
 from diffrl.run.scouting import Scouting
-from diffrl.seeds import noise
 from diffrl.worlds import worlds
 
 log = logging.getLogger("diffrl")
@@ -179,22 +176,6 @@ def loop_settings(config: Config) -> LoopSettings:
     )
 
 
-def _clock(device: torch.device) -> float:
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def trial(policy: Policy) -> torch.Tensor:
-    """A forward and a backward pass of two rows with texts of different length; the predictions."""
-    x = noise(policy.latent_shape, [("attention", i) for i in range(2)]).to(policy.device)
-    cond = policy.encode(["", "a red square to the left of two blue circles"])
-    v = policy.predict(x, x.new_tensor([0.9, 0.4]), cond).v
-    v.square().mean().backward()
-    for _, parameter in policy.trainable:
-        parameter.grad = None
-    return v.detach()
-
-
 def set_deterministic(asked: bool) -> None:
     """Kernels that give the same bits each time, where torch has them; an operation that has none raises."""
     if asked:  # cuBLAS reads it at its first product, which is after this
@@ -211,11 +192,7 @@ def prepare_engine(config: Config, policy: Policy) -> None:
         raise UserError(f"{asked[0]}: apart moves a whole network, and FSDP2 leaves a share of it; leave it out")
     if config.engine.encoders == "apart":
         policy.texts.room = policy.apart
-    if config.engine.attention == "auto":
-        if policy.device.type == "cuda":  # elsewhere there is native alone
-            clock = partial(_clock, policy.device)
-            policy.attention_times = choose_attention(network, partial(trial, policy), clock, policy.sharded)
-    elif config.engine.attention != "native":
+    if config.engine.attention != "native":
         set_attention(network, config.engine.attention)
     if config.engine.tile_vae:
         policy.vae.enable_tiling()

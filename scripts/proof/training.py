@@ -118,7 +118,6 @@ def _cases() -> dict[str, Case]:
     found = {f"train/sd35/{method}": Case("sd35", method) for method in ("nft", "crd", "grpo")}
     found["train/sd35/marble-5"] = Case("sd35", "marble-5", longer=2.0)
     found |= {f"train/{model}/nft": Case(model) for model in ("flux", "qwen", "flux-1024")}
-    found["option/attention-auto"] = Case("flux", overrides=("engine.attention=auto",))
     found["option/compiled-blocks"] = Case("sd35", overrides=("engine.compile=true",), longer=4.0)
     found |= {f"option/base-{word}": Case("flux", overrides=(f"engine.base={word}",)) for word in quantised()}
     found["train/qwen-1024/nft"] = Case("qwen-1024")
@@ -249,12 +248,11 @@ def measure(shop: Workshop, name: str, bare: bool = True) -> dict[str, Any]:
                 line = run.loop.run_epoch(1 + EPOCHS)
             found["share_of_bare_loop"] = round(recorder.replay() / (line["seconds"] - line["seconds/reward"]), 3)
     finally:
-        attention = {kernel: round(1000 * taken, 1) for kernel, taken in run.policy.attention_times.items()}
         run.close()
         del run
         clean()
     saved = {"gradient_checkpointing": config.optimise.gradient_checkpointing, "batch_size": config.rollout.batch_size}
-    return found | saved | ({"attention_ms": attention} if attention else {})
+    return found | saved
 
 
 def train_method(shop: Workshop, name: str) -> dict[str, Any]:

@@ -6,10 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +18,8 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.policy import LoraSpec, Policy, engine, load_policy
-from diffrl.policy.engine import choose_attention, compile_blocks, set_attention
-from diffrl.run.parts import trial
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy.engine import compile_blocks, set_attention
 from diffrl.run.train import Run, train
 
 
@@ -46,8 +42,10 @@ def test_an_attention_kernel_is_the_networks_or_refused_with_the_reason(policies
     kernels = {str(p._attention_backend) for p in flux.backbone.network.attn_processors.values()}  # type: ignore[operator, union-attr]
     assert len(kernels) == 1 and "native" in kernels.pop().lower()
     torch.testing.assert_close(predicted(flux), before)
-    with pytest.raises(UserError, match=r'"natve" is not a kernel of diffusers.*native'):
+    with pytest.raises(UserError, match=r'"natve" is not a kernel of diffusers \(nearest: "native"\); .*flash'):
         set_attention(flux.backbone.network, "natve")
+    with pytest.raises(UserError, match=r'"auto" is not a kernel of diffusers.*; there are .*native'):
+        set_attention(flux.backbone.network, "auto")
     with pytest.raises(UserError, match=r'engine.attention: "sage" cannot run here \(.*sageattention'):
         set_attention(flux.backbone.network, "sage")
     for name in ("sd3", "sd"):
@@ -58,70 +56,6 @@ def test_an_attention_kernel_is_the_networks_or_refused_with_the_reason(policies
         if not torch.cuda.is_available():
             with pytest.raises(UserError, match=r'"xformers" cannot run here \(.+\)'):
                 set_attention(network, "xformers")
-
-
-class Kernels:
-    """A network of whose attention kernels some are missing, slow or wrong; time passes only in its forwards."""
-
-    def __init__(self) -> None:
-        self.costs = {"native": 3.0, "_native_cudnn": 1.0, "_native_flash": 2.0, "flash": 0.5, "_flash_3": 0.1}
-        self.now, self.kernel = 0.0, "native"
-        self.attn_processors = {"0": SimpleNamespace(_attention_backend=None)}
-
-    def set_attention_backend(self, kernel: str) -> None:
-        if kernel == "flash":
-            raise ImportError("flash-attn is not installed")
-        self.kernel = kernel
-
-    def trial(self) -> torch.Tensor:
-        if self.kernel not in self.costs:
-            raise RuntimeError("No available kernel")
-        self.now += self.costs[self.kernel]
-        return torch.full((4,), 9.0 if self.kernel == "_flash_3" else 1.0)
-
-
-def test_the_fastest_exact_kernel_is_chosen_by_measurement(policies: dict[str, Policy]) -> None:
-    network = Kernels()
-    found = choose_attention(network, network.trial, lambda: network.now)
-    assert network.kernel == "_native_cudnn"  # flash is not there, and _flash_3 computes something else
-    assert found == {"native": 3.0, "_native_cudnn": 1.0, "_native_flash": 2.0}
-    for policy in policies.values():  # the real trial; here native is the only one, or the fastest of torch's own
-        grads = [parameter.grad for _, parameter in policy.trainable]
-        times = choose_attention(policy.backbone.network, partial(trial, policy), time.perf_counter)
-        assert "native" in times and "flash" not in times
-        assert [parameter.grad for _, parameter in policy.trainable] == grads
-        set_attention(policy.backbone.network, "native")
-
-
-def test_under_fsdp2_a_kernel_runs_alone_before_it_runs_in_the_network(
-    policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error in a forward would leave the other processes in the exchange of its weights."""
-    policy = policies["flux"]
-    network, used = policy.backbone.network, []
-    use = network.set_attention_backend
-    monkeypatch.setattr(network, "set_attention_backend", lambda kernel: (used.append(kernel), use(kernel)))
-    dispatch, asked = engine.dispatch_attention_fn, []
-
-    def alone(*rows: torch.Tensor, backend: Any, **more: Any) -> torch.Tensor:
-        asked.append(backend.value)
-        assert all(x.shape[2] == 2 for x in rows), "(B, T, heads, D)"
-        if backend.value == "_native_efficient":
-            raise RuntimeError("planted")
-        return dispatch(*rows, backend=backend, **more)
-
-    monkeypatch.setattr(engine, "dispatch_attention_fn", alone)
-    times = choose_attention(network, partial(trial, policy), time.perf_counter, sharded=True)
-    assert set(asked) == set(engine.EXACT) and "native" in times
-    assert used and not {"flash", "_flash_3", "xformers", "_native_efficient"} & set(used)
-    older = choose_attention(policies["sd3"].backbone.network, partial(trial, policies["sd3"]), time.perf_counter, True)
-    assert list(older) == ["native"]
-
-
-def test_on_a_cpu_auto_is_native(config_file: Any) -> None:
-    run = Run(load_config(config_file("auto"), ["engine.attention=auto"]))
-    assert run.policy.device.type != "cpu" or run.policy.attention_times == {}
-    run.close()
 
 
 @pytest.mark.long
