@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.records.disk import write_text
 from diffrl.records.progress import number
-from diffrl.report.page import escape, figure, grid, page, section, strip, table
-from diffrl.report.plots import Axis, Line, chart
+from diffrl.report.page import Page
+from diffrl.report.plots import Axis, Line
 
 WAYS = {
     "strength": ("strength of the LoRA (%)", "The newest LoRA, from nothing to one and a half times itself."),
@@ -21,26 +20,24 @@ def write_page(out: Path, result: Mapping[str, Any], prompts: Sequence[str]) -> 
     """Write `out/dial.html` from what `dial.json` holds and the pictures beside it; `prompts`: of the pictures."""
     points = result["points"]
     chosen = points[result["chosen"]]
-    body = f"<header><h1>{escape(result['run'])}: {escape(chosen['title'])}</h1>"
-    body += f'<p class="sub">{escape(sentence(result))}</p></header>'
+    page = Page(f"{result['run']} · dial", f"{result['run']}: {chosen['title']}").lead(sentence(result), "sub")
     for way, (label, note) in WAYS.items():
         on = [i for i, point in enumerate(points) if i == 0 or point["way"] == way]
         if way == "checkpoints":  # which the newest one ends
             on += [i for i, point in enumerate(points) if point["way"] == "strength" and point["strength"] == 1]
-        note += " Thin lines: two standard errors over prompts. Dashed: the healthy point."
-        body += section(
-            f"Along the {way}", _charts(result, sorted(on, key=lambda i: _place(points[i], way)), way, label), note
+        page.section(
+            f"Along the {way}", f"{note} Thin lines: two standard errors over prompts. Dashed: the healthy point."
         )
-    body += section("On other prompts", _judged(result), _NOTE)
-    rows = []
+        _charts(page, result, sorted(on, key=lambda i: _place(points[i], way)), way, label)
+    head = ["", "", "base model", "last checkpoint", "healthy point", "difference", ""]
+    page.section("On other prompts", _NOTE).table([_judged(row) for row in result["judged"]], head)
+    page.section("Pictures", "The same prompt and noise at every point.")
     for j, prompt in enumerate(prompts):
         files = [(out / "pictures" / f"{i:02d}-{j:02d}.png", point["title"]) for i, point in enumerate(points)]
-        rows.append(strip(prompt, [(file, title) for file, title in files if file.is_file()]))
-    body += section("Pictures", grid(rows, "strips"), "The same prompt and noise at every point.")
-    body += section("Alarms", _alarms(points), f"The rule: {result['rule']}.")
-    target = out / "dial.html"
-    write_text(target, page(f"{result['run']} · dial · diffrl", body))
-    return target
+        page.strip(prompt, [(file, title) for file, title in files if file.is_file()])
+    rows = [[p["title"], number(p["gain"]), "; ".join(p["alarms"].values()) or "none"] for p in points]
+    page.section("Alarms", f"The rule: {result['rule']}.").table(rows, ["", "gain", "alarms"])
+    return page.write(out / "dial.html")
 
 
 _NOTE = (
@@ -68,45 +65,30 @@ def _place(point: Mapping[str, Any], way: str) -> float:
     return 0.0 if point["strength"] == 0 else float(point["epoch"])
 
 
-def _charts(result: Mapping[str, Any], on: Sequence[int], way: str, label: str) -> str:
-    points, cards = result["points"], []
-    if len(on) < 2:
-        return ""
-    names = [*result["trained"], *(name for name in points[0]["values"] if name not in result["trained"])]
-    for i, name in enumerate(names):
+def _charts(page: Page, result: Mapping[str, Any], on: Sequence[int], way: str, label: str) -> None:
+    points = result["points"]
+    names = dict.fromkeys([*result["trained"], *points[0]["values"]])
+    for i, name in enumerate(names if len(on) > 1 else ()):
         known = [k for k in on if name in points[k]["values"]]
         xs = [_place(points[k], way) for k in known]
         ys = [points[k]["values"][name]["mean"] for k in known]
         color = f"c{i % 7}"
-        lines = [Line(xs, ys, color, name, "dots")]
+        lines = [Line(xs, ys, color, kind="dots")]
         errors = [points[k]["values"][name]["error"] for k in known]
         if all(error is not None for error in errors):
             for sign in (-2, 2):
-                lines.append(Line(xs, [y + sign * e for y, e in zip(ys, errors, strict=True)], color, "", "faint"))
+                lines.append(Line(xs, [y + sign * e for y, e in zip(ys, errors, strict=True)], color, kind="faint"))
         if (best := result["chosen"]) in known:
             reach = [y for line in lines for y in line.ys]
             lines.append(Line([_place(points[best], way)] * 2, [min(reach), max(reach)], "warn", kind="dashed"))
         tags = ["trained"] * (name in result["trained"]) + ["lower is better"] * (name in result["lower_is_better"])
         axis = Axis(x=label, y="mean over prompts", description=f"{name} against the {way}")
-        cards.append(figure(name, chart(lines, axis), ", ".join(tags)))
-    return grid(cards)
+        page.chart(name, lines, axis, ", ".join(tags))
 
 
-def _judged(result: Mapping[str, Any]) -> str:
-    rows = []
-    for row in result["judged"]:
-        change = number(row["point"] - row["last"])
-        if row["low"] is not None:
-            change += f" [{number(row['low'])}, {number(row['high'])}]"
-        verdict = {True: "better", False: "worse", None: ""}[row["better"]]
-        cells = [row["name"], row["role"], *(number(row[key]) for key in ("base", "last", "point")), change, verdict]
-        rows.append([escape(cell) for cell in cells])
-    return table(rows, ["", "", "base model", "last checkpoint", "healthy point", "difference", ""], "numbers")
-
-
-def _alarms(points: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [escape(p["title"]), escape(number(p["gain"])), escape("; ".join(p["alarms"].values()) or "none")]
-        for p in points
-    ]
-    return table(rows, ["", "gain", "alarms"], "numbers")
+def _judged(row: Mapping[str, Any]) -> list[str]:
+    change = number(row["point"] - row["last"])
+    if row["low"] is not None:
+        change += f" [{number(row['low'])}, {number(row['high'])}]"
+    verdict = {True: "better", False: "worse", None: ""}[row["better"]]
+    return [row["name"], row["role"], *(number(row[key]) for key in ("base", "last", "point")), change, verdict]

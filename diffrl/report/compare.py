@@ -12,9 +12,9 @@ from diffrl.records.progress import count, duration, number
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, warnings_of
 from diffrl.report.grouped import grouped
 from diffrl.report.groups import Group, apart, find_runs, group, names_of
-from diffrl.report.page import escape, figure, grid, page, section, table
+from diffrl.report.page import Markup, Page
 from diffrl.report.parts import compared
-from diffrl.report.plots import Axis, Line, chart
+from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import signed
 from diffrl.report.side_by_side import images
 from diffrl.report.tables import as_file
@@ -33,9 +33,8 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     groups = _read(run_dirs)
     seeded = any(len(one.runs) > 1 for one in groups)
     with foreign(", ".join(map(str, run_dirs))):
-        body = grouped(groups) if seeded else _overlaid([one.first for one in groups])
-    title = f"{len(groups)} {'groups of runs' if seeded else 'runs'} compared · diffrl"
-    return _write(Path(out), page(title, body))
+        page = grouped(groups) if seeded else _overlaid([one.first for one in groups])
+    return page.write(Path(out))
 
 
 def write_table(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -49,7 +48,10 @@ def write_table(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
         raise UserError(f"{groups[0].first.folder}: nothing of it was evaluated; a table needs evaluations")
     with foreign(", ".join(map(str, run_dirs))):
         text = as_file(groups, Path(out).suffix)
-    return _write(Path(out), text)
+    target = Path(out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, text)
+    return target
 
 
 def _read(run_dirs: Sequence[str | Path]) -> list[Group]:
@@ -59,40 +61,28 @@ def _read(run_dirs: Sequence[str | Path]) -> list[Group]:
     return group(folders)
 
 
-def _write(target: Path, text: str) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, text)
-    return target
-
-
-def _overlaid(runs: Sequence[RunData]) -> str:
+def _overlaid(runs: Sequence[RunData]) -> Page:
     for run, name in zip(runs, apart([run.folder.resolve() for run in runs]), strict=True):
         run.name = name
-    body = _head(runs) + _values(runs) + compared(runs)
-    body += _curves(runs, "samples", "images generated", "Means over the held-out prompts.")
-    body += _curves(runs, "elapsed", "training time", "The same values; evaluation is not counted.")
-    return body + images(runs)
+    page = Page(f"{len(runs)} runs compared")
+    rows: list[list[object]] = []
+    for i, run in enumerate(runs):
+        line = Markup('<span class="legend"><span><i style="border-color: var(--{})"></i>{}</span></span>')
+        facts = [method_of(run.config), ", ".join(run.trained), run.last["epoch"], count(run.last.get("samples"))]
+        rows.append([line.format(_color(i), run.name), *facts, duration(run.elapsed())])
+    page.table(rows, ("run", "method", "trained on", "epochs", "images", "time")).add("<br>")
+    for run in runs:
+        for warning in warnings_of(run):
+            page.lead(Markup("<b>{}</b>: {}").format(run.name, warning), "warning")
+    _values(page, runs)
+    page.insert(compared(runs))
+    _curves(page.section("Against images generated", "Means over the held-out prompts."), runs, "samples")
+    _curves(page.section("Against training time", "The same values; evaluation is not counted."), runs, "elapsed")
+    return page.insert(images(runs))
 
 
 def _color(index: int) -> str:
     return f"c{index % PALETTE}"
-
-
-def _head(runs: Sequence[RunData]) -> str:
-    rows = []
-    for i, run in enumerate(runs):
-        line = f'<i style="border-color: var(--{_color(i)})"></i>'
-        key = f'<span class="legend"><span>{line}{escape(run.name)}</span></span>'
-        rewards = ", ".join(run.trained)
-        cells = [method_of(run.config), rewards, run.last["epoch"], count(run.last.get("samples"))]
-        rows.append([key, *map(escape, cells), duration(run.elapsed())])
-    text = "".join(
-        f'<p class="warning"><b>{escape(run.name)}</b>: {escape(warning)}</p>'
-        for run in runs
-        for warning in warnings_of(run)
-    )
-    head = ("run", "method", "trained on", "epochs", "images", "time")
-    return f"<header><h1>{len(runs)} runs compared</h1></header>{table(rows, head, 'numbers')}<br>{text}"
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
@@ -102,34 +92,32 @@ def _names(runs: Sequence[RunData]) -> list[str]:
     return sorted(names, key=lambda name: BREADTH.index(name) + 1 if name in BREADTH else 0)
 
 
-def _values(runs: Sequence[RunData]) -> str:
+def _values(page: Page, runs: Sequence[RunData]) -> None:
     rows = []
     for name in _names(runs):
-        cells = [escape(name)]
+        cells: list[str] = [name]
         for run in runs:
-            ends = run.ends(f"eval/{name}")
-            numbers = f"<span>{number(ends[0])} → {number(ends[1])}</span> {signed(run.change(name))}" if ends else "–"
-            cells.append(numbers)
+            first, last = map(number, run.ends(f"eval/{name}") or (None, None))
+            text = Markup("<span>{} → {}</span> {}").format(first, last, signed(run.change(name)))
+            cells.append(text if run.change(name) else "–")
         rows.append(cells)
     lower = sorted({name for run in runs for name in run.lower})
     note = "First → last evaluation on held-out prompts, and the change ± its standard error, paired over prompts. "
     note += "A change whose 95 % interval has 0 in it is noise, and has no colour."
     note += f" Lower is better for {', '.join(lower)}." if lower else ""
-    return section("Values", table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)
+    page.section("Values", note).table(rows, ["", *(run.name for run in runs)])
 
 
-def _curves(runs: Sequence[RunData], x: str, label: str, note: str) -> str:
+def _curves(page: Page, runs: Sequence[RunData], x: str) -> None:
     """One chart for each value, one curve for each run."""
-    cards = []
+    label = "training time" if x == "elapsed" else "images generated"
     for name in _names(runs):
-        lines = []
-        for i, run in enumerate(runs):
-            xs, ys = run.series(f"eval/{name}", x)
-            if xs:
-                lines.append(Line(xs, ys, _color(i), run.name, "dots"))
-        unit = UNITS.get(name, "mean score")
-        axis = Axis(x=label, y=unit, time=x == "elapsed", description=f"{name} of every run against {label}")
-        legend = [(line.color, line.kind, line.label) for line in lines]
-        tag = "lower is better" if any(name in run.lower for run in runs) else ""
-        cards.append(figure(name, chart(lines, axis), tag, legend))
-    return section(f"Against {label}", grid(cards), note)
+        series = [run.series(f"eval/{name}", x) for run in runs]
+        lines = [
+            Line(*one, _color(i), run.name, "dots")
+            for i, (run, one) in enumerate(zip(runs, series, strict=True))
+            if one[0]
+        ]
+        text = f"{name} of every run against {label}"
+        axis = Axis(x=label, y=UNITS.get(name, "mean score"), time=x == "elapsed", description=text)
+        page.chart(name, lines, axis, "lower is better" if any(name in run.lower for run in runs) else "")

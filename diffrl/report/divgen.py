@@ -14,10 +14,10 @@ from diffrl.divgen.observe import Item, read_folder
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
 from diffrl.errors import UserError
-from diffrl.records.disk import write_text
 from diffrl.records.progress import number
+from diffrl.records.verdict import listed
 from diffrl.report.data import PALETTE
-from diffrl.report.page import escape, figure, grid, page, picture, section, table
+from diffrl.report.page import Markup, Page, figure, img
 from diffrl.report.plots import Dots, dots, radar
 from diffrl.stats import LEVEL
 
@@ -59,11 +59,10 @@ def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
         scores = load_scores(folder / FILE)
         entries.append(Entry(name, f"c{i % PALETTE}", scores, _images(read_folder(folder))))
     _check_comparable(entries)
-    title = f"DivGenBench: {', '.join(folders)}"
-    parts = [_head(entries), _charts(entries), _keywords(entries), *_lost(entries), *_walls(entries), _facts(entries)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page(f"{title} · diffrl", "\n".join(parts)))
-    return out
+    page = Page(f"DivGenBench: {', '.join(folders)}", "DivGenBench")
+    for part in (_head, _charts, _keywords, _lost, _walls, _facts):
+        part(page, entries)
+    return page.write(out)
 
 
 def _images(items: Sequence[Item]) -> dict[tuple[str, str, str], dict[int, Path]]:
@@ -107,27 +106,31 @@ def _gain(name: str, change: float) -> float:
 # --- the head: verdict and table -------------------------------------------------------------------------------------
 
 
-def _head(entries: Sequence[Entry]) -> str:
+def _head(page: Page, entries: Sequence[Entry]) -> None:
     first, names = entries[0], _measured(entries)
-    legend = "".join(
-        f'<span><i class="block" style="background-color: var(--{entry.color})"></i>{escape(entry.name)}</span>'
-        for entry in entries
-    )
-    verdicts = "".join(f'<p class="lead">{_verdict(entry, first, names)}</p>' for entry in entries[1:])
-    absent = _absent(entries)
-    rows = [_row(name, entries) for name in names]
-    note = (
+    key = Markup('<span><i class="block" style="background-color: var(--{})"></i>{}</span>')
+    page.add(_STYLE).lead(f"{len(entries)} sets of images", "sub")
+    page.lead(Markup("").join(key.format(entry.color, entry.name) for entry in entries), "legend")
+    for entry in entries[1:]:
+        page.lead(_verdict(entry, first, names), "lead")
+    for entry in entries[1:]:
+        for text in _doubts(entry, first, names):
+            page.lead(text, "warning")
+    page.section(
+        "Scores",
         "In brackets: 95 % intervals over prompts. Below: the change against the first column; in colour where it is "
         f"sure (p < {SURE:g}), green for more diversity, red for less. The same prompts are compared pairwise. "
-        "↑: higher is more diverse, ↓: lower is."
+        "↑: higher is more diverse, ↓: lower is.",
     )
-    body = table(rows, ["", *(entry.name for entry in entries)], "numbers") if rows else ""
-    doubts = "".join(f'<p class="warning">{text}</p>' for entry in entries[1:] for text in _doubts(entry, first, names))
-    heading = f'<h1>DivGenBench</h1><p class="sub">{len(entries)} sets of images</p><p class="legend">{legend}</p>'
-    return f"{_STYLE}<header>{heading}{verdicts}{doubts}</header>{section('Scores', body, note)}{absent}"
+    page.table([_row(name, entries) for name in names], ["", *(entry.name for entry in entries)])
+    if lines := _absent(entries):
+        items = Markup("").join(Markup("<li><b>{}</b>: {}</li>").format(*line) for line in lines)
+        page.insert(
+            Markup("<details><summary>What was left out ({})</summary><ul>{}</ul></details>").format(len(lines), items)
+        )
 
 
-def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> str:
+def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> Markup:
     more: list[str] = []
     less: list[str] = []
     alike: list[str] = []
@@ -139,14 +142,14 @@ def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> str:
         (alike if not sure else more if _gain(name, change.change) > 0 else less).append(METRICS[name].title)
     parts = []
     if less:
-        parts.append(f'<b class="bad">less diverse</b> in {escape(_and(less))}')
+        parts.append(Markup('<b class="bad">less diverse</b> in {}').format(listed(less)))
     if more:
-        parts.append(f'<b class="good">more diverse</b> in {escape(_and(more))}')
+        parts.append(Markup('<b class="good">more diverse</b> in {}').format(listed(more)))
     if alike:
-        parts.append(f"no sure difference in {escape(_and(alike))}")
+        parts.append(Markup("no sure difference in {}").format(listed(alike)))
     if not parts:
-        return f"<b>{escape(entry.name)}</b> cannot be compared with {escape(first.name)}."
-    return f"<b>{escape(entry.name)}</b> against {escape(first.name)}: {'; '.join(parts)}."
+        return Markup("<b>{}</b> cannot be compared with {}.").format(entry.name, first.name)
+    return Markup("<b>{}</b> against {}: {}.").format(entry.name, first.name, Markup("; ").join(parts))
 
 
 def _empty_share(score: Score) -> float:
@@ -158,69 +161,68 @@ def _doubtful(entry: Entry, first: Entry, name: str) -> bool:
     return ours.value is not None and _empty_share(ours) > _empty_share(base) + LOST_SIGHT
 
 
-def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[str]:
+def _doubts(entry: Entry, first: Entry, names: Sequence[str]) -> Iterable[Markup]:
     """A metric that is computed on what is left of the images says nothing on those that show nothing any more."""
     for name in names:
         if _doubtful(entry, first, name):
             what = EMPTY.get(name, "thing to look at")
             shares = [_empty_share(one.scores.metrics[name]) for one in (entry, first)]
-            yield (
-                f"<b>{escape(entry.name)}</b>: no {what} was found in {shares[0]:.0%} of the images "
-                f"({escape(first.name)}: {shares[1]:.0%}). "
-                f"{METRICS[name].title} compares the others only, so it is not judged."
-            )
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+            text = f"no {what} was found in {shares[0]:.0%} of the images ({first.name}: {shares[1]:.0%}). "
+            text += f"{METRICS[name].title} compares the others only, so it is not judged."
+            yield Markup("<b>{}</b>: {}").format(entry.name, text)
 
 
 def _row(name: str, entries: Sequence[Entry]) -> list[str]:
     metric = METRICS[name]
     where = f"{TITLES[metric.dimension]}: " if metric.dimension else ""
-    arrow = "lower is more diverse" if metric.lower else "higher is more diverse"
-    meaning = f'<span class="tag meaning" style="white-space: normal">{escape(where + metric.meaning)}</span>'
-    cells = [f'{escape(metric.title)} <span title="{arrow}">{"↓" if metric.lower else "↑"}</span><br>{meaning}']
+    cells: list[str] = [
+        Markup(
+            '{} <span title="{}">{}</span><br><span class="tag meaning" style="white-space: normal">{}</span>'
+        ).format(metric.title, _direction(name), "↓" if metric.lower else "↑", where + metric.meaning)
+    ]
     for entry in entries:
-        score = entry.scores.metrics[name]
+        score, first = entry.scores.metrics[name], entries[0]
         if score.value is None:
             cells.append("–")
             continue
         span = f"[{number(score.low)}, {number(score.high)}]" if score.low is not None else "too few prompts"
-        if score.empty:
-            span += f"<br>no {EMPTY.get(name, 'find')} in {_empty_share(score):.0%}"
-        first, change = entries[0], ""
+        empty = f"no {EMPTY.get(name, 'find')} in {_empty_share(score):.0%}" if score.empty else ""
+        cell = Markup('<b>{}</b><br><span class="tag">{}</span>').format(number(score.value), span)
+        cell = cell.replace("</span>", Markup("<br>{}</span>").format(empty)) if empty else cell
         if entry is not first:
-            change = f"<br>{_change(name, _against(entry, first, name), not _doubtful(entry, first, name))}"
-        cells.append(f'<b>{number(score.value)}</b><br><span class="tag">{span}</span>{change}')
+            cell += _change(name, _against(entry, first, name), not _doubtful(entry, first, name))
+        cells.append(cell)
     return cells
 
 
-def _change(name: str, difference: Difference | None, judged: bool) -> str:
+def _direction(name: str) -> str:
+    return "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
+
+
+def _change(name: str, difference: Difference | None, judged: bool) -> Markup:
     if difference is None:
-        return '<span class="tag">not comparable</span>'
+        return Markup('<br><span class="tag">not comparable</span>')
     kind = ("good" if _gain(name, difference.change) > 0 else "bad") if judged and difference.p < SURE else "tag"
     chance = "p < 0.001" if difference.p < 0.001 else f"p = {difference.p:.2g}"
     change = f"{difference.change:+.3f}".replace("-", "−")
-    return f'<span class="{kind}" style="font-size: 13px">{change}, {chance}</span>'
+    return Markup('<br><span class="{}" style="font-size: 13px">{}, {}</span>').format(kind, change, chance)
 
 
-def _absent(entries: Sequence[Entry]) -> str:
-    """What has no value, and why; what was counted out."""
+def _absent(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """(set, what has no value, and why; what was counted out)."""
     lines = []
     for entry in entries:
         for name, score in entry.scores.metrics.items():
             if score.value is None and score.why != "left out":
-                lines.append(f"<b>{escape(entry.name)}</b>: no {METRICS[name].title}: {escape(score.why)}")
+                lines.append((entry.name, f"no {METRICS[name].title}: {score.why}"))
             elif score.value is not None and score.empty:
                 share = f"in {score.empty} of {score.empty + score.images} images"
-                what = EMPTY.get(name, "thing to look at")
-                lines.append(f"<b>{escape(entry.name)}</b>: {METRICS[name].title}: no {what} was found {share}")
+                lines.append(
+                    (entry.name, f"{METRICS[name].title}: no {EMPTY.get(name, 'thing to look at')} was found {share}")
+                )
         if entry.scores.unreadable:
-            count = len(entry.scores.unreadable)
-            lines.append(f"<b>{escape(entry.name)}</b>: {count} images cannot be read")
-    items = "".join(f"<li>{line}</li>" for line in lines)
-    return f"<details><summary>What was left out ({len(lines)})</summary><ul>{items}</ul></details>" if lines else ""
+            lines.append((entry.name, f"{len(entry.scores.unreadable)} images cannot be read"))
+    return lines
 
 
 # --- charts ----------------------------------------------------------------------------------------------------------
@@ -238,40 +240,38 @@ def _relative(name: str, score: Score, first: Score) -> float | None:
     return max(ours / base, 0.0) if base > 0 else None
 
 
-def _charts(entries: Sequence[Entry]) -> str:
+def _charts(page: Page, entries: Sequence[Entry]) -> None:
     names, first = _measured(entries), entries[0].scores.metrics
-    cards = []
+    page.section("Charts", "Bars: 95 % intervals over prompts.")
     if len(names) > 2:
         series = [
             Dots([_relative(name, entry.scores.metrics[name], first[name]) for name in names], entry.color)
             for entry in entries
         ]
         titles = [METRICS[name].title.replace(" diversity", "").replace(" score", "") for name in names]
-        text = f"Every score as a share of {entries[0].name}'s; of 1 - IDS for IDS"
-        svg = radar(titles, series, text)
-        text = f"shares of {entries[0].name}'s; IDS as 1 - IDS"
-        cards.append(_tall(figure("all scores", svg, text, _legend(entries))))
+        svg = radar(titles, series, f"Every score as a share of {entries[0].name}'s; of 1 - IDS for IDS")
+        page.add(
+            _tall(figure("all scores", svg, f"shares of {entries[0].name}'s; IDS as 1 - IDS", _legend(entries))),
+            "loose",
+        )
     for name in names:
         series = []
         for i, entry in enumerate(entries):
             score = entry.scores.metrics[name]
             ends = (score.low, score.high) if score.low is not None and score.high is not None else None
             series.append(Dots(_only(i, score.value, len(entries)), entry.color, _only(i, ends, len(entries))))
-        svg = dots(
-            [entry.name for entry in entries], series, METRICS[name].meaning, f"{METRICS[name].title} of every set"
-        )
-        tag = "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
-        cards.append(figure(METRICS[name].title, svg, tag))
-    return section("Charts", _loose(cards), "Bars: 95 % intervals over prompts.")
+        text = f"{METRICS[name].title} of every set"
+        svg = dots([entry.name for entry in entries], series, METRICS[name].meaning, text)
+        page.add(figure(METRICS[name].title, svg, _direction(name)), "loose")
 
 
 def _only(place: int, value: Any, length: int) -> list[Any]:
     return [value if i == place else None for i in range(length)]
 
 
-def _keywords(entries: Sequence[Entry]) -> str:
+def _keywords(page: Page, entries: Sequence[Entry]) -> None:
     """One chart for each dimension; with many keywords those whose values differ most between the sets."""
-    cards = []
+    page.section("By keyword")
     for dimension in DIMENSIONS:
         tables = [entry.scores.keywords.get(dimension, {}) for entry in entries]
         words = list(dict.fromkeys(word for one in tables for word in one))
@@ -284,18 +284,12 @@ def _keywords(entries: Sequence[Entry]) -> str:
         series = [Dots([one.get(word) for word in words], e.color) for one, e in zip(tables, entries, strict=True)]
         svg = dots(words, series, label, f"{label} of every keyword of the dimension {TITLES[dimension]}")
         card = figure(TITLES[dimension], svg, tag, _legend(entries))
-        cards.append(_tall(card) if len(words) > 8 else card)
-    return section("By keyword", _loose(cards))
+        page.add(_tall(card) if len(words) > 8 else card, "loose")
 
 
 def _tall(card: str) -> str:
     """A card as tall as two others."""
     return f'<div style="grid-row: span 2">{card}</div>'
-
-
-def _loose(cards: Sequence[str]) -> str:
-    """Cards side by side, each as tall as it needs."""
-    return f'<div class="grid" style="align-items: start">{"".join(cards)}</div>' if cards else ""
 
 
 def _range(tables: Sequence[Mapping[str, float]], word: str) -> float:
@@ -308,34 +302,30 @@ def _range(tables: Sequence[Mapping[str, float]], word: str) -> float:
 
 def _wall(title: str, tag: str, rows: Iterable[tuple[str, Sequence[Path | None]]]) -> str:
     """Rows of images, one of each set, in columns of the same seed."""
-    body = ""
+    body, style = Markup(""), "display: block; width: 100%; height: auto; border-radius: 4px"
     for name, paths in rows:
-        cells = "".join(
-            f'<img {picture(path)} alt="{escape(f"{title}, {name}, {i + 1}")}" '
-            'style="display: block; width: 100%; height: auto; border-radius: 4px">'
-            if path is not None
-            else "<span></span>"
+        cells = Markup("").join(
+            Markup("<span></span>") if path is None else img(path, f"{title}, {name}, {i + 1}", style)
             for i, path in enumerate(paths)
         )
         layout = f"display: grid; grid-template-columns: repeat({len(paths)}, minmax(0, 104px)); gap: 4px"
-        body += f'<div class="tag" style="margin-top: 6px">{escape(name)}</div><div style="{layout}">{cells}</div>'
-    caption = f'{escape(title)}<span class="tag">{escape(tag)}</span>'
-    return f'<figure class="card"><figcaption>{caption}</figcaption>{body}</figure>'
+        line = Markup('<div class="tag" style="margin-top: 6px">{}</div><div style="{}">{}</div>')
+        body += line.format(name, layout, cells)
+    return figure(title, body, tag)
 
 
-def _walls(entries: Sequence[Entry]) -> list[str]:
+def _walls(page: Page, entries: Sequence[Entry]) -> None:
     """By dimension and keyword: images of one prompt with the same seeds, or of several prompts where each has one."""
-    sections = []
     shared = [key for key in entries[0].images if all(key in entry.images for entry in entries)]
     for dimension in [*DIMENSIONS, ""]:
         words: dict[str, list[tuple[str, str, str]]] = {}
         for key in shared:
             if key[0] == dimension:
                 words.setdefault(key[1], []).append(key)
-        cards = [_keyword_wall(entries, word, words[word]) for word in _spread(list(words), KEYWORDS)]
         note = "Each row is one set of images; a column has the same prompt and the same seed."
-        sections.append(section(f"{TITLES[dimension]}: images", grid(cards), note))
-    return sections
+        page.section(f"{TITLES[dimension]}: images", note)
+        for word in _spread(list(words), KEYWORDS):
+            page.add(_keyword_wall(entries, word, words[word]), "charts")
 
 
 def _keyword_wall(entries: Sequence[Entry], word: str, keys: Sequence[tuple[str, str, str]]) -> str:
@@ -356,18 +346,19 @@ def _spread(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def _lost(entries: Sequence[Entry]) -> list[str]:
+def _lost(page: Page, entries: Sequence[Entry]) -> None:
     """For each set but the first: the prompts whose images became alike most."""
     first = entries[0]
     before = {(p["dimension"], p["prompt"]): p for p in first.scores.prompts if "diversity" in p}
-    sections = []
     for entry in entries[1:]:
         changes = []
         for after in entry.scores.prompts:
             key = (after["dimension"], after["prompt"])
             if "diversity" in after and key in before:
                 changes.append((after["diversity"] - before[key]["diversity"], key, after))
-        cards = []
+        down = sum(change < 0 for change, *_ in changes)
+        note = f"The images of {down} of {len(changes)} prompts are more alike than {first.name}'s; here most."
+        page.section(f"{entry.name}: prompts on which diversity was lost most", note)
         for change, (dimension, text), after in sorted(changes, key=lambda one: one[0])[:LOST]:
             path = (dimension, after["keyword"], text)
             if change >= 0 or path not in first.images or path not in entry.images:
@@ -375,14 +366,10 @@ def _lost(entries: Sequence[Entry]) -> list[str]:
             members = sorted(first.images[path])[:COLUMNS]
             rows = [(one.name, [one.images[path].get(m) for m in members]) for one in (first, entry)]
             values = f"{before[dimension, text]['diversity']:.3f} → {after['diversity']:.3f}"
-            cards.append(_wall(text, f"{TITLES[dimension]}; diversity {values}", rows))
-        down = sum(change < 0 for change, *_ in changes)
-        note = f"The images of {down} of {len(changes)} prompts are more alike than {first.name}'s; here most."
-        sections.append(section(f"{entry.name}: prompts on which diversity was lost most", grid(cards), note))
-    return sections
+            page.add(_wall(text, f"{TITLES[dimension]}; diversity {values}", rows), "charts")
 
 
-def _facts(entries: Sequence[Entry]) -> str:
+def _facts(page: Page, entries: Sequence[Entry]) -> None:
     """How each set was drawn and looked at."""
     heads = ("model", "lora", "checkpoint", "seed", "per_prompt", "steps", "sampler", "guidance_scale")
     rows = []
@@ -391,6 +378,6 @@ def _facts(entries: Sequence[Entry]) -> str:
         images = sum(counts["images"] for counts in entry.scores.dimensions.values())
         drawn = ", ".join(f"{key} {job[key]}" for key in heads if job.get(key) is not None)
         used = ", ".join(f"{kind} {name}" for kind, name in about.get("extractors", {}).items())
-        cells = [f"{images:,}", escape(drawn or "not drawn by diffrl"), escape(used)]
-        rows.append([escape(entry.name), *cells, f"<code>{escape(about.get('folder', ''))}</code>"])
-    return section("Sets of images", table(rows, ["", "images", "drawn with", "extractors", "folder"], "facts"))
+        cells = [f"{images:,}", drawn or "not drawn by diffrl", used]
+        rows.append([entry.name, *cells, Markup("<code>{}</code>").format(about.get("folder", ""))])
+    page.section("Sets of images").table(rows, ["", "images", "drawn with", "extractors", "folder"], "facts")

@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from diffrl.errors import foreign
-from diffrl.records.disk import write_text
 from diffrl.records.held_out import HeldOut
 from diffrl.records.progress import number
-from diffrl.report.page import escape, grid, page, section, strip, table
+from diffrl.report.page import Page
 from diffrl.report.sections import within
 
 SHOWN = 64  # images of a page, at most: it holds them
@@ -23,24 +22,25 @@ def write_drawn(folder: Path, facts: Mapping[str, Any]) -> Path:
     with foreign(folder):
         lines = (folder / "images.jsonl").read_text(encoding="utf-8").splitlines()
         rows: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
-        body = f"<header><h1>Images of {escape(facts['model'])}</h1>{_lead(facts)}</header>"
-        note = "Means over the prompts, ± the standard error over them."
-        body += section("Scores", _means(rows, facts["per_prompt"]), note)
+        each = facts["per_prompt"]
+        lora = f"LoRA {facts['lora']}, " if facts["lora"] else ""
+        drawn = (
+            f"{facts['sampler']}, {facts['steps']} steps, guidance {facts['guidance_scale']:g}, seed {facts['seed']}"
+        )
+        page = Page(folder.resolve().name, f"Images of {facts['model']}").lead(lora + drawn, "sub")
+        page.section("Scores", "Means over the prompts, ± the standard error over them.")
+        page.table(_means(rows, each), ["reward", "mean"])
         note = f"The first {SHOWN} of {len(rows):,} images; all are in the folder." if len(rows) > SHOWN else ""
-        body += section("Images", _images(folder, rows[:SHOWN], facts["per_prompt"]), note)
-    target = folder / "images.html"
-    write_text(target, page(f"{folder.resolve().name} · diffrl", body))
-    return target
+        page.section("Images", note)
+        for i in range(0, min(len(rows), SHOWN), each):
+            group = rows[i : min(i + each, SHOWN)]
+            cells = [(folder / row["file"], _caption(row.get("scores", {}))) for row in group]
+            page.strip(group[0]["prompt"], cells, "tiles" if each == 1 else "charts" if each == 2 else "strips")
+    return page.write(folder / "images.html")
 
 
-def _lead(facts: Mapping[str, Any]) -> str:
-    lora = f"LoRA {facts['lora']}, " if facts["lora"] else ""
-    kind = f"{facts['sampler']}, {facts['steps']} steps, guidance {facts['guidance_scale']:g}, seed {facts['seed']}"
-    return f'<p class="sub">{escape(lora + kind)}</p>'
-
-
-def _means(rows: Sequence[Mapping[str, Any]], per_prompt: int) -> str:
-    """A row for each reward, from each prompt's mean; "" where nothing was scored."""
+def _means(rows: Sequence[Mapping[str, Any]], per_prompt: int) -> list[list[str]]:
+    """A row for each reward, from each prompt's mean."""
     held = HeldOut()
     groups = [rows[i : i + per_prompt] for i in range(0, len(rows), per_prompt)]
     names = list(rows[0].get("scores", {}))
@@ -49,22 +49,13 @@ def _means(rows: Sequence[Mapping[str, Any]], per_prompt: int) -> str:
     for name in names:
         mean = held.mean(name, 0)
         shown = "applies to none of the prompts" if mean is None else number(mean) + within(held.error(name, 0))
-        cells.append([escape(name), shown])
-    return table(cells, ["reward", "mean"], "numbers") if cells else ""
+        cells.append([name, shown])
+    return cells
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _images(folder: Path, rows: Sequence[Mapping[str, Any]], per_prompt: int) -> str:
-    strips = []
-    for i in range(0, len(rows), per_prompt):
-        group = rows[i : i + per_prompt]
-        cells = [(folder / row["file"], _caption(row.get("scores", {}))) for row in group]
-        strips.append(strip(group[0]["prompt"], cells))
-    return grid(strips, "tiles" if per_prompt == 1 else "" if per_prompt == 2 else "strips")
 
 
 def _caption(scores: Mapping[str, float | None]) -> str:

@@ -16,8 +16,8 @@ from diffrl.records.disk import write_text, writing
 from diffrl.records.progress import number
 from diffrl.records.tracking import save_image
 from diffrl.report.data import RunData, within
-from diffrl.report.page import escape, figure, grid, picture, section, strip, table
-from diffrl.report.plots import Axis, Line, chart, spans_decades
+from diffrl.report.page import curves, grid, img, section, strip, table
+from diffrl.report.plots import Axis, Line, spans_decades
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def gardo(run: RunData) -> str:
         xs, ys = run.series(key)
         if len(xs) > 1:
             axis = Axis(y=label, log=spans_decades(ys), description=f"{title} against images generated")
-            cards.append(figure(title, chart([Line(xs, ys, "c0")], axis)))
+            cards.append(curves(title, [Line(xs, ys, "c0")], axis))
     epochs = _read(run.folder / FOLDER)
     body = grid(cards)
     if epochs:
@@ -109,9 +109,10 @@ def _table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         held = "held back" if row["penalised"] else "not held back"
-        image = f'<img {picture(folder / row["image"])} alt="{escape(row["prompt"])}">'
         scores = [number(row["scores"].get(name)) for name in names]
-        lines.append([image, escape(row["prompt"]), number(row["uncertainty"]), *scores, held])
+        lines.append(
+            [img(folder / row["image"], row["prompt"]), row["prompt"], number(row["uncertainty"]), *scores, held]
+        )
     return table(lines, ["image", "prompt", "U", *map(str, names), "penalty"])
 
 

@@ -7,36 +7,34 @@ from statistics import fmean
 
 from diffrl.report.data import PALETTE, UNITS, warnings_of
 from diffrl.report.groups import Group, names_of
-from diffrl.report.page import escape, figure, grid, section, table
-from diffrl.report.plots import Axis, Line, chart
+from diffrl.report.page import Markup, Page
+from diffrl.report.plots import Axis, Line
 from diffrl.report.side_by_side import images
 from diffrl.report.tables import cells, changes, differing, notes
 
 
-def grouped(groups: Sequence[Group]) -> str:
-    """The page's body."""
+def grouped(groups: Sequence[Group]) -> Page:
     for one in groups:
         one.first.name = one.name
     heads, rows, bold = cells(groups)
     marked = [
-        [f"<b>{escape(c)}</b>" if b else escape(c) for c, b in zip(*both, strict=True)]
+        [Markup("<b>{}</b>").format(c) if b else c for c, b in zip(*both, strict=True)]
         for both in zip(rows, bold, strict=True)
     ]
-    many = sum(len(one.runs) for one in groups)
-    body = f"<header><h1>{len(groups)} groups of {many} runs compared</h1></header>{_warnings(groups)}"
-    body += section("Values", table(marked, heads, "numbers"), " ".join(notes(groups)))
+    page = Page(f"{len(groups)} groups of {sum(len(one.runs) for one in groups)} runs compared").section("Warnings")
+    for text, seeds in _warnings(groups).items():
+        page.lead(Markup("<b>{}</b>, seed {}: {}").format(text[0], ", ".join(map(str, seeds)), text[1]), "warning")
+    page.section("Values", " ".join(notes(groups))).table(marked, heads)
     note = "First to last evaluation, paired by seed; p: paired t-test over the prompts, from the same noise."
-    body += section("Change since before training", _plain(*changes(groups)), note)
+    heads, rows = changes(groups)
+    page.section("Change since before training", note).table(rows, heads)
     if len(groups) > 1:
-        body += section("Differences", _plain(*differing(groups)))
+        heads, rows = differing(groups)
+        page.section("Differences").table(rows, heads)
     note = "Thick: the mean over the seeds. Thin: each seed."
-    body += section("Against images generated", _curves(groups, _images, "images generated"), note)
-    body += section("Against training time", _curves(groups, _elapsed, "training time"), "Evaluation is not counted.")
-    return body + images([one.first for one in groups])
-
-
-def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table([[*map(escape, row)] for row in rows], heads, "numbers")
+    _curves(page.section("Against images generated", note), groups, _images, "images generated")
+    _curves(page.section("Against training time", "Evaluation is not counted."), groups, _elapsed, "training time")
+    return page.insert(images([one.first for one in groups]))
 
 
 def _images(one: Group, epoch: int) -> float:
@@ -48,9 +46,8 @@ def _elapsed(one: Group, epoch: int) -> float:
     return 0.0 if spent is None else spent.mean
 
 
-def _curves(groups: Sequence[Group], place: Callable[[Group, int], float], label: str) -> str:
+def _curves(page: Page, groups: Sequence[Group], place: Callable[[Group, int], float], label: str) -> None:
     """A chart for each value: each group's mean over its seeds, and its seeds."""
-    cards = []
     for name in names_of(groups):
         lines = []
         for i, one in enumerate(groups):
@@ -61,24 +58,16 @@ def _curves(groups: Sequence[Group], place: Callable[[Group, int], float], label
                     lines.append(Line(xs, [column[seed] for column in columns], color, kind="faint"))
             if all(columns):
                 lines.append(Line(xs, [fmean(column.values()) for column in columns], color, one.name, "dots"))
-        axis = Axis(
-            x=label, y=UNITS.get(name, "mean score"), time=place is _elapsed, description=f"{name} of every group"
-        )
-        legend = [(line.color, line.kind, line.label) for line in lines if line.label]
-        lower = any(name in one.first.lower for one in groups)
-        cards.append(figure(name, chart(lines, axis), "lower is better" if lower else "", legend))
-    return grid(cards)
+        unit, text = UNITS.get(name, "mean score"), f"{name} of every group"
+        axis = Axis(x=label, y=unit, time=place is _elapsed, description=text)
+        page.chart(name, lines, axis, "lower is better" if any(name in one.first.lower for one in groups) else "")
 
 
-def _warnings(groups: Sequence[Group]) -> str:
-    """What a reader must know of single runs, each sentence with its seeds."""
+def _warnings(groups: Sequence[Group]) -> dict[tuple[str, str], list[int]]:
+    """{(group, what a reader must know of single runs): its seeds}."""
     found: dict[tuple[str, str], list[int]] = {}
     for one in groups:
         for seed, run in one.runs.items():
             for text in warnings_of(run):
                 found.setdefault((one.name, text), []).append(seed)
-    lines = [
-        f'<p class="warning"><b>{escape(name)}</b>, seed {", ".join(map(str, seeds))}: {escape(text)}</p>'
-        for (name, text), seeds in found.items()
-    ]
-    return section("Warnings", "".join(lines))
+    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diffrl.report.data import RunData
-from diffrl.report.page import figure, grid, section
-from diffrl.report.plots import Axis, Line, chart, spans_decades
+from diffrl.report.page import curves, grid, section
+from diffrl.report.plots import Axis, Line, spans_decades
 
 
 def balance(run: RunData) -> str:
@@ -30,11 +30,9 @@ def balance(run: RunData) -> str:
 def _by_reward(run: RunData, prefix: str, title: str, axis: Axis) -> str:
     lines = [Line(*run.series(key), run.color(key[len(prefix) :]), key[len(prefix) :]) for key in run.logged(prefix)]
     lines = [line for line in lines if len(line.xs) > 1]
-    if not lines:
-        return ""
     logarithmic = axis.floor is None and spans_decades([y for line in lines for y in line.ys])
     axis = Axis(y=axis.y, floor=axis.floor, log=logarithmic, description=f"{title} of each reward")
-    return figure(title, chart(lines, axis), "of each reward", [(line.color, line.kind, line.label) for line in lines])
+    return curves(title, lines, axis, "of each reward")
 
 
 def _cosines(run: RunData) -> str:
@@ -44,7 +42,5 @@ def _cosines(run: RunData) -> str:
         if len(xs) > 1:
             lines.append(Line(xs, ys, color, label))
     run.series("marble/cos_var")  # in metrics.jsonl; a curve of its own says little beside mean and least
-    if not lines:
-        return ""
     axis = Axis(y="cosine", floor=0, description="Cosines of the step to the rewards' gradients")
-    return figure("cosines", chart(lines, axis), "to the step", [(line.color, line.kind, line.label) for line in lines])
+    return curves("cosines", lines, axis, "to the step")

@@ -1,8 +1,8 @@
 """The report's HTML: one page with its style, and the few elements that sections are built from.
 
-The elements and the style sheet are in `templates`, which escape all text; what a section writes around them passes
-through `escape`, if it comes from a run (names, prompts, config). The page's content policy forbids
-every request, so what is not in the file cannot be shown.
+`Page` writes a whole page from top to bottom; a section of a run's report is made of the elements below it. The
+templates escape all text; HTML is what has the type `Markup`, and `Markup("<b>{}</b>").format(text)` escapes, too. The
+page's content policy forbids every request, so what is not in the file cannot be shown.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import markupsafe
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from markupsafe import escape as escape
 from PIL import Image
 
 from diffrl.errors import in_one_line
+from diffrl.records.disk import write_text
+from diffrl.report.plots import Axis, Line, chart
 from diffrl.version import __version__
 
 log = logging.getLogger("diffrl")
@@ -31,6 +35,73 @@ _TEMPLATES = Environment(loader=PackageLoader("diffrl.report"), autoescape=True,
 _ELEMENTS: Any = _TEMPLATES.get_template("elements.html.j2").module
 
 
+class Page:
+    """A page from top to bottom: a head, then what is added, in sections. Cards that follow each other are one grid, so
+    are strips; a section to which nothing is added is left out.
+
+    title: of the window and, without a heading of its own, of the page.
+    """
+
+    def __init__(self, title: str, heading: str = "") -> None:
+        self.title = title
+        self._head = Markup("<h1>{}</h1>").format(heading or title)
+        self._sections: list[tuple[str, str, list[tuple[str, str]]]] = []  # title, note, and the kind and HTML of parts
+
+    def section(self, title: str, note: str = "") -> Page:
+        """What follows belongs to it."""
+        self._sections.append((title, note, []))
+        return self
+
+    def add(self, html: str, kind: str = "") -> Page:
+        """HTML; of a `kind` of `grid`, beside its neighbours of the same kind."""
+        if html and self._sections:
+            self._sections[-1][2].append((kind, html))
+        elif html:
+            self._head += Markup(html)
+        return self
+
+    def insert(self, sections: str) -> Page:
+        """Sections that are HTML already."""
+        self._sections.append(("", "", [("", sections)]))
+        return self
+
+    def lead(self, text: str, kind: str = "") -> Page:
+        """A paragraph. `kind`: "sub", "lead", "note", "warning"."""
+        return self.add(Markup('<p class="{}">{}</p>').format(kind, text) if text else "")
+
+    def heading(self, text: str) -> Page:
+        """Inside a section."""
+        return self.add(Markup("<h3>{}</h3>").format(text))
+
+    def table(self, rows: Sequence[Sequence[object]], head: Sequence[str] = (), kind: str = "numbers") -> Page:
+        return self.add(table(rows, head, kind) if rows else "")
+
+    def chart(self, title: str, lines: Sequence[Line] | str, axis: Axis | None = None, tag: str = "") -> Page:
+        """A card with curves, or with an `<svg>`."""
+        card = figure(title, lines, tag) if isinstance(lines, str) else curves(title, lines, axis or Axis(), tag)
+        return self.add(card, "charts")
+
+    def strip(self, title: str, images: Sequence[tuple[Path, str]], kind: str = "strips") -> Page:
+        """Images of one prompt in a row, each `(file, caption)`; nothing without images."""
+        return self.add(strip(title, images) if images else "", kind)
+
+    def sections(self) -> str:
+        """Without the head."""
+        text = ""
+        for title, note, parts in self._sections:
+            groups = itertools.groupby(parts, key=lambda part: part[0])
+            grids = ((kind, [html for _, html in group]) for kind, group in groups)
+            html = "".join(grid(cards, kind) if kind else "".join(cards) for kind, cards in grids)
+            text += section(title, html, note) if title else html
+        return text
+
+    def write(self, path: Path) -> Path:
+        """Write the page at once, its folder too; returns the path. DiskError if it cannot be written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, page(f"{self.title} · diffrl", f"<header>{self._head}</header>{self.sections()}"))
+        return path
+
+
 def page(title: str, body: str, script: str = "") -> str:
     """A complete, self-contained HTML page; `body` is HTML, `title` is text, `script` JavaScript, which is the only
     one that the page's policy lets run."""
@@ -39,20 +110,15 @@ def page(title: str, body: str, script: str = "") -> str:
     return _TEMPLATES.get_template("page.html.j2").render(parts) + "\n"
 
 
-def escape(value: object) -> str:
-    """Text for HTML, also within quoted attributes."""
-    return str(markupsafe.escape(str(value)))
-
-
 def section(title: str, body: str, note: str = "") -> str:
     """A headed part of the page; nothing when it has no body. `title` and `note` are text, `body` is HTML."""
     return str(_ELEMENTS.section(title, body, note)) if body else ""
 
 
-def grid(cards: Sequence[str], kind: str = "") -> str:
+def grid(cards: Sequence[str], kind: str = "charts") -> str:
     """Cards side by side, as many as fit; nothing when there are none.
 
-    `kind`: "" (charts), "wide" (charts with many curves), "tiles" or "strips".
+    `kind`: "charts", "wide" (many curves), "loose" (of unequal height), "tiles" or "strips".
     """
     return str(_ELEMENTS.grid(cards, kind)) if cards else ""
 
@@ -60,6 +126,12 @@ def grid(cards: Sequence[str], kind: str = "") -> str:
 def figure(title: str, svg: str, tag: str = "", legend: Sequence[tuple[str, str, str]] = ()) -> str:
     """A chart in a card. `legend`: `(colour, kind, text)` with the kinds of `plots.Line`, or "block"."""
     return str(_ELEMENTS.figure(title, svg, tag, legend))
+
+
+def curves(title: str, lines: Sequence[Line], axis: Axis, tag: str = "") -> str:
+    """Curves in a card, with a legend of those that have a label; nothing without a curve."""
+    legend = [(line.color, line.kind, line.label) for line in lines if line.label]
+    return figure(title, chart(lines, axis), tag, legend) if lines else ""
 
 
 def strip(title: str, images: Sequence[tuple[Path, str]], seed: str = "") -> str:
@@ -92,21 +164,11 @@ def picture(path: Path, row: bool = False) -> str:
     return f'src="data:image/{kind};base64,{data}" width="{image.width}" height="{image.height}"{style}'
 
 
-def sortable(rows: Sequence[tuple[int, str, Sequence[str]]], head: Sequence[str]) -> str:
-    """A table of HTML cells, each row with an entry's number and its track; a script of the page may sort it."""
-    return str(_ELEMENTS.sortable(rows, head))
+def img(path: Path, text: str, style: str = "") -> Markup:
+    """An `<img>` that holds the file, and what it shows, for readers who do not see it."""
+    return Markup('<img {} alt="{}" style="{}">').format(Markup(picture(path)), text, style)
 
 
-def switch(name: str, panels: Sequence[tuple[str, str]]) -> str:
-    """One of several panels `(label, HTML)` at a time, the first at first; without a script. `name` is unique."""
-    return str(_ELEMENTS.switch(name, panels))
-
-
-def keys(groups: Mapping[str, Sequence[tuple[int, str, str]]]) -> str:
-    """The legend of numbered curves by the name of their group, each `(number, colour, text)`."""
-    return str(_ELEMENTS.keys(groups))
-
-
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), kind: str = "facts") -> str:
-    """A table of HTML cells; the first cell of a row is its heading. `kind`: "facts" or "numbers"."""
+def table(rows: Sequence[Sequence[object]], head: Sequence[str] = (), kind: str = "facts") -> str:
+    """A table; the first cell of a row is its heading. `kind`: "facts" or "numbers"."""
     return str(_ELEMENTS.table(rows, head, kind))

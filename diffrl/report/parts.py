@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from diffrl.records.progress import number
 from diffrl.records.verdict import change
 from diffrl.report.data import RunData
-from diffrl.report.page import escape, section, table
+from diffrl.report.page import Markup, section, table
 from diffrl.report.sections import signed
 
 NAME = re.compile(r"(.+)\[(.+)\]")  # REWARD[PART], where a reward has a breakdown (`diffrl.rewards.protocol`)
@@ -19,7 +19,7 @@ def by_part(run: RunData) -> str:
     """One table for each reward that has a breakdown: every part before and after, with its error."""
     tables = []
     for owner, parts in _parts(run).items():
-        rows = [[escape(part), *_cells(run, f"{owner}[{part}]")] for part in parts]
+        rows = [[part, *_cells(run, f"{owner}[{part}]")] for part in parts]
         tables.append(table(rows, [owner, "prompts", "before", "after", "change"], "numbers"))
     note = "Each kind by itself, over the held-out prompts that state it, at the first and the last evaluation; for "
     note += "the playground the share of facts that are right. A change whose 95 % interval, paired over "
@@ -32,10 +32,10 @@ def compared(runs: Sequence[RunData]) -> str:
     names = dict.fromkeys((owner, part) for run in runs for owner, parts in _parts(run).items() for part in parts)
     rows = []
     for owner, part in names:
-        row = [escape(f"{owner}: {part}")]
+        row: list[str] = [f"{owner}: {part}"]
         for run in runs:
             _, before, after, change = _cells(run, f"{owner}[{part}]")
-            row.append(f"<span>{before} → {after}</span> {change}" if after else "–")
+            row.append(Markup("<span>{} → {}</span> {}").format(before, after, change) if after else "–")
         rows.append(row)
     note = "First → last evaluation, over the held-out prompts that state the part; changes as above."
     return section(TITLE, table(rows, ["", *(run.name for run in runs)], "numbers") if rows else "", note)

@@ -11,9 +11,11 @@ from diffrl.config.schema import method_of
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, warnings_of
-from diffrl.report.page import escape, figure, grid, section, strip, table
-from diffrl.report.plots import Axis, Line, chart, spans_decades, stack
+from diffrl.report.page import Markup, escape, figure, grid, section, strip, table
+from diffrl.report.page import curves as curves_of
+from diffrl.report.plots import Axis, Line, spans_decades, stack
 
+_CODE = Markup("<code>{}</code>")
 STRIP = 9  # images of one prompt at most: the first, the last and some between
 MOST_SCORES = 3  # under a sample
 KNOWN = {
@@ -35,9 +37,7 @@ def headline(run: RunData) -> str:
     if (planned := config.get("epochs")) and last["epoch"] < planned:
         parts[1] = f"stopped or still running: {last['epoch']} of {planned} epochs"
     parts += [f"{last.get('samples') or 0:,} images", f"{duration(run.elapsed())} of training and evaluation"]
-    heading = (
-        f"<h1>{escape(run.name)}</h1>" + f'<p class="sub">{escape(" · ".join(part for part in parts if part))}</p>'
-    )
+    heading = Markup('<h1>{}</h1><p class="sub">{}</p>').format(run.name, " · ".join(part for part in parts if part))
     tiles = [_tile(run, name, "trained") for name in run.trained] + [
         _tile(run, name, "watched") for name in run.watched
     ]
@@ -88,9 +88,8 @@ def optimisation(run: RunData) -> str:
     spread = [(name, *run.series(f"reward/{name}/std")) for name in run.trained]
     lines = [Line(xs, ys, run.color(name), name) for name, xs, ys in spread if len(xs) > 1]
     if lines:
-        svg = chart(lines, Axis(y="standard deviation", floor=0, description="Standard deviation of the rewards"))
-        legend = [(line.color, line.kind, line.label) for line in lines]
-        cards.append(figure("spread of scores", svg, "of an epoch's images", legend))
+        axis = Axis(y="standard deviation", floor=0, description="Standard deviation of the rewards")
+        cards.append(curves_of("spread of scores", lines, axis, "of an epoch's images"))
     note = (
         "Where the spread of scores goes to 0, every image of a prompt scores the same, and nothing is left to learn."
     )
@@ -152,7 +151,11 @@ def processes(run: RunData) -> str:
     means = [[fmean(row[key] for row in rows) for key in keys_of] for keys_of in keys]
     longest = max(map(sum, means))
     lines = [
-        [f"process {rank}", f'<div class="bar">{_segments(means[rank], longest)}</div>', f"{sum(means[rank]):.1f} s"]
+        [
+            f"process {rank}",
+            Markup(f'<div class="bar">{_segments(means[rank], longest)}</div>'),
+            f"{sum(means[rank]):.1f} s",
+        ]
         for rank in range(ranks)
     ]
     # seconds until it has its images
@@ -183,15 +186,15 @@ def facts(run: RunData) -> str:
     if run.starts:
         last = run.starts[-1]
         shown = ("command", "started", "machine")
-        rows += [[key, f"<code>{escape(last[key])}</code>"] for key in shown if key in last]
+        rows += [[key, _CODE.format(last[key])] for key in shown if key in last]
         versions = ", ".join(f"{name} {value}" for name, value in last.get("versions", {}).items())
-        rows.append(["versions", escape(versions)])
+        rows.append(["versions", versions])
         others_known = {"versions", "lower_is_better", *shown}  # the last is said at each value
-        rows += [[escape(key), escape(value)] for key, value in last.items() if key not in others_known]
+        rows += [[key, value] for key, value in last.items() if key not in others_known]
         if len(run.starts) > 1:
-            rows.append(["resumed", f"{len(run.starts) - 1} times; first started {escape(run.starts[0]['started'])}"])
+            rows.append(["resumed", f"{len(run.starts) - 1} times; first started {run.starts[0]['started']}"])
     rows.append(["optimiser steps", f"{run.last.get('step', 0):,}"])
-    rows.append(["folder", f"<code>{escape(run.folder)}</code>"])
+    rows.append(["folder", _CODE.format(run.folder)])
     body = table(rows)
     if run.config:
         text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
@@ -206,17 +209,17 @@ def pick(values: Sequence[int], most: int) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def signed(change: Change | None) -> str:
+def signed(change: Change | None) -> Markup:
     """A change with its error, coloured for the better or the worse where it is more than noise."""
     if change is None:
-        return "–"
+        return Markup("–")
     kind = {1: "good", 0: "", -1: "bad"}[change.sign]
-    return f'<b class="{kind}">{change.text.replace("-", "−")}</b>{within(change.error)}'
+    return Markup('<b class="{}">{}</b>{}').format(kind, change.text.replace("-", "−"), within(change.error))
 
 
-def within(error: float | None) -> str:
+def within(error: float | None) -> Markup:
     """A standard error behind its value; nothing where it is not known."""
-    return "" if error is None else f' <span class="error">± {error:.{places(error)}f}</span>'
+    return Markup("" if error is None else f' <span class="error">± {error:.{places(error)}f}</span>')
 
 
 def _verdict(run: RunData) -> str:
@@ -267,12 +270,10 @@ def _reward_chart(run: RunData, name: str) -> str:
         if xs and (key == "eval/" or max(map(abs, ys)) > 1e-6):
             lines.append(Line(xs, ys, color, label, kind))
     lines += _students(run, name)
-    if not lines:
-        return ""
     tag = "trained" if name in run.trained else "watched"
     tag += ", lower is better" if name in run.lower else ""
-    svg = chart(lines, Axis(y=UNITS.get(name, "mean score"), description=f"{name} against images generated"))
-    return figure(name, svg, tag, [(line.color, line.kind, line.label) for line in lines])
+    axis = Axis(y=UNITS.get(name, "mean score"), description=f"{name} against images generated")
+    return curves_of(name, lines, axis, tag)
 
 
 def _students(run: RunData, name: str) -> list[Line]:
@@ -294,7 +295,7 @@ def _diversity_chart(run: RunData) -> str:
     share = run.guard.diversity
     level = None if share is None else (share * start, f"{share:.0%} of the first value")
     axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
-    return figure("diversity", chart(lines, axis), "inside prompt groups", [(i.color, i.kind, i.label) for i in lines])
+    return curves_of("diversity", lines, axis, "inside prompt groups")
 
 
 def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:
@@ -302,4 +303,4 @@ def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:
     if len(xs) < 2:
         return ""
     axis = Axis(y=label, log=spans_decades(ys), description=f"{key} against images generated")
-    return figure(title, chart([Line(xs, ys, "c0")], axis))
+    return curves_of(title, [Line(xs, ys, "c0")], axis)

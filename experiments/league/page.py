@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
 
 from diffrl.errors import foreign
 from diffrl.records.disk import write_text
-from diffrl.report.page import escape, figure, grid, keys, page, picture, section, sortable, switch, table
-from diffrl.report.plots import Axis, Line, Point, chart, scatter
+from diffrl.report.page import Markup, escape, figure, grid, page, picture, section, table
+from diffrl.report.plots import Axis, Line
+from experiments.league.charts import Curve, Point, curves, scatter
 from experiments.league.data import (
     AXES,
     HOLDS,
@@ -25,7 +29,9 @@ from experiments.league.data import (
 )
 from experiments.league.table import LIMITS, as_file, headlines, notes, pareto, rows
 
-SCRIPT = Path(__file__).with_name("league.js")
+SCRIPT, STYLE = (Path(__file__).with_name(f"league.{suffix}") for suffix in ("js", "css"))
+_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+ELEMENTS: Any = _TEMPLATES.get_template("elements.html.j2").module  # sortable, switch, keys
 COLORS = 7  # of the style sheet's series; the last one is grey
 MANY = 16  # entries: charts are wider then
 FEW = 8  # lines of what was left out that are shown at once
@@ -61,7 +67,7 @@ def _write(target: Path, text: str) -> Path:
 
 def _body(league: League) -> str:
     tracks = [track for track in league.tracks.values() if league.of(track)]
-    body = _head(league) + _warnings(league)
+    body = f"<style>{STYLE.read_text(encoding='utf-8')}</style>{_head(league)}{_warnings(league)}"
     for i, track in enumerate(tracks):
         body += _track(i, track, league.of(track))
     table_note = " ".join(notes()) + " A click on a column's head sorts by it."
@@ -104,7 +110,7 @@ def _head(league: League) -> str:
     if seeds:
         spread = _counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         parts.append(f"{spread} each")
-    lines = [[escape(track.name), escape(text)] for track, text in headlines(league)]
+    lines = [[track.name, text] for track, text in headlines(league)]
     sentences = table(lines) if lines else "<p>No result yet.</p>"
     return f'<header><h1>The league</h1><p class="sub">{escape(" · ".join(parts))}</p></header>{sentences}'
 
@@ -139,8 +145,8 @@ def _track(place: int, track: Track, results: Sequence[Result]) -> str:
     images = "" if track.images is None else f"; {track.images:,} images"
     gold = f"; gold: {', '.join(track.gold)}" if track.gold else "; no gold beside it"
     about = f"Trained on {', '.join(track.proxy)}{gold}{images}. {track.shows} {POINTING}"
-    charts = grid([card for card in cards if card], "wide" if _many(results) else "")
-    return section(track.name, keys(groups) + charts, about)
+    charts = grid([card for card in cards if card], "wide" if _many(results) else "charts")
+    return section(track.name, str(ELEMENTS.keys(groups)) + charts, about)
 
 
 def _many(results: Sequence[Result]) -> bool:
@@ -161,10 +167,10 @@ def _scatter(track: Track, results: Sequence[Result], name: str) -> str:
         return ""
     _, corners = pareto(track, results, name)
     about = f"{track.name}: {name} against variety"
-    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, wide=_many(results), description=about)
+    axis = Axis(x="variety kept", y=f"gain in {name}", score=True, description=about)
     kind = "gold" if name in track.gold else "proxy"
     tag = ", ".join(part for part in (kind, _lower(track, name)) if part)
-    svg = scatter(points, corners, (1.0, 0.0), axis)
+    svg = scatter(points, corners, (1.0, 0.0), axis, _many(results))
     return figure(f"{name} against variety", svg, tag, [("muted", "dashed", "Pareto front"), *_BARS])
 
 
@@ -181,13 +187,13 @@ def _hacking(track: Track, results: Sequence[Result], proxy: str, gold: str) -> 
             best, all_seen = turned(one, gold), [values for _, values in one.curve if gold in values]
             ring = seen.index(all_seen[best]) if best is not None and all_seen[best] in seen else None
             xs, ys = [x for x, _ in curve], [y for _, y in curve]
-            lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves, ring))
+            lines.append(Curve(Line(xs, ys, _color(one.entry), "", "dots"), one.entry.number, halves, ring))
     if not lines:
         return ""
     about = f"{track.name}: {gold} against {proxy}"
-    axis = Axis(x=f"gain in {proxy}", y=f"gain in {gold}", score=True, wide=_many(results), description=about)
+    axis = Axis(x=f"gain in {proxy}", y=f"gain in {gold}", score=True, description=about)
     rings = [("ink", "ring", "from here on it falls")] if any(line.ring is not None for line in lines) else []
-    return figure(f"{gold} against {proxy}", chart(lines, axis), "over the training", rings)
+    return figure(f"{gold} against {proxy}", curves(lines, axis, _many(results)), "over the training", rings)
 
 
 def _by_cost(name: str, track: Track, results: Sequence[Result], value: str) -> str:
@@ -195,7 +201,7 @@ def _by_cost(name: str, track: Track, results: Sequence[Result], value: str) -> 
     if not any(value in seen for one in results for _, seen in one.curve):
         return ""
     panels = [(axis, _cost_panel(track, results, value, axis)) for axis in AXES]
-    return figure(f"{value} at equal cost", switch(name, panels), _lower(track, value))
+    return figure(f"{value} at equal cost", str(ELEMENTS.switch(name, panels)), _lower(track, value))
 
 
 def _cost_panel(track: Track, results: Sequence[Result], value: str, axis: str) -> str:
@@ -207,14 +213,14 @@ def _cost_panel(track: Track, results: Sequence[Result], value: str, axis: str) 
             continue
         xs, ys = [x or 0.0 for x, _ in points], [y.mean for _, y in points]
         halves = [y.half for _, y in points]
-        lines.append(Line(xs, ys, _color(one.entry), "", "dots", one.entry.number, halves))
+        lines.append(Curve(Line(xs, ys, _color(one.entry), "", "dots"), one.entry.number, halves))
     if not lines:
         text = f"No entry of this track has {axis} along its curve. {WHERE.get(axis, '')}".replace("`", "")
         return f'<p class="note">{escape(text.strip())}</p>'
     about = f"{track.name}: {value} by {axis}"
-    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", wide=_many(results), description=about)
+    where = Axis(x=COSTS[axis], y=value, time=axis == "seconds", description=about)
     missing = f'<p class="note">Not known for {escape(", ".join(without))}.</p>' if without else ""
-    return chart(lines, where) + missing
+    return curves(lines, where, _many(results)) + missing
 
 
 def _table(league: League) -> str:
@@ -226,10 +232,10 @@ def _table(league: League) -> str:
     choice = f'<select class="only" aria-label="Track" hidden><option value="">all tracks</option>{options}</select>'
     lines = []
     for one, cells in zip(found.results, found.cells, strict=True):
-        marked = ["<br>".join(escape(line) for line in cell) for cell in cells]
-        marked = [f'<b class="bad">{text}</b>' if text == "caught" else text for text in marked]
-        lines.append((one.entry.number, one.track.name, [escape(one.entry.title), *marked]))
-    return (choice if len(names) > 1 else "") + sortable(lines, ["entry", *found.heads])
+        marked = [Markup("<br>").join(cell) for cell in cells]
+        marked = [Markup('<b class="bad">{}</b>').format(text) if text == "caught" else text for text in marked]
+        lines.append((one.entry.number, one.track.name, [one.entry.title, *marked]))
+    return (choice if len(names) > 1 else "") + str(ELEMENTS.sortable(lines, ["entry", *found.heads]))
 
 
 def _strips(track: Track, results: Sequence[Result]) -> str:
@@ -257,36 +263,35 @@ def _claims(league: League) -> str:
             groups.setdefault(entry.claim, []).append(entry)
     lines = []
     for claim, entries in groups.items():
-        pages = "".join(
-            f'<br><span class="tag">{escape(page)}</span>' for page in {one.page: 0 for one in entries} if page
-        )
+        tag = Markup('<br><span class="tag">{}</span>')
+        pages = Markup("").join(tag.format(page) for page in {one.page: 0 for one in entries} if page)
         here = [_verdict(league, entry, one) for entry in entries for one in entry.expects]
         here += [_measured(one, len(entries) > 1) for one in league.results if one.entry in entries]
-        titles = "<br>".join(escape(one.title) for one in entries)
-        lines.append([titles + pages, escape(claim), "<br>".join(here)])
+        titles = Markup("<br>").join(one.title for one in entries)
+        lines.append([titles + pages, claim, Markup("<br>").join(here)])
     return table(lines, ["method", "its paper says", "here"], "claims") if lines else ""
 
 
-def _measured(one: Result, named: bool) -> str:
+def _measured(one: Result, named: bool) -> Markup:
     gains = [f"{name} {signed(one.gains.get(name))}" for name in one.track.judged]
     kept = [] if one.kept is None else [f"variety kept {one.kept.mean:.2f}"]
     text = "caught by a check" if one.caught else ", ".join([*gains, *kept])
     where = f"{one.entry.title}, {one.track.name}" if named else one.track.name
-    return f'<span class="tag">{escape(f"{where}: {text}")}</span>'
+    return Markup('<span class="tag">{}: {}</span>').format(where, text)
 
 
-def _verdict(league: League, entry: Entry, expected: Mapping[str, object]) -> str:
+def _verdict(league: League, entry: Entry, expected: Mapping[str, object]) -> Markup:
     word, figures = verdict(league, entry, expected)
     against = expected.get("against")
     other = (
         "the base" if against is None else league.entries[str(against)].title if against in league.entries else against
     )
     more = "more" if expected.get("more", True) else "less"
-    what = escape(f"{expected['track']}: {more} {expected['name']} than {other}")
+    what = f"{expected['track']}: {more} {expected['name']} than {other}"
     if word is None:
-        return f"{what}: no result"
+        return escape(f"{what}: no result")
     kind = "good" if word == HOLDS else "bad" if word == OPPOSITE else ""
-    return f'<b class="{kind}">{word}</b>, {what}: {escape(figures)}'
+    return Markup('<b class="{}">{}</b>, {}: {}').format(kind, word, what, figures)
 
 
 def _listed(lines: Sequence[str]) -> str:
@@ -296,6 +301,6 @@ def _listed(lines: Sequence[str]) -> str:
 def _made(league: League) -> str:
     commits = sorted({commit for one in league.results for commit in one.commits})
     facts = {"file": league.path, "command": league.command, "diffrl": league.version}
-    lines = [[name, f"<code>{escape(text)}</code>"] for name, text in facts.items() if text]
-    lines += [["commits", escape(", ".join(commits))]] if commits else []
+    lines = [[name, Markup("<code>{}</code>").format(text)] for name, text in facts.items() if text]
+    lines += [["commits", ", ".join(commits)]] if commits else []
     return table(lines)

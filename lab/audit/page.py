@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import foreign
-from diffrl.records.disk import write_text
 from diffrl.records.progress import number
-from diffrl.report.page import escape, grid, page, section, strip, table
+from diffrl.report.page import Markup, Page
 from diffrl.report.plots import Dots, dots
 
 SHOWN = 4  # images of each exploit
@@ -31,60 +30,50 @@ def write_audit(folder: Path) -> Path:
     """Write `FOLDER/report.html` from its audit.json; UserError if that is not what diffrl writes."""
     with foreign(folder / "audit.json"):
         facts: Mapping[str, Any] = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-        body = f"<header><h1>Audit: {escape(facts['reward'])}</h1>{_lead(facts)}</header>"
-        body += section("Exploits", _exploits(facts), DEFINITION)
-        body += section("Looks that it prefers", _looks(facts), LOOKS) if facts["looks"] else ""
-        body += section("What fooled it", _images(folder, facts), "The true image, and one that scores higher.")
-    target = folder / "report.html"
-    write_text(target, page(f"{facts['reward']}: audit · diffrl", body))
-    return target
+        page = Page(f"{facts['reward']}: audit", f"Audit: {facts['reward']}")
+        _lead(page, facts)
+        exploits = sorted(facts["exploits"], key=lambda one: -one["share"])
+        _exploits(page.section("Exploits", DEFINITION), exploits)
+        if facts["looks"]:
+            rows = [
+                [f"{one['fact']} {one['value']}", f"{one['points']:+.3g}", number(one["share"]), one["images"]]
+                for one in facts["looks"][:6]
+            ]
+            page.section("Looks that it prefers", LOOKS).table(rows, ["look", "points", "over a right fact", "images"])
+        page.section("What fooled it", "The true image, and one that scores higher.")
+        for one in exploits:
+            _images(page, folder, one["name"], facts["fooled"].get(one["name"], []))
+        if not any(facts["fooled"].values()):
+            page.lead("Nothing did.")
+    return page.write(folder / "report.html")
 
 
-def _lead(facts: Mapping[str, Any]) -> str:
+def _lead(page: Page, facts: Mapping[str, Any]) -> None:
     worst = f"worst: {facts['worst']}" if facts["score"] > 0 else "no exploit outranked a true image"
     text = f"Score {facts['score']:.2f} on {facts['prompts_count']} prompts ({worst})."
     judge = (
-        f" Held-out judge: {facts['judge']}."
-        if facts["judge"]
-        else " No held-out judge: a model's images are left out."
+        f"Held-out judge: {facts['judge']}." if facts["judge"] else "No held-out judge: a model's images are left out."
     )
-    plain = f" Without gradients {facts['score_without_gradients']:.2f} ({facts['worst_without_gradients']})."
-    return f"<p><b>{escape(text)}</b>{escape(plain + judge)}</p>"
+    plain = f"Without gradients {facts['score_without_gradients']:.2f} ({facts['worst_without_gradients']}). {judge}"
+    page.lead(Markup("<b>{}</b> {}").format(text, plain))
 
 
-def _exploits(facts: Mapping[str, Any]) -> str:
-    rows = sorted(facts["exploits"], key=lambda one: -one["share"])
+def _exploits(page: Page, rows: Sequence[Mapping[str, Any]]) -> None:
     series = Dots([one["share"] for one in rows], "c1", [(one["low"], one["high"]) for one in rows])
-    drawn = dots([one["name"] for one in rows], [series], "share of true images outranked", "Share by exploit")
+    page.chart("", dots([one["name"] for one in rows], [series], "share of true images outranked", "Share by exploit"))
     cells = [
-        [escape(one["name"]), f"{one['share']:.2f}", f"{one['low']:.2f} to {one['high']:.2f}", escape(one["detail"])]
-        for one in rows
+        [one["name"], f"{one['share']:.2f}", f"{one['low']:.2f} to {one['high']:.2f}", one["detail"]] for one in rows
     ]
-    shares = table(cells, ["exploit", "share", "95 % interval", ""], "numbers")
-    return grid([f'<figure class="card">{drawn}</figure>']) + shares
+    page.table(cells, ["exploit", "share", "95 % interval", ""])
 
 
-def _looks(facts: Mapping[str, Any]) -> str:
-    looks = facts["looks"][:6]
-    cells = [
-        [escape(f"{one['fact']} {one['value']}"), f"{one['points']:+.3g}", number(one["share"]), str(one["images"])]
-        for one in looks
-    ]
-    return table(cells, ["look", "points", "over a right fact", "images"], "numbers")
-
-
-def _images(folder: Path, facts: Mapping[str, Any]) -> str:
-    parts = []
-    order = sorted(facts["exploits"], key=lambda one: -one["share"])
-    for one in order:
-        strips = []
-        for row in facts["fooled"].get(one["name"], []):
-            cells = []
-            for which in ("true", "fooled"):
-                score = row.get(f"{which}_score")
-                caption = which if score is None else f"{which}: {number(score)}"
-                cells.append((folder / "images" / Path(row[which]).name, caption))
-            strips.append(strip(row["prompt"], cells))
-        if strips:
-            parts.append(f"<h3>{escape(one['name'])}</h3>{grid(strips, 'strips')}")
-    return "".join(parts) or "<p>Nothing did.</p>"
+def _images(page: Page, folder: Path, exploit: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        page.heading(exploit)
+    for row in rows:
+        cells = []
+        for which in ("true", "fooled"):
+            score = row.get(f"{which}_score")
+            caption = which if score is None else f"{which}: {number(score)}"
+            cells.append((folder / "images" / Path(row[which]).name, caption))
+        page.strip(row["prompt"], cells)

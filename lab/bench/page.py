@@ -7,8 +7,7 @@ from pathlib import Path
 
 from diffrl.divgen.run import image_file
 from diffrl.prompts import Prompt
-from diffrl.records.disk import write_text
-from diffrl.report.page import escape, figure, grid, page, picture, section, table
+from diffrl.report.page import Markup, Page, figure
 from diffrl.report.plots import Dots, dots
 
 from .run import Result
@@ -70,40 +69,40 @@ def as_text(result: Result) -> str:
 
 def write_bench_report(result: Result, folder: Path) -> Path:
     """Write one self-contained page to `folder`, where the images lie, and return its path."""
-    parts = [_head(result), *_tables(result), _charts(result), _images(result, folder), _facts(result)]
-    out = folder / PAGE
-    write_text(out, page(f"{result.bench.title} · diffrl", "\n".join(parts)))
-    return out
+    page = Page(result.bench.title)
+    _head(page, result)
+    _tables(page, result)
+    _charts(page.section("Charts", "Bars: 95 % intervals over prompts."), result)
+    _images(page.section("Images", "The first image of prompts spread evenly over the benchmark."), result, folder)
+    _facts(page.section("Facts"), result)
+    return page.write(folder / PAGE)
 
 
-def _head(result: Result) -> str:
-    bench, about = result.bench, result.about
-    each, published = (
-        f"{n} image{'s' * (n > 1)} of each" for n in (about["per_prompt"], about["official"]["per_prompt"])
-    )
-    drawn = f"{about['prompts']:,} prompts, {each}"
-    official = about["official"]
-    as_published = (about["prompts"], about["per_prompt"]) == (official["prompts"], official["per_prompt"])
-    text = f"Not the official number: that is {official['prompts']:,} prompts with {published}."
-    note = "" if as_published else f'<p class="warning">{escape(text)}</p>'
-    left = "".join(f'<p class="warning">Left out: {escape(one)}.</p>' for one in result.left_out)
-    judges = [
-        f"<p>Judge <b>{escape(name)}</b>: the reward {escape(used['reward'])}"
-        f"{escape(', ' + str(used['model'])) if used.get('model') else ''}; officially "
-        f"{escape(bench.judges[name].official)}.</p>"
-        for name, used in about["judges"].items()
-        if name in bench.judges
-    ]
-    remarks = "".join(f"<p>{escape(one)}</p>" for one in bench.remarks)
-    model = escape(about["model"]) + (f" and with the LoRA {escape(about['lora'])}" if about["lora"] else "")
-    heading = f'<h1>{escape(bench.title)}</h1><p class="sub">{model}; {drawn}</p>'
-    return f"<header>{heading}{note}{left}</header>{section('How it is judged', ''.join(judges) + remarks)}"
+def _head(page: Page, result: Result) -> None:
+    bench, about, official = result.bench, result.about, result.about["official"]
+    each, published = (f"{one['per_prompt']} image{'s' * (one['per_prompt'] > 1)} of each" for one in (about, official))
+    model = about["model"] + (f" and with the LoRA {about['lora']}" if about["lora"] else "")
+    page.lead(f"{model}; {about['prompts']:,} prompts, {each}", "sub")
+    if (about["prompts"], about["per_prompt"]) != (official["prompts"], official["per_prompt"]):
+        text = f"Not the official number: that is {official['prompts']:,} prompts with {published}."
+        page.lead(text, "warning")
+    for one in result.left_out:
+        page.lead(f"Left out: {one}.", "warning")
+    page.section("How it is judged")
+    for name, used in about["judges"].items():
+        if name in bench.judges:
+            by = f"the reward {used['reward']}{', ' + str(used['model']) if used.get('model') else ''}"
+            page.lead(Markup("Judge <b>{}</b>: {}; officially {}.").format(name, by, bench.judges[name].official))
+    for one in bench.remarks:
+        page.lead(one)
 
 
-def _tables(result: Result) -> list[str]:
+def _tables(page: Page, result: Result) -> None:
     changes, decimals = result.changes(), result.bench.decimals
     head = ["", *result.lines, *(["change"] if changes else []), "values"]
-    parts: list[str] = []
+    note = "After ±: one standard error, over prompts."
+    if changes:
+        note += " Change: LoRA minus base on the same noise; in colour where its 95 % interval leaves 0 out."
     for name, lines in _sections(result).items():
         lower = name.partition(",")[0] in result.about["lower_is_better"]  # a section of a reward has its name first
         rows = []
@@ -111,25 +110,18 @@ def _tables(result: Result) -> list[str]:
             key = (name, line)
             known = [one.get(key) for one in result.lines.values()]
             count = next(one.count for one in known if one is not None)
-            cells = [_cell(one, decimals) for one in known] + (
-                [_changed(changes, key, decimals, lower)] if changes else []
-            )
-            rows.append([escape(line), *cells, f"{count:,}"])
-        note = "After ±: one standard error, over prompts." if not parts else ""
-        if changes and not parts:
-            note += " Change: LoRA minus base on the same noise; in colour where its 95 % interval leaves 0 out."
-        parts.append(section(name, table(rows, head, "numbers"), note))
-    return parts
+            cells: list[str] = [_spans(_value(one, decimals)) for one in known]
+            cells += [_changed(changes, key, decimals, lower)] if changes else []
+            rows.append([line, *cells, f"{count:,}"])
+        page.section(name, note).table(rows, head)
+        note = ""
 
 
-def _cell(line: Line | None, decimals: int) -> str:
-    return _spans(_value(line, decimals))
-
-
-def _spans(text: str) -> str:
+def _spans(text: str, kind: str = "") -> Markup:
     """A value and its error, which a narrow page may put below it, but not break."""
     value, _, error = text.replace(" +- ", " ± ").replace("-", "−").partition(" ")
-    return f"<span>{escape(value)}</span>" + (f" <span>{escape(error)}</span>" if error else "")
+    spans = [Markup('<span class="{}">{}</span>').format(kind, part) for part in (value, error) if part]
+    return Markup(" ").join(spans)
 
 
 def _changed(changes: dict[Key, Change], key: Key, decimals: int, lower: bool) -> str:
@@ -137,49 +129,35 @@ def _changed(changes: dict[Key, Change], key: Key, decimals: int, lower: bool) -
     if gap is None:
         return "-"
     kind = ("good" if (gap.value < 0) == lower else "bad") if gap.sure else "tag"
-    return _spans(_value(gap, decimals, "+")).replace("<span>", f'<span class="{kind}">')
+    return _spans(_value(gap, decimals, "+"), kind)
 
 
-def _charts(result: Result) -> str:
-    cards = []
+def _charts(page: Page, result: Result) -> None:
     for name, lines in _sections(result).items():
         if not 1 < len(lines) <= ROWS:
             continue
         series = []
         for colour, one in zip(_COLOURS, result.lines.values(), strict=False):
             known = [one.get((name, line)) for line in lines]
-            series.append(Dots([k.value if k else None for k in known], colour, [k.span if k else None for k in known]))
+            spans = [k.span if k else None for k in known]
+            series.append(Dots([k.value if k else None for k in known], colour, spans))
         legend = [(colour, "block", model) for colour, model in zip(_COLOURS, result.lines, strict=False)]
-        cards.append(figure(name, dots(lines, series, "value", f"{name}: every line's value"), "", legend))
-    body = f'<div class="grid" style="align-items: start">{"".join(cards)}</div>' if cards else ""
-    return section("Charts", body, "Bars: 95 % intervals over prompts.")
+        page.add(figure(name, dots(lines, series, "value", f"{name}: every line's value"), "", legend), "loose")
 
 
-def _images(result: Result, folder: Path) -> str:
+def _images(page: Page, result: Result, folder: Path) -> None:
     """The first image of prompts spread over all, of each model from the same noise."""
-    texts, cards = result.texts, []
+    texts = result.texts
     for i in sorted({round(k * (len(texts) - 1) / (SHOWN - 1)) for k in range(SHOWN)}):
-        cells = []
-        for model in result.lines:
-            path = image_file(folder / model, i, Prompt(texts[i]), 0)
-            style = "display: block; max-width: 100%; height: auto; border-radius: 4px"
-            cells.append(
-                f'<figure style="margin: 0"><img {picture(path)} alt="{escape(texts[i])}, {model}" style="{style}">'
-                f'<figcaption class="tag">{model}</figcaption></figure>'
-            )
-        row = f'<div style="display: flex; gap: 6px">{"".join(cells)}</div>'
-        cards.append(
-            f'<div class="card">{row}<p style="margin: 6px 0 0; font-size: 13.5px">{escape(texts[i])}</p></div>'
-        )
-    return section("Images", grid(cards, "tiles"), "The first image of prompts spread evenly over the benchmark.")
+        files = [(image_file(folder / model, i, Prompt(texts[i]), 0), model) for model in result.lines]
+        page.strip(texts[i], files)
 
 
-def _facts(result: Result) -> str:
+def _facts(page: Page, result: Result) -> None:
     about, bench = result.about, result.bench
     heads = ("model", "lora", "merge", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution")
-    rows = [[escape(key), escape(about[key])] for key in heads if about.get(key) is not None]
+    rows = [[key, about[key]] for key in heads if about.get(key) is not None]
     for judge, used in about["judges"].items():
-        rows.append([f"judge {escape(judge)}", escape(", ".join(f"{key}: {value}" for key, value in used.items()))])
-    rows += [["files", f"{escape(bench.source)} ({escape(bench.licence)})"], ["paper", escape(bench.citation)]]
-    rows.append(["diffrl", escape(about["diffrl_version"])])
-    return section("Facts", table(rows))
+        rows.append([f"judge {judge}", ", ".join(f"{key}: {value}" for key, value in used.items())])
+    rows += [["files", f"{bench.source} ({bench.licence})"], ["paper", bench.citation]]
+    page.table([*rows, ["diffrl", about["diffrl_version"]]], kind="facts")

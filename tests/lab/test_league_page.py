@@ -16,10 +16,10 @@ from PIL import Image
 
 from diffrl.errors import UserError
 from diffrl.report.groups import Value
-from diffrl.report.plots import clear_of
 from experiments.figures import league_table
 from experiments.league import plan
 from experiments.league.__main__ import run as main
+from experiments.league.charts import clear_of
 from experiments.league.data import front, hacking_curve, ranks, read_league, turned, verdict
 from experiments.league.page import KINDS, write_league, write_league_table
 from experiments.league.table import LIMITS, headlines, rows
