@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "proof"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import checks
 import torch

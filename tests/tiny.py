@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import torch
+from tiny_models.classic import WIDTH, clip_tokenizer, tiny_flux, tiny_sd, tiny_sd3
 from torch import Tensor
 
-from diffrl.conformance.tiny import WIDTH, clip_tokenizer, tiny_flux, tiny_sd, tiny_sd3
 from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Conditioning, LoraSpec, Policy
 

@@ -17,7 +17,7 @@ from diffrl.errors import UserError, nearest
 def add_models(add: Callable[..., Any]) -> None:
     """Register the command and its actions with the command line's `add`."""
     text = "supported models: list them, show one, or check a family against diffusers' plain pipeline"
-    command = add("models", None, text, "diffrl models list", "diffrl models check qwen-image")
+    command = add("models", None, text, "diffrl models list", "diffrl models check FOLDER")
     action = partial(subcommand, command.add_subparsers(metavar="list|show|check", required=True))
 
     every = action("list", _list, "list the supported models", "diffrl models list")
@@ -28,15 +28,11 @@ def add_models(add: Callable[..., Any]) -> None:
         "check",
         _check,
         "check a family against diffusers' plain pipeline",
-        "diffrl models check qwen-image",
         "diffrl models check path/to/tiny-model --family my_family.py:MyFamily --resolution 64",
         "diffrl models check examples/families/auraflow.py:AuraFlow",
     )
-    text = (
-        "the name of a family's tiny random pipeline; a file whose function tiny(folder) makes it; or "
-        "a model's folder or hub id"
-    )
-    check.add_argument("model", metavar="NAME|FOLDER|FILE.py:CLASS", help=text)
+    text = "a model's folder or hub id; or a family's file, whose function tiny(folder) makes a tiny random pipeline"
+    check.add_argument("model", metavar="FOLDER|FILE.py:CLASS", help=text)
     check.add_argument("--family", metavar="FILE.py:CLASS", help="a family of your own")
     text = "side of the pictures, or WIDTHxHEIGHT, in pixels (default: the model's own)"
     check.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
@@ -62,7 +58,6 @@ def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.conformance.check import CHECKS, Subject
-    from diffrl.conformance.tinies import TINY, make
 
     model: str = arguments.model
     only = list(CHECKS) if arguments.only is None else arguments.only.split(",")
@@ -71,16 +66,7 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f'--only: no check "{name}"{nearest(name, CHECKS)}')
     if ".py:" in model and not Path(model).is_dir():
         return _check_file(arguments, model, only)
-    if model not in TINY or Path(model).is_dir():
-        try:
-            return _report(Subject(model, arguments.resolution, family=arguments.family), only)
-        except UserError as error:
-            hint = nearest(model, TINY) if "/" not in model else ""
-            raise UserError(f"{error}{hint}") from None
-    with tempfile.TemporaryDirectory() as folder:
-        made = make(model, Path(folder) / model)
-        side = arguments.resolution or TINY[model].resolution
-        return _report(Subject(str(made), side, family=arguments.family), only)
+    return _report(Subject(model, arguments.resolution, family=arguments.family), only)
 
 
 def _check_file(arguments: argparse.Namespace, family: str, only: list[str]) -> int:

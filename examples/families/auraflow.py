@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 
 import diffusers
@@ -15,7 +16,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from diffrl.conformance.tiny import WIDTH, image_vae, spread, t5_encoder
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
 
@@ -46,6 +46,9 @@ def tiny(folder: Path, length: int = 32) -> int:
 
     Returns the side of its pictures in pixels.
     """
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))  # whose tiny pipelines share parts with this one
+    from tiny_models.classic import WIDTH, image_vae, spread, t5_encoder
+
     torch.manual_seed(0)
     _, tokenizer = t5_encoder()
     sizes = {"d_model": 2 * WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}

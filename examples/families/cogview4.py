@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from diffrl.conformance.tiny import WIDTH, image_vae, spread, t5_encoder
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
 
@@ -77,6 +77,9 @@ class CogView4(Family):
 
 def tiny(folder: Path) -> int:
     """Save a random pipeline of the true classes; returns the side of its pictures in pixels."""
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))  # whose tiny pipelines share parts with this one
+    from tiny_models.classic import WIDTH, image_vae, spread, t5_encoder
+
     torch.manual_seed(0)
     _, tokenizer = t5_encoder()
     tokenizer.padding_side = "left"

@@ -18,11 +18,11 @@ import torch
 import yaml
 from bare import Recorder
 from estimates import Estimates
+from tiny_models.classic import tiny_flux, tiny_sd3
+from tiny_models.recent import make
 
 from diffrl.config import Config, load_config
 from diffrl.config.engine import Engine
-from diffrl.conformance.tinies import make
-from diffrl.conformance.tiny import tiny_flux, tiny_sd3
 from diffrl.errors import UserError
 from diffrl.run.direction import prepare_direction
 from diffrl.run.fit import GIB, Fit

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from test_matrix import METHODS as ALL
 from test_matrix import WARMTH, compare, one_step
+from tiny_models.recent import TINY, make
 
 from diffrl.config import load_config
-from diffrl.conformance.tinies import TINY, make
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_families.json"
 NAMES = [name for name in TINY if not name.endswith(("-turbo", "-distilled"))]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from pretend_runs import WARMTH
 from tiny import tiny_flux, tiny_sd, tiny_sd3
+from tiny_models.recent import TINY, make
 
 from diffrl.config import load_config
-from diffrl.conformance.tinies import TINY, make
 from diffrl.policy.quantised import Quantised
 from diffrl.run.train import Run
 

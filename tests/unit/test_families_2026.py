@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
+from tiny_models.recent import TINY, make
 from torch import Tensor
 
 from diffrl.cli.main import main
 from diffrl.conformance.check import CHECKS, Failed, Subject, scramble
-from diffrl.conformance.tinies import TINY, make
-from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.errors import UserError
 from diffrl.plugins import import_file
 from diffrl.policy import Policy, find_family, load_policy
@@ -188,10 +188,10 @@ def test_the_command(subject: Callable[[str], Subject], tmp_path: Path, capsys: 
     text = capsys.readouterr().out
     assert all(f"| {pipeline} |" in text for pipeline in ("QwenImagePipeline", "SanaPipeline", "FluxPipeline"))
     for words, message in (
-        (["models", "check"], "required: NAME|FOLDER|FILE.py:CLASS"),
+        (["models", "check"], "required: FOLDER|FILE.py:CLASS"),
         (["models", "chek", "x"], 'nearest: "check"'),
         (["models", "list", "--only", "x"], 'unknown option "--only"'),
-        (["models", "check", "z-imag"], "z-image"),
+        (["models", "check", "z-imag"], "z-imag"),
         (["models", "check", "z-image", "--only", "level"], 'nearest: "levels"'),
     ):
         assert main(words) == 2

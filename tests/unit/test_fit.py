@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import tiny_flux, tiny_sd, tiny_sd3
+from tiny_models.recent import TINY, make
 from torch.utils.flop_counter import FlopCounterMode
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.conformance.tinies import TINY, make
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.run import advice, fit

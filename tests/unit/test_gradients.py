@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tiny import SPEC, inputs, scramble, tiny_sd3, velocity
+from tiny_models.recent import TINY, make
 from torch import Tensor, nn
 
-from diffrl.conformance.tinies import TINY, make
 from diffrl.errors import UserError
 from diffrl.methods.marble.gradients import LoraGradients, Passes
 from diffrl.policy import LoraSpec, Policy, fused, load_policy

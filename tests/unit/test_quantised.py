@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
+from tiny_models.recent import make
 from torch import Tensor, nn
 
 from diffrl.config import Config, load_config
 from diffrl.conformance.bases import dequantise
 from diffrl.conformance.check import scramble
-from diffrl.conformance.tinies import make
-from diffrl.conformance.tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from diffrl.conformance.tiny import LETTERS, WIDTH, clip, clip_tokenizer, image_vae, spread, t5_encoder
+from .classic import LETTERS, WIDTH, clip, clip_tokenizer, image_vae, spread, t5_encoder
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 PARTS = (
