@@ -17,21 +17,11 @@ class Clip(Section):
     high: FiniteFloat | None = key(None, "higher scores count as this; null: no bound")
 
 
-class Tame(Section):
-    delta: FiniteFloat | None = key(
-        None, "take the logarithm where std / |mean| of the score is above this; null: above its mean over the rewards"
-    )
-
-
 class Bound(Section):
     at: FiniteFloat | None = key(
         None, "the score that becomes 1/2; null: the mean of the first epoch, the base model's"
     )
     scale: FiniteFloat = key(1.0, "how far above that a score becomes 0.73", gt=0)
-
-
-class WinRate(Section):
-    """Nothing to choose."""
 
 
 class Modulate(Section):
@@ -64,8 +54,6 @@ class Shape(Unit):
     """Steps from the plain score to what is optimised; applied in the order of `diffrl.rewards.order.STEPS`."""
 
     clip: Clip | None = key(None, "hold the score within bounds")
-    tame: Tame | None = key(None, "ln(1 + s) while the score spreads wider than the others (PaCo-GRPO)")
-    win_rate: WinRate | None = key(None, "the share of the images of its group that an image beats")
     modulate: Modulate | None = key(None, "s (base + (1 - base) by): base and bonus, not a sum (FIRM)")
     confidence: Confidence | None = key(
         None, "exp(-u / std u) of the distance from the group's mean: u is how far another judge disagrees (Ctrl-U)"
@@ -199,10 +187,6 @@ def check_shapes(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) ->
             check_unit(f"{where}.modulate.by", shape.modulate.by, entries[shape.modulate.by])
         if shape.confidence is not None:
             _check_other(f"{where}.confidence.by", name, shape.confidence.by, entries)
-        if shape.tame is not None and shape.tame.delta is None and len(rewards) < 2:
-            raise Problem(
-                f"{where}.tame.delta", "null is the mean over the optimised rewards, which needs two; give it"
-            )
     _check_order(entries)
     used = read_by_steps(rewards, watch)
     for name, entry in watch.items():
@@ -216,7 +200,7 @@ def check_unit(where: str, name: str, entry: Watched) -> None:
     from diffrl.rewards.registry import declared_range
 
     shape = entry.shape
-    if shape.bound or (isinstance(shape, Shape) and shape.win_rate):
+    if shape.bound:
         return
     if isinstance(shape, Shape) and shape.clip and shape.clip.low == 0 and shape.clip.high == 1:
         return

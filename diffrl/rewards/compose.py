@@ -1,15 +1,14 @@
-"""From scores to what is optimised: each reward's column clipped, tamed, bounded, compared, modulated or trusted.
+"""From scores to what is optimised: each reward's column clipped, bounded, modulated or trusted.
 
 Symbols: N images of an epoch over all processes, K rewards, G group ids. Columns are (N,) float, NaN = not applicable.
-Two steps remember something between epochs: `tame` whether it is on, `bound` its reference; both are in the
-composition's `state_dict`. No step makes a number of a NaN or a NaN of a number. What is measured and reported stays
-the plain score: only advantages see the composed one.
+`bound` remembers its reference between epochs: it is in the composition's `state_dict`. No step makes a number of a
+NaN or a NaN of a number. What is measured and reported stays the plain score: only advantages see the composed one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +21,6 @@ from diffrl.rewards.order import STEPS, Steps, in_order
 def clip(column: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor:
     """Scores held to [low, high]: nothing is gained beyond."""
     return column.clamp(low, high)
-
-
-def win_rate(column: Tensor, groups: Tensor) -> Tensor:
-    """Share of the other images of its group that an image beats, ties count half (Pref-GRPO, arXiv 2508.20751).
-
-    `groups`: (N,) int64. 0.5 for an image without a rival that has a score.
-    """
-    rates = column.clone()
-    for group in groups.unique():
-        rows = groups == group
-        rates[rows] = win_rates(column[rows, None])[:, 0].to(rates.dtype)
-    return rates
 
 
 def modulate(column: Tensor, by: Tensor, base: float = 0.4) -> Tensor:
@@ -56,7 +43,7 @@ def confidence(column: Tensor, by: Tensor, groups: Tensor) -> Tensor:
     predictions; two judges, and scores without gradients, are this package's form of it. Where `by` has no score, or
     where all images have one u, the score stays what it is.
     """
-    gap = (win_rate(column, groups) - win_rate(by, groups)).abs().double()
+    gap = (_win_rates(column, groups) - _win_rates(by, groups)).abs().double()
     known = gap[~gap.isnan()]
     scale = known.std(correction=0) if len(known) else known.sum()
     if float(scale) == 0.0:
@@ -66,46 +53,32 @@ def confidence(column: Tensor, by: Tensor, groups: Tensor) -> Tensor:
     return torch.where(gap.isnan(), column, trusted.to(column.dtype))
 
 
-def spread(column: Tensor) -> float:
-    """h = std / |mean| of the known scores, by which PaCo-GRPO (arXiv 2512.04784) finds a reward to tame; 0 if none.
-
-    The paper divides by the mean, which a signed reward may have below 0.
-    """
-    known = column[~column.isnan()].double()
-    if len(known) == 0:
-        return 0.0
-    return float(known.std(correction=0) / known.mean().abs().clamp_min(1e-8))
+def _win_rates(column: Tensor, groups: Tensor) -> Tensor:
+    """Share of the other images of its group that an image beats, ties count half; 0.5 without a rival."""
+    rates = column.clone()
+    for group in groups.unique():
+        rows = groups == group
+        rates[rows] = win_rates(column[rows, None])[:, 0].to(rates.dtype)
+    return rates
 
 
 class Composition:
     """Applies the steps of all rewards, in the order `STEPS`; a reward reads the others after their own steps.
 
     `names`: of the K columns. `steps`: {reward: {step: arguments}}; rewards that have none may be left out. The first
-    `returned` columns (None: all) are returned: the others are there to be read. `tamed_by`: the rewards whose mean
-    spread is what `tame` compares with, the optimised ones (None: all).
+    `returned` columns (None: all) are returned: the others are there to be read.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        steps: Mapping[str, Steps],
-        returned: int | None = None,
-        tamed_by: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, names: Sequence[str], steps: Mapping[str, Steps], returned: int | None = None) -> None:
         self.names = list(names)
         self.steps = {name: steps.get(name, {}) for name in self.names}
         self.order = [name for name in in_order(self.steps) if self.steps[name]]
         self.returned = len(self.names) if returned is None else returned
-        self.tamed_by = list(self.names if tamed_by is None else tamed_by)
-        self.tamed: dict[str, bool] = {}  # is the logarithm on? the same on every process, as all scores are
         self.references: dict[str, float] = {}  # of `bound`: the mean score of the first epoch, that is of the base
-        self._spreads: dict[str, float] = {}
 
     def __call__(self, scores: Tensor, groups: Tensor) -> Tensor:
         """(N, returned) of the scores (N, K) of all images of an epoch and their group ids (N,) int64."""
         columns = dict(zip(self.names, scores.unbind(dim=1), strict=True))
-        if any("tame" in steps for steps in self.steps.values()):
-            self._spreads = {name: spread(column) for name, column in columns.items()}
         for name in self.order:
             columns[name] = self._compose(name, columns, groups)
         return torch.stack([columns[name] for name in self.names[: self.returned]], dim=1)
@@ -116,26 +89,15 @@ class Composition:
             if step not in self.steps[name]:
                 continue
             arguments = dict(self.steps[name][step])
-            if step == "win_rate":
-                column = win_rate(column, groups)
-            elif step == "tame":
-                column = column.sign() * column.abs().log1p() if self._tames(name, **arguments) else column
+            if step == "clip":
+                column = clip(column, **arguments)
             elif step == "bound":
                 column = bound(column, self._reference(name, column, **arguments), arguments.get("scale", 1.0))
             elif step == "modulate":
                 column = modulate(column, columns[arguments.pop("by")], **arguments)
-            elif step == "confidence":
-                column = confidence(column, columns[arguments["by"]], groups)
             else:
-                column = _POINTWISE[step](column, **arguments)
+                column = confidence(column, columns[arguments["by"]], groups)
         return column
-
-    def _tames(self, name: str, delta: float | None = None) -> bool:
-        """Whether h > delta, or the mean h of the rewards; once on, until h is a tenth below that."""
-        known = [self._spreads[other] for other in self.tamed_by]
-        limit = sum(known) / len(known) if delta is None else delta
-        self.tamed[name] = self._spreads[name] > limit * (0.9 if self.tamed.get(name) else 1)
-        return self.tamed[name]
 
     def _reference(self, name: str, column: Tensor, at: float | None = None, scale: float = 1.0) -> float:
         """`at`, or the mean of the first epoch that has a score: the run starts from the base model."""
@@ -146,18 +108,8 @@ class Composition:
             self.references[name] = float(known.double().mean())
         return self.references.get(name, 0.0)
 
-    def metrics(self) -> dict[str, float]:
-        """`tame/<name>`: 1 while the logarithm is on, and `tame/<name>/spread`, its h."""
-        result = {f"tame/{name}": float(on) for name, on in self.tamed.items()}
-        return result | {f"tame/{name}/spread": self._spreads[name] for name in self.tamed if name in self._spreads}
-
     def state_dict(self) -> dict[str, Any]:
-        return {"tamed": dict(self.tamed), "references": dict(self.references)}
+        return {"references": dict(self.references)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.tamed, self.references = dict(state["tamed"]), dict(state["references"])
-
-
-_POINTWISE: dict[str, Callable[..., Tensor]] = {
-    "clip": clip,
-}
+        self.references = dict(state["references"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # The order in which a reward's steps are applied; the last two read another reward, too.
-STEPS = ("clip", "tame", "bound", "win_rate", "modulate", "confidence")
+STEPS = ("clip", "bound", "modulate", "confidence")
 Steps = Mapping[str, Mapping[str, Any]]  # {step: its arguments}
 
 

@@ -342,7 +342,7 @@ class Loop:
         metrics["loss"] = metrics["loss"] if losses else None  # every step of the epoch was skipped
         if self.skipped:
             metrics["skipped"] = self.skipped
-        return metrics | self.settings.rate.metrics(self.step) | self.gradients.metrics() | self.compose.metrics()
+        return metrics | self.settings.rate.metrics(self.step) | self.gradients.metrics()
 
     def _seconds(self, started: float) -> dict[str, float]:
         """Where the epoch's seconds went, here and, with several processes, in each of them."""

@@ -139,7 +139,7 @@ def build_composition(config: Config) -> Composition:
     """From the columns of the training scorer to those of the optimised and the auxiliary rewards."""
     steps = {name: entry.shape.steps() for name, entry in {**config.watch, **config.rewards}.items()}
     columns = [*config.rewards, *read_on_training_images(config)]
-    return Composition(columns, steps, len(config.rewards) + len(auxiliary_names(config)), list(config.rewards))
+    return Composition(columns, steps, len(config.rewards) + len(auxiliary_names(config)))
 
 
 def evaluation_spec(config: Config) -> SamplerSpec:

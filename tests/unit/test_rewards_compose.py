@@ -18,8 +18,6 @@ from diffrl.rewards.compose import (
     clip,
     confidence,
     modulate,
-    spread,
-    win_rate,
 )
 from diffrl.rewards.order import STEPS, in_order
 
@@ -35,11 +33,6 @@ def same(result: Tensor, *expected: float) -> None:
 def test_clip_holds_scores_within_bounds() -> None:
     same(clip(SCORES, -1, 3), -1, 0, NAN, 1, 3, NAN)
     same(clip(SCORES, low=0), 0, 0, NAN, 1, 5, NAN)
-
-
-def test_win_rate_compares_inside_a_group() -> None:
-    scores = torch.tensor([3.0, 1.0, 1.0, NAN, 9.0, NAN])
-    same(win_rate(scores, torch.tensor([7, 7, 7, 7, 2**40, 2**40])), 1.0, 0.25, 0.25, NAN, 0.5, NAN)
 
 
 def test_base_and_bonus_are_multiplied() -> None:
@@ -82,34 +75,14 @@ def test_a_bounded_reward_is_one_half_at_its_reference() -> None:
     same(again(torch.tensor([[2.0], [NAN]]), groups)[:, 0], 0.5, NAN)
 
 
-def test_taming_follows_the_spread_with_hysteresis() -> None:
-    assert spread(torch.tensor([1.0, 3.0, NAN])) == 0.5 and spread(torch.tensor([-1.0, -3.0])) == 0.5
-    assert spread(torch.tensor([NAN])) == 0.0
-    composition = Composition(["a", "b", "c"], {"a": {"tame": {}}, "b": {"tame": {}}}, 3, ["a", "b"])
-    groups = torch.zeros(2, dtype=torch.int64)
-
-    def run(wide: float) -> Tensor:  # a has h = wide, b has h = 1/2; the mean of the two is the limit
-        return composition(torch.tensor([[1 - wide, 1.0, 5.0], [1 + wide, 3.0, 9.0]]), groups)
-
-    same(run(0.8)[:, 0], math.log(1.2), math.log(2.8))
-    same(run(0.8)[:, 1], 1, 3)
-    same(run(0.45)[:, 0], math.log(1.55), math.log(2.45))  # below the mean, but not by a tenth of it
-    same(run(0.2)[:, 0], 0.8, 1.2)
-    assert composition.metrics()["tame/a"] == 0.0 and composition.metrics()["tame/b"] == 1.0
-    assert composition.metrics()["tame/a/spread"] == pytest.approx(0.2)
-    again = Composition(composition.names, composition.steps, 3, ["a", "b"])
-    again.load_state_dict(composition.state_dict())
-    assert again.tamed == composition.tamed
-
-
 def test_steps_have_one_order_and_read_others_after_their_own_steps() -> None:
     scores = torch.tensor([[4.0, -0.2, 10.0], [9.0, 1.8, 20.0], [6.0, 1.9, NAN]])
     steps = {
-        "a": {"modulate": {"by": "b", "base": 0.0}, "tame": {"delta": 0.1}, "clip": {"high": 6.0}},
+        "a": {"modulate": {"by": "b", "base": 0.0}, "bound": {"at": 5.0}, "clip": {"high": 6.0}},
         "b": {"clip": {"low": 0.0, "high": 1.0}},
     }
     composed = Composition(["a", "b", "c"], steps, returned=1)(scores, torch.zeros(3, dtype=torch.int64))
-    same(composed[:, 0], 0, math.log(7), math.log(7))  # clipped before the logarithm, times b, clipped
+    same(composed[:, 0], 0, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1)))  # clipped before bounded, times b, clipped
     assert composed.shape == (3, 1) and scores[1, 0] == 9  # the measured scores stay what they are
 
 
@@ -120,7 +93,7 @@ def test_no_steps_change_nothing() -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_makes_a_number_of_a_nan_or_a_nan_of_a_number(step: str) -> None:
-    arguments = {"modulate": {"by": "b"}, "confidence": {"by": "b"}, "tame": {"delta": 0.1}}
+    arguments = {"modulate": {"by": "b"}, "confidence": {"by": "b"}}
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 2, generator=generator)
     scores[torch.rand(40, 2, generator=generator) < 0.4] = NAN
@@ -148,12 +121,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
 
 
 def test_a_config_composes_and_survives_a_round_trip(write) -> None:  # type: ignore[no-untyped-def]
-    shape = {"clip": {"low": 0, "high": 1}, "win_rate": None, "modulate": {"by": "ocr", "base": 0.9}}
+    shape = {"clip": {"low": 0, "high": 1}, "bound": None, "modulate": {"by": "ocr", "base": 0.9}}
     path = write({"aesthetic": {"shape": shape}, "clip": {}}, {"ocr": {}})
     config = load_config(path, ["rewards.clip.shape.bound.scale=2"])
     assert config.rewards["aesthetic"].shape.steps() == {
         "clip": {"low": 0, "high": 1},
-        "win_rate": {},
+        "bound": {"scale": 1.0},
         "modulate": {"by": "ocr", "base": 0.9},
     }
     assert config.rewards["clip"].shape.steps() == {"bound": {"scale": 2}}
@@ -181,16 +154,18 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
         ({"modulate": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
         ({"modulate": {"by": "a"}}, 'rewards.a.shape.modulate.by: "a" names itself'),
         ({"confidence": {"by": "ocrr"}}, '"ocrr" is neither under rewards nor under watch (nearest: "ocr")'),
-        ({"win_rate": {}, "modulate": {"by": "b"}}, 'rewards.a.shape: "a" is read by what it reads itself'),
+        ({"bound": {}, "modulate": {"by": "b"}}, 'rewards.a.shape: "a" is read by what it reads itself'),
         ({"modulate": {"by": "ocr"}}, 'modulate: "a" is not declared to lie in [0, 1] (its card: -1 to 1); add shape'),
         ({"bound": {}, "modulate": {"by": "pickscore"}}, 'modulate.by: "pickscore" is not declared to lie in [0, 1]'),
         ({"bound": {"scale": 0}}, "rewards.a.shape.bound.scale: expected more than 0, got 0"),
-        ({"win_rates": {}}, 'unknown key (nearest: "rewards.a.shape.win_rate")'),
+        ({"bounds": {}}, 'unknown key (nearest: "rewards.a.shape.bound")'),
         ({"modulate": {"by": "ocr", "bsae": 1}}, 'unknown key (nearest: "rewards.a.shape.modulate.base")'),
         (
             {"ensemble": {"others": ["ocr"]}},
             "rewards.a.shape.ensemble: unknown key: removed since an earlier version; write the",
         ),
+        ({"tame": {}}, "rewards.a.shape.tame: unknown key: removed since an earlier version; use shape.bound or"),
+        ({"win_rate": {}}, "rewards.a.shape.win_rate: unknown key: removed since an earlier version; write a reward"),
         (
             {"gate": {"by": "ocr"}},
             "rewards.a.shape.gate: unknown key: removed since an earlier version; use shape.modulate",
@@ -208,7 +183,7 @@ def test_steps_that_could_have_no_effect_are_refused(write) -> None:  # type: ig
     with pytest.raises(UserError, match=r"watch\.ocr\.shape: no reward reads it"):
         load_config(write({"clip": {}}, {"ocr": {"shape": {"bound": {}}}}))
     with pytest.raises(UserError, match=r'rewards\.clip\.shape: objective "direct" back-propagates'):
-        load_config(write({"clip": {"shape": {"win_rate": {}}}}, objective="direct"))
+        load_config(write({"clip": {"shape": {"bound": {}}}}, objective="direct"))
     with pytest.raises(UserError, match=r"rewards\.clip\.cache: d2align reads its embeddings"):
         load_config(write({"clip": {"cache": "scores"}}, d2align={}))
 
