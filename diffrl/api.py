@@ -392,7 +392,7 @@ def evaluate(
             check_lora(Path(drawing["lora"]))
             drawing["lora"] = str(drawing["lora"])
         named = {"model": model}
-    from diffrl.evaluation import evaluate as score
+    from diffrl.drawing import evaluate as score
     from diffrl.rewards.building import Entry
 
     wanted = {name: Entry(plugin, entries[name]) for name, plugin in plugins.items()}

@@ -60,7 +60,7 @@ class World:
         raise NotImplementedError
 
     def feature_space(self, name: str, device: torch.device | str) -> Any:
-        """A `diffrl.divgen.diversity.Features` of the world's own, None for a name that it does not know."""
+        """A `diffrl.features.Features` of the world's own, None for a name that it does not know."""
         return None
 
 

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from diffrl.config import Config, load_config
-from diffrl.divgen.diversity import load_features
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.features import load_features
+from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt, load_prompts
@@ -41,7 +42,6 @@ from diffrl.resources import file_of_run
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.direction import prepare_direction
 from diffrl.run.parts import build_scorers, evaluation_spec, features_name
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength

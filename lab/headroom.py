@@ -33,7 +33,6 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.assembly import Run
 from diffrl.run.dry_run import without_caches
-from diffrl.run.learning import meet
 from diffrl.seeds import noise as noise_of
 from diffrl.stats import known, rank_correlation, standard_error
 
@@ -61,8 +60,10 @@ def headroom(config: Config) -> dict[str, Any] | None:
         raise UserError("rollout.group_size: 1; headroom compares the images of a prompt")
     run = Run(without_caches(config.model_copy(update={"d2align": None} if config.d2align else {})))
     try:
-        meet(run.loop)  # rewards that learn have nothing to say before: for them an epoch of images more
-        prompts = [run.loop.stream.prompts[i] for i in run.loop.stream.batch(0)]
+        for hook in run.hooks:
+            if hook.name == "learning":  # those rewards have nothing to say before: for them an epoch of images more
+                hook.begin(0)
+        prompts = [run.source.stream.prompts[i] for i in run.source.stream.batch(0)]
         scores, pictures = _draw(run, prompts)
         if not run.main:
             return None

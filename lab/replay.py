@@ -24,10 +24,12 @@ from torch.amp import GradScaler
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.methods.gardo.penalty import Gardo
+from diffrl.methods.votes import Showing
 from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.objective import Objective, Scored
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
+from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records import checkpoint, history
 from diffrl.records.groups import ImageGroup
 from diffrl.records.tracking import read_metrics
@@ -35,11 +37,10 @@ from diffrl.resources import file_of_run
 from diffrl.rewards.protocol import Answers, Asker
 from diffrl.rollout import Rollout
 from diffrl.run.assembly import Run
-from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
-from diffrl.run.learning import meet
-from diffrl.run.showing import Showing, build_showing
+from diffrl.run.hooks import RunHook
+from diffrl.run.source import Epoch
 from diffrl.run.start import Start, config_identity, with_defaults
 
 COMPARED = ("reward/", "watch/", "loss", "grad_norm", "diversity")  # what an epoch's line has in every run
@@ -76,7 +77,6 @@ def replay(folder: Path, epoch: int, image: int, report: Callable[[str], None] =
             raise UserError("replay: start it as one process; it makes the images of all of them")
         start = _start(run, folder, epoch)
         begun = "the untrained model" if start.path is None else start.path.name
-        run.loop.showing = _answered(run)
         report(f"epoch {epoch} from {begun}, {epoch - 1 - run.epoch} epochs trained again before it")
         differ = _forward(run, epoch, lines)
         witness = Witness(run, image)
@@ -114,18 +114,12 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
             run.restore(start)
     except UserError as error:  # what a resume could override is not what was trained
         raise UserError(f"replay: {str(error).partition('; ')[0]}") from error
-    prepare_direction(run.config, folder, run.policy, run.scorer.rewards, run.spec, run.accelerator)
-    if path is None:
-        meet(run.loop)
+    run.prepare()
+    for hook in run.hooks:
+        if isinstance(hook, Showing):  # people's answers of that time
+            hook.kept, hook.asked = 0, {name: _Answered(reward) for name, reward in hook.asked.items()}
+    run.begin()
     return start
-
-
-def _answered(run: Run) -> Showing | None:
-    """People's answers of that time, for rewards that people give; None without such a reward."""
-    showing = build_showing(run.config, run.folder.path, run.scorer)
-    if showing is None or not showing.asked:
-        return None
-    return Showing(showing.run_dir, 0, {name: _Answered(reward) for name, reward in showing.asked.items()})
 
 
 def _forward(run: Run, epoch: int, lines: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
@@ -176,7 +170,7 @@ class _Answered:
         return answers
 
 
-class Witness:
+class Witness(RunHook):
     """Looks at one image while a run's loop trains the epoch, and leaves the training as it is."""
 
     def __init__(self, run: Run, image: int) -> None:
@@ -187,31 +181,29 @@ class Witness:
         self.scores = self.advantages = torch.empty(0)
         self.rollout: Rollout | None = None
         self.shares: Shares | None = None
-        loop, seen = run.loop, 0
-        source, features, objective = loop.source, loop.features, loop.objective
-
-        def rolled(epoch: int) -> tuple[Rollout, Tensor, Tensor]:
-            result = source(epoch)
-            plan = None if objective.credit is None else objective.credit.plan(loop.spec)
-            self.scores = result[1] if plan is None else result[1][:, plan.final(loop.spec)]
-            return result
-
-        def looked_at(images: Tensor) -> Tensor:
-            nonlocal seen
-            wanted = [i - seen for i in self.members if seen <= i < seen + len(images)]
-            if wanted:
-                self.pictures.append(images[wanted].detach().cpu())
-            seen += len(images)
-            return features(images)
-
-        def inspect(epoch: int, rollout: Rollout) -> None:
-            self.rollout = rollout
-
-        loop.source, loop.features, loop.inspect = rolled, looked_at, inspect
+        loop, objective = run.loop, run.loop.objective
+        self.source, loop.source = loop.source, self
+        run.hooks.append(self)
         watched = _Watched(objective, self)
         loop.objective = watched  # type: ignore[assignment]
         if isinstance(loop.gradients, SumOfLosses):
             loop.gradients = self.shares = Shares(loop.gradients, watched, image)
+
+    @property
+    def stream(self) -> PromptStream | MixedStream:
+        return self.source.stream
+
+    def __call__(self, epoch: int) -> Epoch:
+        drawn, credit = self.source(epoch), self.run.objective.credit
+        spec = drawn.rollout.spec
+        self.rollout = drawn.rollout
+        self.scores = drawn.scores if credit is None else drawn.scores[:, credit.plan(spec).final(spec)]
+        return drawn
+
+    def on_images(self, images: Tensor, first: int) -> None:
+        wanted = [i - first for i in self.members if first <= i < first + len(images)]
+        if wanted:
+            self.pictures.append(images[wanted].detach().cpu())
 
     @property
     def latents(self) -> Tensor:

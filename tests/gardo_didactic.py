@@ -34,7 +34,11 @@ from diffrl.policy import Conditioning, Policy
 from diffrl.prompts import Prompt, PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, collect
+from diffrl.run.clock import Clock
+from diffrl.run.hooks import Monitor
 from diffrl.run.loop import Loop, LoopSettings
+from diffrl.run.processes import Processes
+from diffrl.run.source import Rollouts
 
 RADIUS, SIGMA = 2.5, 0.25  # of the circle on which the modes lie, and of each mode
 CENTRES = RADIUS * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -204,7 +208,6 @@ def finetune(network: Velocity, variant: str, epochs: int, seed: int) -> Outcome
     settings = LoopSettings(
         seed=seed,
         group_size=GROUP_SIZE,
-        rollout_batch=images,
         batch_size=images,
         accumulation=1,
         inner_epochs=1,
@@ -214,9 +217,12 @@ def finetune(network: Velocity, variant: str, epochs: int, seed: int) -> Outcome
     optimiser = torch.optim.AdamW([parameter for _, parameter in policy.trainable], LEARNING_RATE, weight_decay=0.0)
     prompts = PromptStream([Prompt(f"prompt {i}") for i in range(GROUPS)], GROUPS, seed)
     model, accelerator = cast(Policy, policy), Accelerator(cpu=True)
-    loop = Loop(
-        model, objective, Scorer(scores), torch.ones(1), prompts, SPEC, settings, optimiser, accelerator, features
-    )
+    scorer, processes = Scorer(scores), Processes(accelerator, Clock())
+    source = Rollouts(
+        model, objective, scorer, features, prompts, SPEC, seed=seed, group_size=GROUP_SIZE, batch_size=images,
+        processes=processes, monitor=Monitor(),
+    )  # fmt: skip
+    loop = Loop(model, objective, scorer, torch.ones(1), source, settings, optimiser, processes)
     for epoch in range(epochs):
         loop.run_epoch(epoch)
     return measure(policy, seed)

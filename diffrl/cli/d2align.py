@@ -35,8 +35,8 @@ def learn(arguments: argparse.Namespace, rest: list[str]) -> int:
     config = load_config(words[0], words[1:])
     if config.d2align is None:
         raise UserError(f"{words[0]}: d2align: the section is missing; `d2align: {{}}` is enough")
+    from diffrl.methods.d2align.stage1 import FILE, FOLDER, prepare_direction
     from diffrl.report.d2align import write_page
-    from diffrl.run.direction import FILE, FOLDER, prepare_direction
     from diffrl.run.train import Run
 
     run = Run(config)

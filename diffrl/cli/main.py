@@ -256,7 +256,7 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
     wanted = _rewards(arguments, rest, "sample") if arguments.rewards is not None or rest else {}
-    from diffrl.evaluation import sample
+    from diffrl.drawing import sample
     from diffrl.report.drawn import write_drawn
 
     drawn = sample(rewards=wanted, **as_the_run(common, arguments))
@@ -270,7 +270,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     common["out"] = arguments.out = out_file(arguments.out, "--out", "scores.json")
     check_writable(arguments.out.parent, "--out")
     wanted = _rewards(arguments, rest, "evaluate")
-    from diffrl.evaluation import evaluate
+    from diffrl.drawing import evaluate
 
     result = evaluate(rewards=wanted, **common)
     print(result)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from diffrl.keys import LARGEST, PAIR, PathText, Problem, PromptSource, Resolution, Share, key, section
@@ -80,6 +81,27 @@ class Section(PlainSection):
     def of(cls, keys: Self | None, values: Mapping[str, Any]) -> Self:
         """`keys`, or without them a section of these values: in a program a method is built from either."""
         return cls(**values) if keys is None else keys
+
+    def contents(self, config: Any) -> Mapping[str, Path | str]:
+        """What its keys name outside of the config, as `KEY (what)`: a file, or a digest. A resume finds the same.
+
+        Raises Problem or UserError where it is not to be had.
+        """
+        return {}
+
+    def correct(self, rewards: dict[str, Any]) -> None:
+        """Put rewards of a method's own in the place of some of the optimised `rewards` {name: reward}."""
+
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
+        """What the method makes of an objective; `lower`: rewards of which a lower score is better."""
+        return objective
+
+    def combiner(self, config: Any) -> Any:
+        """How the losses of a micro-batch become one gradient (`diffrl.objectives.gradients`); None: as without it."""
+        return None
+
+    def build(self, build: Any) -> None:
+        """Add to a run what it needs beside its objective; see `diffrl.run.build.Build`."""
 
 
 def methods_section(kind: type[Section]) -> Any:

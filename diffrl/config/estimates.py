@@ -45,7 +45,7 @@ class Advantages(Section):
         """The rule's function or class, without its keys."""
         return load_value(KIND, self.rule, self.made) if self.made else load(KIND, self.rule, RULES)
 
-    def build(self) -> Callable[..., Any]:
+    def estimate(self) -> Callable[..., Any]:
         """The rule. UserError if its constructor fails."""
         thing = self.code()
         rule: Callable[..., Any] = partial(thing, **self.model_dump(exclude={"rule"}))

@@ -46,6 +46,10 @@ class ImageSet(Section):
         """The set's scores that stand for a reward."""
         return self.columns.get(reward, reward)
 
+    def contents(self, config: Any) -> dict[str, Path | str]:
+        self.check_rows(config)
+        return {"image_set.source (rows)": read_set(self.source).digest}
+
     def check(self, config: Any) -> None:
         if not self.source:
             raise Problem("image_set.source", f"not given; name {FORM}")

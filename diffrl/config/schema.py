@@ -255,6 +255,11 @@ class Config(Section, metaclass=_OneLine):
         return [self.method, *(one for one in around.values() if one is not None and one.kind != "objective")]
 
     @property
+    def sections(self) -> list[Section]:
+        """Of the methods that are on, in the order of `methods`."""
+        return [getattr(self, method.name) for method in self.methods]
+
+    @property
     def objective_section(self) -> Any:
         """The section of the chosen objective, which has `trained_steps`."""
         return getattr(self, self.method.name)

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError, nearest
+from diffrl.features import load_features
 from diffrl.plugins import load
 from diffrl.prompts import Prompt
 from diffrl.worlds import worlds

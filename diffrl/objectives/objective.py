@@ -200,6 +200,9 @@ class Objective(ABC):
         """Built from its section of a config; what else a method needs of the run, it takes from `given` here."""
         return cls(section)  # type: ignore[arg-type, call-arg]
 
+    def prepare(self, policy: Policy) -> None:  # noqa: B027
+        """Called once, before the snapshots are added: for what else it reads into the policy."""
+
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
         return self.rule(scored)

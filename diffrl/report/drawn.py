@@ -18,7 +18,7 @@ SHOWN = 64  # images of a page, at most: it holds them
 
 
 def write_drawn(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Write `FOLDER/images.html` of what `diffrl.evaluation.sample` has drawn there; `facts`: what it returned."""
+    """Write `FOLDER/images.html` of what `diffrl.drawing.sample` has drawn there; `facts`: what it returned."""
     with foreign(folder):
         lines = (folder / "images.jsonl").read_text(encoding="utf-8").splitlines()
         rows: list[Mapping[str, Any]] = [json.loads(line) for line in lines]

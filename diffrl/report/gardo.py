@@ -9,18 +9,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffrl.errors import UserError
-from diffrl.records.disk import write_text, writing
 from diffrl.records.progress import number
-from diffrl.records.tracking import save_image
 from diffrl.report.data import RunData, within
 from diffrl.report.page import curves, grid, img, section, strip, table
 from diffrl.report.plots import Axis, Line, spans_decades
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FOLDER = "gardo"
 _IMAGE = re.compile(r"epoch-\d+-\d+\.png")
@@ -39,26 +34,6 @@ NOTE = (
     "rank low. U = the proxy's win rate in the epoch's batch less the auxiliary rewards' mean win rate, in [-1, 1]. "
     "The images below have the highest U of their epoch: this is what the gate caught."
 )
-
-
-def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write an epoch's most uncertain samples and return the JSON file, written last and at once.
-
-    Args:
-        images: (n, 3, H, W) in [0, 1].
-        rows: of each image: prompt, member, uncertainty, penalised, scores {name: score or None}.
-    """
-    folder = Path(run_dir) / FOLDER
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for i, (image, row) in enumerate(zip(images, rows, strict=True)):
-        name = f"epoch-{epoch:04d}-{i:02d}.png"
-        save_image(image, folder / name, {"prompt": str(row["prompt"])})
-        entries.append({**row, "image": name})
-    path = folder / f"epoch-{epoch:04d}.json"
-    write_text(path, json.dumps(entries, indent=1, allow_nan=False) + "\n")
-    return path
 
 
 def gardo(run: RunData) -> str:

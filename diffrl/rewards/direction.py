@@ -125,6 +125,7 @@ class Corrected:
 
     embeds = True
     differentiable = True
+    corrects = True  # the run logs its direction
     needs = "embeds"  # what the corrected reward has to declare; asked when a config is read
 
     def __init__(self, base: Reward, omega: float = OMEGA, direction: Direction | None = None, name: str = "") -> None:

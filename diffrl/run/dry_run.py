@@ -36,7 +36,7 @@ def first_scores(run: Run) -> Iterator[str]:
     """
     config, size = run.config, run.config.rollout.group_size
     names = [name for name in run.scorer.names if name in config.rewards and name not in run.scorer.asking]
-    stream = run.loop.stream
+    stream = run.source.stream
     prompts = [stream.prompts[i] for i in stream.batch(0)]
     done: set[str] = set()
     for prompt in prompts:

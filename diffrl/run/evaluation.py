@@ -1,20 +1,17 @@
-"""The evaluations of a run: held-out scores, the fixed sample images, the guard rails, DivGenBench's small version."""
+"""The evaluations of a run: held-out scores, the fixed sample images, the guard rails, and what hooks measure."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from diffrl.config import Config
-from diffrl.divgen.diversity import Features
-from diffrl.divgen.prompts import world_of
-from diffrl.divgen.run import SmallBenchmark
 from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.policy.resizing import drawing_at, resized
 from diffrl.prompts import load_prompts
@@ -23,9 +20,9 @@ from diffrl.records.verdict import Guard
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
+from diffrl.run.hooks import Measured, Monitor, RunHook
 from diffrl.run.journal import Journal
 from diffrl.run.parts import evaluation_spec
-from diffrl.run.students import Student
 
 
 class Evaluation:
@@ -38,65 +35,68 @@ class Evaluation:
         snapshot: str,
         judges: Scorer,
         features: Features,
-        students: Sequence[Student],
         guard: Guard,
         folder: RunFolder,
         accelerator: Accelerator,
+        monitor: Monitor,
+        hooks: Sequence[RunHook] = (),
     ) -> None:
         self.config, self.policy, self.snapshot, self.judges = config, policy, snapshot, judges
-        self.features, self.students, self.guard = features, students, guard
-        self.folder, self.accelerator = folder, accelerator
+        self.features, self.guard, self.hooks = features, guard, hooks
+        self.folder, self.accelerator, self.monitor = folder, accelerator, monitor
         self.prompts = load_prompts(config.prompts.test)[: config.evaluate.prompts]
         self.backbone = resized(policy.backbone, config.evaluate.resolution, "evaluate.resolution")
-        self.divgen: SmallBenchmark | None = None
-        if config.evaluate.divgen:
-            self.divgen = SmallBenchmark(world_of(config.model), config.evaluate.per_prompt, accelerator.device)
         self.past: list[dict[str, Any]] = []  # what was measured so far, the first one before training
         self.held = HeldOut()  # of each prompt
         self._prompts: dict[str, list[float | None]] = {}  # of the newest evaluation
         self._samples = torch.empty(0), torch.empty(0)  # images and their scores, of the newest evaluation
-        self.check: Callable[[], None] = lambda: None  # may raise, between batches
 
-    def measure(
-        self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True, divgen: bool = False
-    ) -> list[str]:
-        """Evaluate, and measure DivGenBench's small version, into `metrics`; returns the guard rails' alarms."""
+    def measure(self, metrics: dict[str, Any], journal: Journal, evaluated: bool = True) -> list[str]:
+        """Evaluate, if the epoch is `evaluated`, and let hooks measure, into `metrics`; the guard rails' alarms."""
         alarms: list[str] = []
         mark = time.perf_counter()
         if evaluated:
-            journal.status("evaluating")
+            self.monitor.status("evaluating")
             metrics |= self.scores()
+        added = self.added(metrics["epoch"], evaluated)
+        for found in added:
+            metrics |= found.metrics
+            self._prompts |= found.prompts
+        if evaluated:
             self._show_samples(metrics["epoch"], journal)
             alarms = self._look_out(metrics)
-        if divgen:
-            journal.status("evaluating, DivGenBench")
-            metrics |= self.small_benchmark()
-        if evaluated or divgen:
+        if evaluated or added:
             metrics["seconds/evaluate"] = round(time.perf_counter() - mark, 4)
             if (copying := self.judges.take_copying()) is not None:
                 metrics["seconds/offload"] = round(metrics.get("seconds/offload", 0.0) + copying, 4)
         return alarms
 
-    def scores(self) -> dict[str, Any]:
-        """Held-out scores on the model, and on its students as `eval/STUDENT/...`; those of each prompt are kept."""
-        keep = self.config.tracking.samples
-        with drawing_at(self.policy, self.backbone):
-            found = self._judge(self.policy, evaluation_spec(self.config), self.snapshot, keep)
-        self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
-        each = partial(Evaluated.by_prompt, names=self.judges.names, per_prompt=self.config.evaluate.per_prompt)
-        self._prompts = each(found)
-        means = summarise(self.judges.names, found.scores) | found.breadth()
-        spread = float(found.saturation.std(correction=0))
-        means |= {"saturation": float(found.saturation.mean()), "saturation/std": spread}
-        for student in self.students:
-            with student.wearing(self.policy.state(self.snapshot)) as policy:
-                found = self._judge(policy, student.spec, "default")
-            values = summarise(self.judges.names, found.scores) | found.breadth()
-            means |= {f"{student.name}/{name}": value for name, value in values.items()}
-            self._prompts |= {f"{student.name}/{name}": column for name, column in each(found).items()}
-        return {f"eval/{name}": value for name, value in means.items()}
+    def added(self, epoch: int, evaluated: bool) -> list[Measured]:
+        """What the hooks measure after this epoch."""
+        return [found for hook in self.hooks if (found := hook.on_evaluate(epoch, evaluated)) is not None]
 
-    def _judge(self, policy: Policy, spec: SamplerSpec, snapshot: str, keep: int = 0) -> Evaluated:
+    def scores(self) -> dict[str, Any]:
+        """Held-out scores of the model as `eval/...`; those of each prompt are kept."""
+        with drawing_at(self.policy, self.backbone):
+            keep = self.config.tracking.samples
+            found = self.judge(self.policy, evaluation_spec(self.config), self.snapshot, keep)
+        self._samples = found.pictures, found.scores[:: self.config.evaluate.per_prompt][: len(found.pictures)]
+        measured = self.measured(found)
+        self._prompts = dict(measured.prompts)
+        spread = float(found.saturation.std(correction=0))
+        saturation = {"eval/saturation": float(found.saturation.mean()), "eval/saturation/std": spread}
+        return {**measured.metrics, **saturation}
+
+    def measured(self, found: Evaluated, prefix: str = "") -> Measured:
+        """The means of what was judged, and the means of each prompt; `prefix`: before all names."""
+        means = summarise(self.judges.names, found.scores) | found.breadth()
+        columns = found.by_prompt(self.judges.names, self.config.evaluate.per_prompt)
+        return Measured(
+            {f"eval/{prefix}{name}": value for name, value in means.items()},
+            {f"{prefix}{name}": column for name, column in columns.items()},
+        )
+
+    def judge(self, policy: Policy, spec: SamplerSpec, snapshot: str, keep: int = 0) -> Evaluated:
         """The held-out prompts' images of a model, scored; every process draws its share."""
         return score_policy(
             policy,
@@ -109,7 +109,7 @@ class Evaluation:
             batch_size=self.config.rollout.batch_size,
             accelerator=self.accelerator,
             snapshot=snapshot,
-            check=self.check,
+            check=self.monitor.check,
             keep=keep,
         )
 
@@ -127,19 +127,6 @@ class Evaluation:
         if metrics["epoch"] and not alarms:
             self.folder.save_healthy(self.policy, self.snapshot, metrics)
         return [alarm.text for alarm in alarms]
-
-    def small_benchmark(self) -> dict[str, Any]:
-        """DivGenBench's small version."""
-        assert self.divgen is not None
-        with drawing_at(self.policy, self.backbone):
-            return self.divgen.measure(
-                self.policy,
-                evaluation_spec(self.config),
-                seed=self.config.seed,
-                batch_size=self.config.rollout.batch_size,
-                accelerator=self.accelerator,
-                snapshot=self.snapshot,
-            )
 
     def _show_samples(self, epoch: int, journal: Journal) -> None:
         """The newest evaluation's first image of each of the first prompts, as PNG and to the trackers."""

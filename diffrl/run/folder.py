@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from diffrl.records.disk import check_writable, inside, write_text
 from diffrl.records.identity import Identity
 from diffrl.records.lock import FolderLock, holder
 from diffrl.records.tracking import drop_lines, read_metrics, record_environment, save_samples
-from diffrl.report import write_report
-from diffrl.report.gardo import save_uncertain
 from diffrl.run.start import Start, free_changes
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -92,11 +90,6 @@ class RunFolder:
         if self.main:
             held.write(self.path, epoch)
 
-    def save_gallery(self, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
-        """GARDO's least trusted samples, see `diffrl.run.gallery`."""
-        if self.main:
-            save_uncertain(self.path, epoch, images, rows)
-
     def save_failure(self, error: Exception, details: Mapping[str, Any]) -> None:
         """What is known of a step after which training could not go on."""
         write_text(self.path / "nonfinite.json", json.dumps({"error": str(error), **details}, indent=1) + "\n")
@@ -104,13 +97,6 @@ class RunFolder:
     def lines(self) -> list[dict[str, Any]]:
         """The epochs of `metrics.jsonl`."""
         return read_metrics(self.path)
-
-    def report(self) -> list[dict[str, Any]]:
-        """Write the report, if there is something to report; the epochs."""
-        past = self.lines()
-        if past:
-            write_report(self.path)
-        return past
 
     @property
     def intact(self) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config import Config
+from diffrl.config.base import Section
 from diffrl.config.estimates import RULES
 from diffrl.config.reward import read_on_training_images
-from diffrl.image_sets.reading import read_set
 from diffrl.plugins import load
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
@@ -21,7 +21,6 @@ from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, wi
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import split_name
 from diffrl.rewards.wrappers import identity_of, stamp
-from diffrl.run.teachers import teachers_files
 from diffrl.version import __version__
 
 
@@ -32,12 +31,13 @@ def contents(config: Config) -> Identity:
     if config.drawn_groups:
         prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
         identity["prompts.train (texts)"] = _digest(prompts)
-    if config.image_set is not None:
-        config.image_set.check_rows(config)
-        identity["image_set.source (rows)"] = read_set(config.image_set.source).digest
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
-    identity |= {f"{key} (file)": _file_digest(file) for key, file in teachers_files(config).items()}
+    for section in (getattr(config, name) for name in type(config).model_fields):
+        other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"
+        if isinstance(section, Section) and (section is config.objective_section or not other):
+            for key, found in section.contents(config).items():
+                identity[key] = _file_digest(found) if isinstance(found, Path) else found
     outside = {} if config.method.trainer else {"objective": load("objective", config.objective)}
     if config.advantages is not None and config.advantages.rule not in RULES:
         outside["advantages"] = config.advantages.code()

@@ -1,9 +1,9 @@
-"""What is told of a run epoch by epoch: the live table, the trackers, the report. Only the main process tells."""
+"""What is told of a run epoch by epoch: the live table and the trackers. Only the main process tells."""
 
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,14 +12,13 @@ from PIL import Image
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import UserError, printable
-from diffrl.records.disk import DiskError
+from diffrl.errors import printable
 from diffrl.records.held_out import read_held_out
 from diffrl.records.progress import ProgressTable
 from diffrl.records.summary import summary
 from diffrl.records.tracking import Tracker
-from diffrl.report.data import read_run, warnings_of
 from diffrl.run.folder import RunFolder
+from diffrl.run.hooks import RunHook
 from diffrl.run.interrupt import Output
 
 
@@ -29,10 +28,14 @@ class Journal:
     Args:
         lower: rewards of which a lower score is better.
         headline: what is about to happen.
+        hooks: have the last word.
     """
 
-    def __init__(self, config: Config, folder: RunFolder, lower: frozenset[str] | set[str], headline: str) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, lower: frozenset[str], headline: str, hooks: Sequence[RunHook] = ()
+    ) -> None:
         self.config, self.folder, self.lower, self.headline = config, folder, lower, headline
+        self.hooks = hooks
         self.console = Console(file=Output())  # type: ignore[arg-type]
         self.tracker: Tracker | None = None
         self.table: ProgressTable | None = None
@@ -58,18 +61,15 @@ class Journal:
         if self.table is not None:
             self.table.__exit__(kind, error, at)
         self.tracker.close()
-        if error is not None:
-            with suppress(OSError, UserError, DiskError):  # what ended the run is what is to be told
-                self.folder.report()
-            return
-        judged = [metrics for metrics in self.folder.report() if "eval/diversity" in metrics]
+        judged = [metrics for metrics in self.folder.lines() if "eval/diversity" in metrics] if error is None else []
         if judged:
             trained, held = list(self.config.rewards), read_held_out(self.folder.path)
             if len(judged) > 1:
                 self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
-            for text in warnings_of(read_run(self.folder.path)):  # the report's own
-                self._say(f"WARNING: {text}")
-            self._say(f"Open {(self.folder.path / 'report.html').resolve()}")
+        for hook in self.hooks:
+            for text in hook.after_run(error):
+                self._say(text)
+        if judged:
             model, lora, test = self.config.model, self.folder.path / "lora", self.config.prompts.test
             prompts = test if isinstance(test, str) else next(iter(test))  # of several sets the first
             words = ["diffrl", "sample", model, "--lora", str(lora), "--prompts", prompts, "--limit", "16"]
@@ -100,7 +100,3 @@ class Journal:
     def images(self, epoch: int, paths: list[Path], texts: list[str]) -> None:
         if self.tracker is not None:
             self.tracker.images(epoch, [Image.open(path) for path in paths], texts)
-
-    def report(self) -> None:
-        if self.tracker is not None:
-            self.folder.report()

@@ -7,35 +7,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
-from diffrl.advantages import weighted_sum
-from diffrl.divgen.diversity import Features, group_diversity
+from diffrl.features import group_diversity
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import holds_groups, optimiser_steps, part_sizes, sample_pairs
 from diffrl.objectives.objective import Objective, RunningMeans, Scored, Step
 from diffrl.objectives.rows import Rows
 from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Policy
-from diffrl.prompts import MixedStream, PromptStream
 from diffrl.records.progress import PHASES
 from diffrl.rewards.compose import Composition
 from diffrl.rewards.scoring import Scorer
-from diffrl.rollout import Rollout, SamplerSpec
-from diffrl.run.clock import Clock, by_process, split_epoch
-from diffrl.run.images import draw
-from diffrl.run.learning import learn
+from diffrl.rollout import Rollout
+from diffrl.run.clock import by_process, split_epoch
+from diffrl.run.hooks import Monitor, RunHook
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
-from diffrl.run.scouting import Scouting
-from diffrl.run.showing import Showing
+from diffrl.run.source import Epoch, EpochSource
 from diffrl.seeds import seed_of
 
 
@@ -58,7 +53,6 @@ class LoopSettings:
 
     seed: int
     group_size: int
-    rollout_batch: int  # images per forward and process
     batch_size: int  # images per optimiser step
     accumulation: int  # micro-batches per process and optimiser step, unless micro_batch says how large they are
     inner_epochs: int
@@ -92,76 +86,63 @@ class Loop:
         objective: Objective,
         scorer: Scorer,
         weights: Tensor,
-        stream: PromptStream | MixedStream,
-        spec: SamplerSpec,
+        source: EpochSource,
         settings: LoopSettings,
         optimiser: torch.optim.Optimizer,
-        accelerator: Accelerator,
-        features: Features,
+        processes: Processes,
         *,
+        hooks: Sequence[RunHook] = (),
+        monitor: Monitor | None = None,
         gradients: Gradients | None = None,
         compose: Composition | None = None,
-        scouting: Scouting | None = None,
         fp16: bool = False,
     ) -> None:
         self.policy, self.objective, self.scorer, self.weights = policy, objective, scorer, weights
-        self.stream, self.spec, self.settings = stream, spec, settings
-        self.optimiser, self.accelerator, self.features = optimiser, accelerator, features
+        self.source, self.settings, self.optimiser = source, settings, optimiser
+        self.processes, self.clock = processes, processes.clock
+        self.hooks, self.monitor = hooks, monitor or Monitor()
         self.parameters = [parameter for _, parameter in policy.trainable]
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=fp16)
         self.gradients: Gradients = gradients or SumOfLosses()
         self.compose = compose or Composition(scorer.names, {})  # of all images, before the advantages
-        self.source: Callable[[int], tuple[Rollout, Tensor, Tensor]] = self._rollout  # what an epoch is trained on
-        self.scouting = scouting
-        self.showing: Showing | None = None  # training images for people
         self.step = 0
         self.skipped = 0  # optimiser steps so far that were left out for a non-finite gradient
         self._in_a_row = 0  # of them, those since the last one that was taken
-        self.clock = Clock()
-        self.processes = Processes(accelerator, self.clock)
-        self.status: Callable[[str], None] = lambda text: None  # told what the loop is doing, for the live table
-        self.inspect: Callable[[int, Rollout], None] = lambda epoch, rollout: None  # sees what an epoch is trained on
-        self.check: Callable[[], None] = lambda: None  # may raise, where the loop can be left: after each batch
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
         """Train one epoch; returns its line of `metrics.jsonl` (without evaluation)."""
         self.clock.take()  # a calibration's forwards are not the epoch's
         started = mark = time.perf_counter()
-        rollout, scores, features = self.source(epoch)
-        mark = self._phase("rollout+reward", mark)
-        scored, scores, local = self._judged(rollout, scores, features)
-        features, groups = scored.features, scored.groups
-        self.inspect(epoch, rollout)
-        learned = learn(self)
+        drawn = self.source(epoch)
+        rollout, mark = drawn.rollout, self._phase("rollout+reward", mark)
+        scored, scores, local = self._judged(drawn)
+        added: dict[str, Any] = {}
+        for hook in self.hooks:
+            added |= hook.after_rollout(epoch, rollout, scored)
         with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():
             losses, norms = self._optimise(rollout, local, epoch)
         self._phase("optimise", mark)
         self.objective.after_epoch(self.policy, self.step)
         metrics = self._metrics(epoch, scores, losses, norms)
-        drawn = ~features.isnan().any(1)  # an image set's pictures have none
-        metrics["diversity"] = float(group_diversity(features[drawn], groups[drawn])) if drawn.any() else None
+        known = ~scored.features.isnan().any(1)  # images that were not drawn have none
+        diversity = group_diversity(scored.features[known], scored.groups[known]) if known.any() else None
+        metrics["diversity"] = None if diversity is None else float(diversity)
         metrics["samples"] = (epoch + 1) * rollout.total
         metrics["rollout/forwards"] = int(self.processes.sum(torch.tensor(rollout.forwards, device=self.policy.device)))
         if self.objective.credit is not None:
-            metrics |= {f"rollout/level/{i}": level for i, level in enumerate(self.spec.noise_levels or ())}
-        metrics |= learned
-        metrics |= {f"batch/{name}": figure for name, figure in self.scorer.figures.items()}
-        if self.scouting is not None:
-            metrics |= self.scouting.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
-        metrics |= {} if self.showing is None else self.showing.figures
+            metrics |= {f"rollout/level/{i}": level for i, level in enumerate(rollout.spec.noise_levels or ())}
+        metrics |= added | {f"batch/{name}": figure for name, figure in self.scorer.figures.items()}
         metrics |= self._seconds(started)
         if (copying := self.scorer.take_copying()) is not None:
             metrics["seconds/offload"] = round(copying, 4)
         return metrics
 
-    def warm_up(self, key: str) -> None:
-        """The objective learns from an epoch's images, which nothing else is trained on; `key` takes the epoch's place
-        in the random numbers' keys."""
-        rollout, scores, features = self._rollout(0, key=key)
-        _, _, advantages = self._judged(rollout, scores, features)
-        for samples in self._steps(rollout, key):
-            parts, _, _ = self._parts(rollout, advantages, samples, 0)
-            step = Step(rollout, advantages, parts, (self.settings.seed, key), self.processes.sum)
+    def warm_up(self, drawn: Epoch, key: str) -> None:
+        """The objective learns from images that nothing else is trained on, drawn under `key`."""
+        _, _, advantages = self._judged(drawn)
+        for samples in self._steps(drawn.rollout, key):
+            parts, _, _ = self._parts(drawn.rollout, advantages, samples, 0)
+            step = Step(drawn.rollout, advantages, parts, (self.settings.seed, key), self.processes.sum)
             self.objective.learn(self.policy, step)
 
     def _steps(self, rollout: Rollout, *key: int | str) -> list[Tensor]:
@@ -171,26 +152,27 @@ class Loop:
         count = len(rollout.member)
         return optimiser_steps(rollout.total, settings.batch_size, rollout.first, count, order, unit)
 
-    def _judged(self, rollout: Rollout, scores: Tensor, features: Tensor) -> tuple[Scored, Tensor, Tensor]:
+    def _judged(self, drawn: Epoch) -> tuple[Scored, Tensor, Tensor]:
         """What the advantages were made of, the final views' plain scores (N, C), both over all processes, and the
-        advantages of this one's samples; of its scores (n, K) or (n, V, K) and features (n, F)."""
+        advantages of this one's samples."""
+        rollout, scores, features = drawn
         views = scores.shape[1] if scores.ndim == 3 else 1
         everything = self.processes.gather(torch.cat([scores.flatten(1), features], dim=1))
         columns = everything.shape[1] - features.shape[1]
         views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
-        groups = torch.arange(rollout.total) // self.settings.group_size
-        scored, plain = self._composed(views_of, groups, features)
+        scored, plain = self._composed(rollout, views_of, features)
         advantages = self.objective.advantages(scored)
         return scored, plain, advantages[rollout.first : rollout.first + len(rollout.member)]
 
-    def _composed(self, views: Tensor, groups: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
+    def _composed(self, rollout: Rollout, views: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
         """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views
         (N, V, C): a composition that compares compares the images of one view."""
         count, rewards = views.shape[1], len(self.weights)  # what the scorer has behind them is not optimised
+        groups = torch.arange(rollout.total) // self.settings.group_size
         own = groups[:, None] * count + torch.arange(count)
         composed = self.compose(views.flatten(0, 1), own.flatten()).unflatten(0, views.shape[:2])
-        plan = None if self.objective.credit is None else self.objective.credit.plan(self.spec)
-        final = 0 if plan is None else plan.final(self.spec)
+        plan = None if self.objective.credit is None else self.objective.credit.plan(rollout.spec)
+        final = 0 if plan is None else plan.final(rollout.spec)
         scores, auxiliary = composed[:, final, :rewards], composed[:, final, rewards:]
         kept = composed[..., :rewards] if count > 1 else None
         return Scored(scores, self.weights, groups, features, auxiliary, kept), views[:, final]
@@ -200,26 +182,13 @@ class Loop:
             torch.cuda.synchronize(self.policy.device)  # once per phase, for honest times
         return self.clock.add(name, mark)
 
-    def _rollout(self, epoch: int, key: str | None = None) -> tuple[Rollout, Tensor, Tensor]:
-        """Images of this process with their scores (n, K) or (n, V, K) and features (n, F).
-
-        `key`: takes the epoch's place in the random numbers' keys, for images that are not trained on.
-        """
-        prompts = [self.stream.prompts[i] for i in self.stream.batch(epoch)]
-        if self.scouting is None:
-            return draw(self, prompts, epoch if key is None else key)
-        members = self.scouting.members(self, prompts, epoch, self.settings.group_size)
-        rollout, scores, features = draw(self, prompts, epoch, members)
-        rollout.forwards += self.scouting.forwards
-        return rollout, scores, features
-
     def _optimise(self, rollout: Rollout, advantages: Tensor, epoch: int) -> tuple[list[Tensor], list[Tensor]]:
         settings, objective = self.settings, self.objective
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         for inner in range(settings.inner_epochs):
             for samples in self._steps(rollout, epoch, inner):
-                self.status(f"optimising, step {self.step + 1}")
+                self.monitor.status(f"optimising, step {self.step + 1}")
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 parts, idle, rows_of_step = self._parts(rollout, advantages, samples, epoch)
                 key = (settings.seed, epoch, inner)
@@ -232,7 +201,7 @@ class Loop:
                     loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
                     # What is neither a forward nor a decoding in there is the loss and its backward.
                     self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
-                    self.check()
+                    self.monitor.check()
                 for _ in range(idle):
                     self._keep_step(objective.rows(rollout, advantages, sample_pairs(samples[:1], 1), key))
                 norm = self._step()
@@ -332,7 +301,7 @@ class Loop:
         total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
         sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
         if self.processes.count > 1:
-            packed = self.accelerator.reduce(torch.cat(list(sums.values())), reduction="sum")
+            packed = self.processes.accelerator.reduce(torch.cat(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed.split([len(values) for values in sums.values()]), strict=True))
         # Losses are shares of a mean over all processes: their sum over processes counts each step once.
         sums["loss"][1] = len(losses)
@@ -361,7 +330,6 @@ class Loop:
             "objective": self.objective.state_dict(),
             "gradients": self.gradients.state_dict(),
             "compose": self.compose.state_dict(),
-            "levels": self.spec.noise_levels,
             "scaler": self.scaler.state_dict(),
         }
 
@@ -372,7 +340,5 @@ class Loop:
         self.gradients.load_state_dict(state["gradients"])
         if "compose" in state:  # checkpoints from before compositions remembered anything have none
             self.compose.load_state_dict(state["compose"])
-        if state.get("levels") is not None:  # found by a calibration
-            self.spec = self.spec.model_copy(update={"noise_levels": tuple(state["levels"])})
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

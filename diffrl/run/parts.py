@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -12,14 +13,9 @@ import torch
 from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
-from diffrl.config.estimates import advantage_std
 from diffrl.config.reward import Watched, auxiliary_names, read_on_training_images, spatial
-from diffrl.divgen.diversity import default_features
 from diffrl.errors import UserError
-from diffrl.methods.gardo.penalty import Gardo
-from diffrl.methods.marble.bank import TOTALS, set_columns
-from diffrl.methods.marble.combiner import Marble
-from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.features import default_features
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Credit, Given, Objective
@@ -29,18 +25,20 @@ from diffrl.policy.engine import compile_blocks, set_attention
 from diffrl.policy.host import keep_pages
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.compose import Composition
-from diffrl.rewards.direction import Corrected
-from diffrl.rewards.learning import Learning
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
-from diffrl.run.learning import First
 from diffrl.run.loop import LoopSettings
 from diffrl.run.rate import LearningRate
-from diffrl.run.scouting import Scouting
 from diffrl.worlds import worlds
 
 log = logging.getLogger("diffrl")
+
+
+def named(place: str) -> Any:
+    """What `module:name` is; its module is imported only now."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def build_objective(
@@ -56,14 +54,12 @@ def build_objective(
     if config.optimise.noise == "path":
         objective.noising.path, objective.keep_trajectory = True, "path"
     if names := spatial(config.rewards):
-        cast(Spatial, objective).see_regions(Regions([list(config.rewards).index(name) for name in names], names))
-    if config.marble is not None:
-        set_columns(objective.rule, config.marble.mode, config.marble.measure)
+        cast(Any, objective).see_regions([list(config.rewards).index(name) for name in names], names)
     if config.advantages is not None:
-        objective.rule.estimate = Checked(config.advantages.build(), config.advantages.rule)
-    if config.gardo is None:
-        return objective
-    return cast(Objective, Gardo.of(config.gardo, objective, config, lower))
+        objective.rule.estimate = Checked(config.advantages.estimate(), config.advantages.rule)
+    for section in config.sections:
+        objective = section.around(objective, config, lower)
+    return objective
 
 
 def build_credit(config: Config) -> Credit | None:
@@ -82,25 +78,8 @@ def _trainer(method: Method, objective: str = "") -> Any:
 
 def build_gradients(config: Config) -> Gradients:
     """How the losses of a micro-batch become the LoRA's gradient."""
-    marble = config.marble
-    if marble is None or (marble.mode in TOTALS and not marble.measure):  # there is one column of advantages
-        return SumOfLosses()
-    steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
-    std, owner = advantage_std(config)
-    if marble.mode == "amortised" and std == "none":  # its coefficients are of normalised gradients
-        text = "between marble's solving steps the rewards of the largest scale decide; take batch or group"
-        log.warning('%s is "none": %s', owner, text)
-    return Marble(list(config.rewards), marble, steps_per_epoch=steps)
-
-
-def build_scouting(config: Config) -> Scouting | None:
-    """What chooses an epoch's images, if the config asks for it."""
-    rollout, scout = config.rollout, config.rollout.scout
-    if scout is None:
-        return None
-    trained = 3 * config.objective_section.trained_steps(rollout) * config.optimise.inner_epochs
-    cost = 1 + scout.images * scout.steps / (rollout.group_size * (rollout.steps + trained))
-    return Scouting(scout.images, scout.steps, cost)
+    found = (section.combiner(config) for section in config.sections)
+    return next((combiner for combiner in found if combiner is not None), SumOfLosses())
 
 
 def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]:
@@ -119,10 +98,11 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
         "plugins": {name: entry.plugin or first.get(name, name) for name, entry in owners.items()},
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
-    watched |= {name: First(cast(Learning, built[learning])) for name, learning in first.items()}
-    if config.d2align is not None:  # without its direction, which `diffrl.methods.d2align.direction` learns
-        name = config.d2align.corrected(config)
-        optimised[name] = Corrected(optimised[name], config.d2align.omega, name=name)
+    if first:
+        as_at_first = named("diffrl.methods.learning:First")
+        watched |= {name: as_at_first(built[learning]) for name, learning in first.items()}
+    for section in config.sections:
+        section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
     # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
     elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
@@ -161,7 +141,6 @@ def loop_settings(config: Config) -> LoopSettings:
     return LoopSettings(
         seed=config.seed,
         group_size=config.rollout.group_size,
-        rollout_batch=config.rollout.batch_size,
         batch_size=optimise.batch_size,
         accumulation=optimise.accumulation,
         micro_batch=AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch,
@@ -264,7 +243,7 @@ def meanings(run: Any) -> str:
     if config.model in worlds():
         world = worlds()[config.model]
         lines += [f"{name}: {meaning}" for name, meaning in world.meanings.items()]
-        texts = [prompt.text for prompt in [*run.loop.stream.prompts, *run.evaluation.prompts]]
+        texts = [prompt.text for prompt in [*run.source.stream.prompts, *run.evaluation.prompts]]
         if line := world.foreign(list(dict.fromkeys(texts))):
             log.warning("%s", line)
     lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")

@@ -13,7 +13,6 @@ from diffrl.config import Config
 from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.assembly import Run
-from diffrl.run.direction import prepare_direction
 from diffrl.run.dry_run import first_scores, without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
@@ -50,12 +49,12 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
         with _left_intact(run):
             facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
             folder.begin(run.config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
-            prepare_direction(run.config, folder.path, run.policy, run.scorer.rewards, run.spec, run.accelerator)
+            run.prepare()
             with _interruptible(run, [] if owner is None else [owner.check]):
                 with foreign(start.path or folder.path):
                     run.restore(start)
                 with (
-                    Journal(run.config, folder, run.lower, describe(run) + meanings(run)) as journal,
+                    Journal(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as journal,
                     run.peers.blamed(),
                 ):
                     run.train(journal)

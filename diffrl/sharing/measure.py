@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.divgen.diversity import load_features
 from diffrl.evaluation import score_policy
+from diffrl.features import load_features
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import SamplerSpec, generate

@@ -25,7 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from diffrl.evaluation import Drawing
+from diffrl.drawing import Drawing
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rollout import generate

@@ -31,9 +31,7 @@ from diffrl.config import Config, load_config
 from diffrl.errors import UserError, say
 from diffrl.prompts import load_prompts
 from diffrl.run.assembly import Run
-from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
-from diffrl.run.learning import meet
 from diffrl.sweep.jobs import Job, run_jobs
 from diffrl.version import __version__
 from experiments.league.experiments import Experiment, replaced
@@ -91,14 +89,12 @@ def _job(one: Experiment, folder: Path, then: Callable[[Experiment, dict[str, An
 
 def measure(config: Config, drawn: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The cost of a config: {setup, image: {forwards, seconds}, mib}. `drawn`: of an image of its image set."""
-    run = Run(config)
+    run = Run(config.model_copy(update={"epochs": EPOCHS}))  # of an image set no more is encoded
     try:
         mark, clock = time.perf_counter(), run.loop.clock
         clock.forwards = 0
-        prepare_direction(config, run.folder.path, run.policy, run.scorer.rewards, run.spec, run.accelerator)
-        if run.offline is not None:
-            run.offline.prepare(range(EPOCHS), run.accelerator, lambda: None, lambda text: None)
-        meet(run.loop)
+        run.prepare()
+        run.begin()
         run.begin_epoch()
         setup = {"forwards": clock.forwards, "seconds": time.perf_counter() - mark}
         run.loop.run_epoch(0)
@@ -114,7 +110,7 @@ def measure(config: Config, drawn: Mapping[str, float] | None = None) -> dict[st
 
 def measure_search(config: Config) -> dict[str, Any]:
     """`measure` of a search: candidates of a rollout's images, twice."""
-    run = Run(config)
+    run = Run(config.model_copy(update={"epochs": EPOCHS}))  # of an image set no more is encoded
     try:
         prompts, clock = load_prompts(config.prompts.test)[: config.rollout.groups], run.loop.clock
         for number in range(2):

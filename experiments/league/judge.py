@@ -20,13 +20,14 @@ from torch import Tensor
 
 from diffrl.config import Config, load_config
 from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.methods.d2align.stage1 import prepare_direction
+from diffrl.methods.students import students_of
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
 from diffrl.rewards.direction import Direction
 from diffrl.rollout import SamplerSpec, generate, initial_noise
 from diffrl.run.assembly import Run
-from diffrl.run.direction import prepare_direction
 from diffrl.run.folder import RunFolder
 from diffrl.run.parts import evaluation_spec
 from diffrl.samplers import schedule
@@ -105,7 +106,7 @@ def judge(
         return {f"{prefix}{k}": v for k, v in values.items()}, {f"{prefix}{k}": v for k, v in by_prompt.items()}
 
     means, by_prompt = columns(on(run.policy, evaluation_spec(run.config), snapshot))
-    for student in run.evaluation.students:
+    for student in students_of(run.hooks):
         with student.wearing(run.policy.state(snapshot or "default")) as policy:
             more = columns(on(policy, student.spec, None if snapshot is None else "default"), f"{student.name}/")
         means, by_prompt = means | more[0], by_prompt | more[1]
@@ -116,7 +117,7 @@ def judge_base(run: Run, direction: Direction | None, task: Task) -> Judged:
     """`judge` of the base model, kept in the runs' folder under everything that it depends on."""
     config = run.config.resolved()
     depends = [config[k] for k in ("model", "rewards", "watch", "prompts", "evaluate")]
-    depends += [config["engine"]["base"], [student.name for student in run.evaluation.students]]
+    depends += [config["engine"]["base"], [student.name for student in students_of(run.hooks)]]
     depends += [evaluation_spec(run.config).model_dump(), task.prompts, task.per_prompt, __version__]
     if direction is not None:  # each seed has a corrected reward of its own
         depends += [asdict(direction.identity), direction.vector.tolist()]
@@ -206,7 +207,7 @@ def write_strips(run: Run, task: Task, prompts: list[Prompt]) -> None:
     (TRACK-base.webp beside it); by the student, if the track's gold is a student's. 2 to 6 kB at 64 pixels a side."""
     assert task.strip is not None
     name = str(task.track["gold"][0]).rpartition("/")[0]
-    student = next((one for one in run.evaluation.students if one.name == name), None)
+    student = next((one for one in students_of(run.hooks) if one.name == name), None)
     for snapshot, file in ((run.judged, task.strip), (None, base_strip(task.strip))):
         if student is None:
             _write_strip(run.policy, prompts, evaluation_spec(run.config), snapshot, file)

@@ -24,7 +24,7 @@ from tiny_models.recent import make
 from diffrl.config import Config, load_config
 from diffrl.config.engine import Engine
 from diffrl.errors import UserError
-from diffrl.run.direction import prepare_direction
+from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.run.fit import GIB, Fit
 from diffrl.run.train import Run
 

@@ -35,7 +35,7 @@ def test_no_optimiser_step_waits_for_the_device(config_file, method: str) -> Non
     """CUDA itself raises where the host waits; one wait a step is allowed: for the gradient's norm."""
     run = make(config_file, method)
     run.loop.run_epoch(0)
-    rollout, scores, _ = run.loop._rollout(1)
+    rollout, scores, _ = run.loop.source(1)
     advantages = torch.randn(scores.shape[0], 1)
     step, waits = run.loop._step, []
 

@@ -18,10 +18,10 @@ from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.methods.d2align.direction import reconstructed
+from diffrl.methods.d2align.stage1 import embed_images, prepare_direction
 from diffrl.prompts import load_prompts
 from diffrl.records.tracking import read_metrics
 from diffrl.rewards.direction import load_direction
-from diffrl.run.direction import embed_images, prepare_direction
 from diffrl.run.train import Run, train
 
 PLUGIN = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
@@ -136,17 +136,17 @@ def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) 
 
 # Where the process kills itself: in both stages, and between them.
 KILLS = {
-    "diffrl.run.direction:embed_images": 2,
+    "diffrl.methods.d2align.stage1:embed_images": 2,
     "diffrl.records.checkpoint:_publish": 2,
-    "diffrl.run.direction:_Stage1.keep": 2,
-    "diffrl.run.direction:save_image": 2,
-    "diffrl.run.direction:Corrected.use": 1,
+    "diffrl.methods.d2align.stage1:_Stage1.keep": 2,
+    "diffrl.methods.d2align.stage1:save_image": 2,
+    "diffrl.methods.d2align.stage1:Corrected.use": 1,
     "diffrl.run.loop:Loop._step": 2,
 }
 
 
 def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"diffrl.run.direction:BLOCK": 4, "diffrl.methods.d2align.direction:SAVE_EVERY": 10}
+    small = {"diffrl.methods.d2align.stage1:BLOCK": 4, "diffrl.methods.d2align.direction:SAVE_EVERY": 10}
     for name, value in small.items():
         monkeypatch.setattr(name.replace(":", "."), value)
     sections = {**TWO_STAGES, "epochs": 1, "evaluate": {"prompts": 1}, "tracking": {"samples": 0}}

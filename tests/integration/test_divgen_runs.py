@@ -21,8 +21,8 @@ from diffrl.divgen.observe import Item, as_written, observe, read_folder
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.run import IN_TRAINING, Job, generate_images, score_folder
 from diffrl.divgen.score import score
+from diffrl.drawing import Drawing
 from diffrl.errors import UserError
-from diffrl.evaluation import Drawing
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import read_metrics
 from diffrl.report import write_report

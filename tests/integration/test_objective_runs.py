@@ -16,6 +16,7 @@ from tiny import count_forwards
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint
+from diffrl.run import hooks
 from diffrl.run.train import Run
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True}}
@@ -62,6 +63,7 @@ def go_on(run: Run, tensors: dict[str, Any], state: dict[str, Any]) -> None:
     for snapshot in run.snapshots:
         run.policy.load_state(snapshot, tensors[snapshot])
     run.loop.load_state_dict(state["loop"])
+    hooks.restore(run.hooks, tensors, state["hooks"])
     run.objective.load_tensors(tensors.get("objective", {}))
     checkpoint.optimiser_from_tensors(run.optimiser, tensors["optimiser"], state["optimiser"])
 
@@ -113,7 +115,7 @@ def _train(paths: dict[str, Path], folder: Path, world: int) -> None:
     """An epoch of each kind: pairs that are measured first, gains of views, edges of trees."""
     for name, path in paths.items():
         run = Run(load_config(path, ["optimise.inner_epochs=2"], world=world))
-        run.begin_epoch()
+        run.begin()
         metrics = run.loop.run_epoch(0)
         if run.main:
             torch.save((run.policy.state("default"), metrics), folder / f"{name}{world}.pt")
@@ -145,20 +147,20 @@ def test_one_process_equals_two(config_file: Callable[..., Path], tmp_path: Path
 def test_calibrated_noise_is_found_before_training_and_resumed(make: Callable[..., Run]) -> None:
     dense = {**GRPO, "rollout": {**GRPO["rollout"], "sampler": "dance"}, "dense": {"calibrate": 2}}
     run = make("calibrated", **dense)
-    run.begin_epoch()
-    found = run.loop.spec.noise_levels
+    run.begin()
+    found = run.rollouts.spec.noise_levels
     schedule = run.policy.timesteps(4).tolist()
     start = [0.7 * (t / (1 - (schedule[1] if t == 1 else t))) ** 0.5 for t in schedule[:-1]]
     assert found is not None and all(
         abs(abs(a - b) - 0.02) < 1e-6 or abs(a - b) < 1e-6 for a, b in zip(found, start, strict=True)
     )
-    run.begin_epoch()
-    assert run.loop.spec.noise_levels == found  # once
+    run.begin()
+    assert run.rollouts.spec.noise_levels == found  # once
     line = run.loop.run_epoch(0)
     assert [line[f"rollout/level/{i}"] for i in range(4)] == list(found)
     again = make("calibrated again", **dense)
-    again.loop.load_state_dict(run.loop.state_dict())
-    assert again.loop.spec.noise_levels == found
+    hooks.restore(again.hooks, *hooks.states(run.hooks))
+    assert again.rollouts.spec.noise_levels == found
 
 
 def test_no_forward_whose_result_is_unused(make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.evaluation import Drawing, evaluate, sample, score_policy
+from diffrl.drawing import Drawing, evaluate, sample
+from diffrl.evaluation import score_policy
 from diffrl.prompts import load_prompts
 from diffrl.records.progress import number
 from diffrl.report.drawn import write_drawn

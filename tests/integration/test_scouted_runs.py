@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.methods.scout import EPOCHS, Scouting
 from diffrl.rollout import collect
-from diffrl.run.scouting import EPOCHS, Scouting
 from diffrl.run.train import Run
 
 SCOUT: dict[str, Any] = {"rollout": {"steps": 4, "scout": {"images": 10, "steps": 2}}}
@@ -34,7 +34,7 @@ def test_chosen_images_are_those_of_a_rollout_without_scouts(make: Callable[...,
     """Of all ten members drawn in full, the four that two steps show as the best and the worst, to the bit; one image a
     batch, since rounding differs with what else is in it."""
     run = make("scouted", "rollout.batch_size=1", "rollout.groups=2")
-    rollout, scores, _ = run.loop._rollout(3)
+    rollout, scores, _ = run.loop.source(3)
     assert rollout.forwards == 2 * 10 * 2 + 2 * 4 * 4
     few, full = (
         collect(
@@ -89,7 +89,7 @@ def test_a_resume_is_exact(make: Callable[..., Run]) -> None:
 def _train(path: Path, folder: Path, world: int) -> None:
     run = Run(load_config(path, ["optimise.inner_epochs=2", "rollout.batch_size=4"], world=world))
     lines = [run.loop.run_epoch(epoch) for epoch in range(2)]
-    members = torch.stack([run.loop._rollout(5)[0].member])
+    members = torch.stack([run.loop.source(5)[0].member])
     everything = run.loop.processes.gather(members[0])
     if run.main:
         torch.save((run.policy.state("default"), lines, everything), folder / f"{world}.pt")
@@ -178,7 +178,7 @@ def test_processes_divide_the_candidates(config_file: Callable[..., Path]) -> No
 
 
 def test_the_warning_is_said_once_where_the_order_falls_below_what_pays() -> None:
-    scouting, order = Scouting(8, 2, cost=1.5), torch.arange(8.0).expand(3, 8)
+    scouting, order = Scouting(*[cast(Any, None)] * 3, 8, 2, cost=1.5), torch.arange(8.0).expand(3, 8)
     scouting._chosen, scouting._spread = order, 2.0  # so that 0.816 pays
     for _ in range(EPOCHS):
         assert scouting.warning() is None

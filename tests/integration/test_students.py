@@ -14,9 +14,10 @@ from peft.utils import get_peft_model_state_dict
 from tiny import tiny_flux, tiny_sd3
 
 from diffrl.config import load_config
-from diffrl.divgen.diversity import load_features
 from diffrl.errors import UserError
 from diffrl.evaluation import score_policy, summarise
+from diffrl.features import load_features
+from diffrl.methods.students import students_of
 from diffrl.policy import load_policy, read_lora
 from diffrl.records.verdict import Guard
 from diffrl.report import write_comparison
@@ -88,12 +89,14 @@ def _reports(whole: Any, plain: Any, tmp_path: Path) -> None:
 
 def test_it_waits_in_main_memory(config_file, turbo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(load_config(config_file("run", evaluate=with_turbo(turbo))))
-    (student,) = run.evaluation.students
+    (student,) = students_of(run.hooks)
     moves: list[str] = []
     monkeypatch.setattr(student.policy.vae, "to", lambda device: moves.append(str(device)))
     assert all(not p.is_meta for p in student.policy.network.parameters())
-    first = run.evaluation.scores()
-    assert moves == ["cpu", "cpu"] and first == run.evaluation.scores(), "to the device and back, and the same again"
+    first = run.evaluation.added(0, True)
+    assert moves == ["cpu", "cpu"] and first == run.evaluation.added(0, True), (
+        "to the device and back, and the same again"
+    )
 
 
 def test_a_student_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_model: Path, tmp_path: Path) -> None:
@@ -107,13 +110,13 @@ def test_a_student_may_be_the_model_itself_with_a_merged_lora(config_file, tiny_
     also = {"turbo": {"merge": str(tmp_path / "turbo"), "steps": 2}, "plain": {"model": str(tiny_model), "steps": 2}}
     config = load_config(config_file("run", evaluate={"every": 1, "also": also}))
     run = Run(config)
-    networks = {student.name: student.policy.network for student in run.evaluation.students}
+    networks = {student.name: student.policy.network for student in students_of(run.hooks)}
     turbo, plain = networks["turbo"], networks["plain"]
     for layer in ("transformer_blocks.0.ff.net.2", "proj_out"):
         added = turbo.get_submodule(layer).weight - plain.get_submodule(layer).weight
         module = pipe.transformer.get_submodule(layer)
         assert torch.allclose(added, module.lora_B["default"].weight @ module.lora_A["default"].weight, atol=1e-6)
-    found = run.evaluation.scores()
+    found = run.evaluation.added(0, True)[0].metrics
     assert found["eval/turbo/redness"] != found["eval/plain/redness"]
     peaks = fit.estimate(config).peaks
     assert peaks["sampling 8 rows on turbo"] == peaks["sampling 8 rows on plain"]
@@ -133,7 +136,7 @@ def test_doctor_counts_it(config_file, turbo: Path) -> None:
     found = fit.estimate(config)
     without = fit.estimate(load_config(config_file("run")))
     run = Run(config)
-    (student,) = run.evaluation.students
+    (student,) = students_of(run.hooks)
     weights = sum(p.nbytes for m in (student.policy.network, student.policy.vae) for p in m.parameters())
     texts = sum(p.nbytes for encoder in student.policy.backbone.text_encoders for p in encoder.parameters())
     key = "sampling 8 rows on turbo"

@@ -45,7 +45,9 @@ from diffrl.objectives.objective import Objective, Scored, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect
+from diffrl.run.clock import Clock
 from diffrl.run.loop import Loop, LoopSettings
+from diffrl.run.processes import Processes
 from diffrl.samplers import gaussian_log_prob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
@@ -75,13 +77,13 @@ def gradient_of_the_loop(
     gradients: Any = None,
 ) -> tuple[Tensor, float]:
     """What one optimiser step of the loop takes from the LoRA at step size 1, in three micro-batches; and its loss."""
-    settings = LoopSettings(0, GROUP, IMAGES, IMAGES, 3, 1, max_grad_norm=1e9, ema=0.0)
+    settings = LoopSettings(0, GROUP, IMAGES, 3, 1, max_grad_norm=1e9, ema=0.0)
     before = policy.state()
     optimiser = torch.optim.SGD([parameter for _, parameter in policy.trainable], lr=1.0)
-    parts: dict[str, Any] = {"scorer": None, "weights": torch.ones(1), "stream": None, "features": None}
+    parts: dict[str, Any] = {"scorer": None, "weights": torch.ones(1), "source": None}
     loop = Loop(
-        policy=policy, objective=objective, spec=rollout.spec, settings=settings, optimiser=optimiser,
-        accelerator=Accelerator(cpu=True), gradients=gradients, compose=SimpleNamespace(),
+        policy=policy, objective=objective, settings=settings, optimiser=optimiser,
+        processes=Processes(Accelerator(cpu=True), Clock()), gradients=gradients, compose=SimpleNamespace(),
         **parts,  # type: ignore[arg-type]
     )  # fmt: skip
     try:

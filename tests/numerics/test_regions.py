@@ -178,7 +178,7 @@ def test_places_without_a_word_and_other_sizes() -> None:
 
 def test_each_rewards_own_scalar_serves_marble() -> None:
     objective = NFT()
-    objective.see_regions(Regions([1], ["mapped"]))
+    objective.see_regions([1], ["mapped"])
     assert objective.basis is None
     objective.on_policy = False
     policy, rows, _ = rows_of(fixed(5, B, K, H, W), fixed(4, B, K))

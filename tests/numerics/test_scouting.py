@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from diffrl.run.scouting import break_even, extremes, spread
+from diffrl.methods.scout import break_even, extremes, spread
 from diffrl.stats import rank_correlation
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffrl.methods.dense.calibration import start_levels
 from diffrl.methods.dense.credit import calibrated, gains_of
 from diffrl.methods.dpo.objective import pair_slopes
 from diffrl.methods.gdro.objective import plackett_luce_slopes
 from diffrl.methods.rwr.objective import reward_weights
-from diffrl.run.calibrate import start_levels
 from diffrl.samplers import SamplerSpec, dance, euler_step
 
 MODES = torch.tensor([[2.0, 2], [2, -2], [-2, 2], [-2, -2]], dtype=torch.float64)

@@ -11,8 +11,8 @@ import torch
 from pretend_runs import METHODS, config_of
 
 from diffrl.config import load_config
+from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.records import checkpoint
-from diffrl.run.direction import prepare_direction
 from diffrl.run.fit import auto_micro_batch
 from diffrl.run.train import Run, train
 
@@ -27,7 +27,7 @@ TABLE: dict[str, dict[tuple[str, str], int]] = {
 }
 # Of a rollout's batch: are its latents finite, and its scores and features on the host. None inside a sampling step.
 BATCH = {"rollout.py:_sample", "rewards/scoring.py:_look_for_writes", "rewards/answers.py:checked"}
-BATCH |= {"divgen/diversity.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
+BATCH |= {"features.py:pixel_features", "rewards/direction.py:embed_image", "rewards/direction.py:score"}
 BATCH |= {"rewards/scoring.py:attempt"}  # the same tiny reward, not corrected
 
 
@@ -50,12 +50,11 @@ def test_a_method_learns_and_waits_no_more_than_the_table_says(config_file: Any,
     assert all(value.isfinite().all() for value in after.values())
     assert any(not torch.equal(before[name], value) for name, value in after.items())
     with pretend_cuda.waits() as seen:
-        rollout, scores, features = run.loop._rollout(2)
+        rollout, scores, features = run.loop.source(2)
     assert not [key for key in seen if key[2] not in BATCH]
     assert all(count <= 4 for count in seen.values())  # two batches, two rewards: not 3 or 4 sampling steps more
     scores = scores if scores.ndim == 3 else scores[:, None]
-    groups = torch.arange(rollout.total) // run.loop.settings.group_size
-    advantages = run.objective.advantages(run.loop._composed(scores.cpu(), groups, features.cpu())[0])
+    advantages = run.objective.advantages(run.loop._composed(rollout, scores.cpu(), features.cpu())[0])
     with pretend_cuda.waits() as seen:
         losses, _ = run.loop._optimise(rollout, advantages, 2)
     steps = 2

@@ -13,8 +13,8 @@ import pytest
 from diffrl import __version__
 from diffrl.cli.main import main
 from diffrl.config import dump, load_config
+from diffrl.drawing import Scores
 from diffrl.errors import UserError
-from diffrl.evaluation import Scores
 from diffrl.rewards import registry
 
 CONFIG = """\
@@ -67,10 +67,10 @@ def calls(monkeypatch):
         pass
 
     stub("diffrl.run.train", "train")
-    stub("diffrl.evaluation", "sample")
+    stub("diffrl.drawing", "sample")
     errors = {"clip": 0.01, "ocr": 0.0}
     scores = Scores({"mean": {"clip": 0.25, "ocr": None}, "standard_error": errors, "diversity": 0.5})
-    stub("diffrl.evaluation", "evaluate", scores)
+    stub("diffrl.drawing", "evaluate", scores)
     stub("diffrl.report", "write_comparison")
     drawn = Fake("diffrl.report.drawn")
     drawn.write_drawn = lambda folder, facts: folder / "images.html"

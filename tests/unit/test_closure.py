@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-MOST = 26_530  # lines of ours that `import diffrl.run.train` loads, docstrings included
+MOST = 16_450  # lines of ours that `import diffrl.run.train` loads, docstrings included
 # Modules that no run needs before its config asks for them.
 OUTSIDE = (
     "diffrl.api",
@@ -14,7 +14,13 @@ OUTSIDE = (
     "diffrl.bench",
     "diffrl.cli",
     "diffrl.conformance",
+    "diffrl.divgen",
+    "diffrl.drawing",
     "diffrl.league",
+    "diffrl.methods",
+    "diffrl.playground",
+    "diffrl.report",
+    "diffrl.run.fit",
     "diffrl.search",
     "diffrl.sharing",
     "diffrl.sweep",

@@ -77,7 +77,7 @@ def prepared(config_file: Any, overrides: list[str], columns: int = 1) -> Run:
     run = make(config_file, overrides)
     for seed, name in enumerate(("default", "old"), start=1):
         scramble(run.policy, name, seed=seed, std=0.1)
-    rollout, _, features = run.loop._rollout(0)
+    rollout, _, features = run.loop.source(0)
     scores = torch.randn(16, columns, generator=torch.Generator().manual_seed(3))
     scores[8:, 1:] = torch.nan
     run.objective.rule.each = columns > 1
@@ -127,7 +127,7 @@ def test_a_reward_that_does_not_apply_gives_no_loss(config_file) -> None:
 def test_members_of_a_group_share_the_timestep_and_on_demand_the_noise(config_file) -> None:
     for same_noise in (False, True):
         run = make(config_file, ["crd.timesteps=2", f"crd.same_noise={str(same_noise).lower()}"])
-        rollout, _, _ = run.loop._rollout(0)
+        rollout, _, _ = run.loop.source(0)
         rows: Rows = run.objective.rows(rollout, torch.zeros(16, 1), sample_pairs(torch.arange(16), 2), (0, 0))
         t, eps = rows.t.view(2, 4, 4), rows.eps.view(2, 4, 4, -1)  # row number, group, member
         assert (t == t[:, :, :1]).all()

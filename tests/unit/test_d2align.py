@@ -19,6 +19,7 @@ from torchvision.transforms import functional as TF
 from diffrl.cli.main import main
 from diffrl.config import check_plugin, load_config
 from diffrl.errors import UserError
+from diffrl.methods.d2align.stage1 import pool_prompts
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import save_image
 from diffrl.report.d2align import write_page
@@ -28,7 +29,6 @@ from diffrl.rewards.direction import Corrected, Direction, Identity, fingerprint
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import split_name
-from diffrl.run.direction import pool_prompts
 
 DATA = Path(__file__).parents[1] / "data"
 PLUGIN, REDNESS = f"{DATA}/embedder.py:Embedder", f"{DATA}/redness.py:Redness"

@@ -294,7 +294,7 @@ def test_the_forwards_of_a_rollout_are_those_that_it_takes(config_file, name: st
     words = [*(["objective=grpo", "rollout.sampler=flow_sde"] if credit else []), *PLANS[name]]
     config = load_config(config_file("run"), words)
     run = Run(config)
-    assert rollout_forwards(config, run.objective) == run.loop._rollout(0)[0].forwards
+    assert rollout_forwards(config, run.objective) == run.loop.source(0)[0].forwards
 
 
 @pytest.mark.parametrize("more", ["", "tree.skip=1", "tree.keep=best", "tree.keep=both"])
@@ -316,7 +316,6 @@ def test_the_work_of_an_epoch_is_what_an_epoch_does(config_file, name: str) -> N
     expected = fit.estimate(config).work
     run = Run(config)
     run.loop.run_epoch(0)  # from now on the snapshot lags behind
-    run.begin_epoch()
     with FlopCounterMode(display=False) as counter:
         run.loop.run_epoch(0)
     assert min(expected.values()) > 0

@@ -14,6 +14,7 @@ from tiny import scramble
 
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
+from diffrl.methods.gardo.gallery import gallery
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
 from diffrl.objectives.minibatches import sample_pairs
@@ -21,7 +22,7 @@ from diffrl.objectives.objective import Scored, Step
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.run.gallery import gallery
+from diffrl.run.hooks import RunHook
 from diffrl.run.train import Run
 
 BLUE = """
@@ -60,7 +61,7 @@ def first_step(run: Run) -> tuple[Gardo, Step]:
     gardo = gardo_of(run)
     scramble(run.policy)
     gardo.base.after_step(run.policy, 1)
-    rollout, scores, features = run.loop._rollout(0)
+    rollout, scores, features = run.loop.source(0)
     scored = Scored(scores[:, :1], torch.ones(1), torch.arange(16) // 4, features, scores[:, 1:])
     parts = sample_pairs(torch.arange(16), gardo.rows_per_sample(rollout)).split(8)
     step = Step(rollout, gardo.advantages(scored), parts, (0, 0, 0), lambda values: values)
@@ -260,9 +261,13 @@ def test_report_shows_what_the_gate_caught(make) -> None:
 def test_an_image_of_the_gallery_is_the_one_that_was_scored(make) -> None:
     run = make({"share": 0.2})
     shown = {}
-    run.loop.inspect = lambda epoch, rollout: shown.update(
-        zip(("images", "rows"), gallery(gardo_of(run), run.policy, rollout, lambda values: values, 4), strict=True)
-    )
+
+    class Look(RunHook):
+        def after_rollout(self, epoch, rollout, scored):
+            caught = gallery(gardo_of(run), run.policy, rollout, lambda values: values, 4)
+            return shown.update(zip(("images", "rows"), caught, strict=True)) or {}
+
+    run.hooks.append(Look())
     run.loop.run_epoch(0)
     scores = run.scorer.score(shown["images"], [Prompt(row["prompt"], {}) for row in shown["rows"]])
     for row, score in zip(shown["rows"], scores.tolist(), strict=True):

@@ -18,7 +18,7 @@ from diffrl.rewards import scoring
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.rewards.suspicion import EPOCHS, Suspicions
+from diffrl.run.suspicion import EPOCHS, Suspicions
 
 IMAGES = torch.linspace(0, 1, 4 * 3 * 4 * 4).view(4, 3, 4, 4)
 PROMPTS = [Prompt(f"prompt {i}", {"tags": [i]}) for i in range(4)]

@@ -32,7 +32,7 @@ from tests.unit.test_image_sets import paint, write
 
 def set_of(run: Run, folder: Path, indices: list[int] | None = None) -> str:
     """A rollout's own images, latents and scores."""
-    rollout, scores, _ = run.loop._rollout(0)
+    rollout, scores, _ = run.rollouts(0)
     size, rows = run.config.rollout.group_size, []
     images = run.policy.decode(rollout.latents)
     for place, prompt in enumerate(rollout.prompts):
@@ -62,8 +62,7 @@ def test_a_rollout_s_own_images_give_the_online_step_to_the_bit(
     online = make(config_file, objective)
     source = set_of(online, tmp_path / "set")
     offline = make(config_file, objective, source)
-    assert offline.groups is not None
-    monkeypatch.setattr(offline.groups.stream, "batch", lambda epoch: list(range(4)))
+    monkeypatch.setattr(offline.source.groups.stream, "batch", lambda epoch: list(range(4)))
     seen = count_forwards(offline, monkeypatch)
     mine, theirs = offline.loop.run_epoch(0), online.loop.run_epoch(0)
     assert mine["loss"] == theirs["loss"] and mine["reward/redness"] == theirs["reward/redness"]
@@ -79,10 +78,9 @@ def test_without_latents_the_step_is_that_of_the_encoded_pictures(config_file: A
     lines = [json.loads(line) for line in (tmp_path / "set" / "images.jsonl").read_text().splitlines()]
     write(tmp_path / "set", *({key: value for key, value in line.items() if key != "latents"} for line in lines))
     offline = make(config_file, "dpo", source)
-    assert offline.offline is not None and offline.groups is not None
-    offline.offline.prepare(range(1), offline.accelerator, lambda: None, lambda text: None)
+    offline.begin()
     rollout, scores, features = offline.loop.source(0)
-    first = offline.groups.stream.batch(0)[0]
+    first = offline.source.groups.stream.batch(0)[0]
     pictures = torch.stack([to_tensor(tmp_path / "set" / f"{first}-{i}.png") for i in range(4)])
     assert torch.equal(rollout.latents[:4], offline.policy.encode_images(pictures))
     assert scores[:4, 0].tolist() == pytest.approx(lines[first]["scores"]["redness"]) and features.isnan().all()
@@ -103,8 +101,8 @@ def test_a_larger_group_gives_other_members_each_epoch_and_a_smaller_one_is_left
     small = {"images": ["x.png"], "prompt": "alone", "scores": {"redness": [1.0]}}
     (tmp_path / "set" / "images.jsonl").write_text(lines + json.dumps(small) + "\n")
     pairs = make(config_file, "dpo", source, rollout={"group_size": 2}, optimise={"batch_size": 8, "accumulation": 1})
-    assert "1 prompts have fewer than 2 pictures" in caplog.text and pairs.groups is not None
-    drawn = {tuple(pairs.groups.members(epoch, 0).tolist()) for epoch in range(20)}
+    assert "1 prompts have fewer than 2 pictures" in caplog.text
+    drawn = {tuple(pairs.source.groups.members(epoch, 0).tolist()) for epoch in range(20)}
     assert len(drawn) > 3 and all(a < b < 4 for a, b in drawn)
     rollout, scores, _ = pairs.loop.source(3)
     assert len(rollout.latents) == 8 == len(scores) and rollout.member.tolist() == [0, 1] * 4
@@ -116,7 +114,7 @@ def test_mixed_rows_are_the_rollout_s_and_the_set_s_on_any_number_of_processes(
     source = set_of(make(config_file, "nft"), tmp_path / "set")
     run = make(config_file, "nft", source, image_set={"source": source, "share": 0.5})
     whole, scores, features = run.loop.source(1)
-    drawn, own, _ = run.loop._rollout(1)
+    drawn, own, _ = run.rollouts(1)
     given = [i for i in range(16) if bool(features[i].isnan().all())]
     assert given == [4, 5, 6, 7, 12, 13, 14, 15] and whole.total == 16 and whole.forwards == drawn.forwards == 24
     rest = [i for i in range(16) if i not in given]
@@ -168,13 +166,13 @@ def test_a_rival_is_drawn_by_the_reference_for_the_set_s_best(config_file: Any, 
     text = (tmp_path / "set" / "images.jsonl").read_text()
     (tmp_path / "set" / "images.jsonl").write_text(text + text.splitlines()[0] + "\n")  # a prompt that comes again
     run = make(config_file, "dpo", source, **RIVALS, image_set={"source": source, "rival": True})
-    assert run.groups is not None and len(run.groups.groups) == 4
+    assert len(run.source.groups.groups) == 4
     run.loop.run_epoch(0)  # two steps: the states differ from the untrained one
     rollout, scores, features = run.loop.source(1)
     assert run.objective.samples_from in ("past0", "past1", "past2")
     assert rollout.total == 8 and rollout.member.tolist() == [0, 1] * 4 and rollout.forwards == 4 * run.spec.steps
     assert features[::2].isnan().all() and not features[1::2].isnan().any()
-    best = [max(run.groups.groups[i].scores["redness"]) for i in run.groups.stream.batch(1)]
+    best = [max(run.source.groups.groups[i].scores["redness"]) for i in run.source.groups.stream.batch(1)]
     assert scores[::2, 0].tolist() == pytest.approx(best)
     prompts, members = rollout.prompts, torch.ones(4, 1, dtype=torch.long)
     again = collect(
@@ -304,8 +302,7 @@ def _process(rank: int, paths: list[Path], folder: Path) -> None:
 def _train(paths: list[Path], folder: Path, world: int) -> None:
     for path in paths:
         run = Run(load_config(path, world=world))
-        assert run.offline is not None
-        run.offline.prepare(range(2), run.accelerator, lambda: None, lambda text: None)
+        run.begin()
         lines = [run.loop.run_epoch(epoch) for epoch in range(2)]
         if run.main:
             torch.save((run.policy.state("default"), lines[-1]["loss"]), folder / f"{path.stem}{world}.pt")

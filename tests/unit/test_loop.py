@@ -55,7 +55,7 @@ def test_grpo_runs_the_reference_only_with_a_weight(config_file, monkeypatch) ->
 def test_guidance_costs_twice_and_nothing_at_one(config_file, monkeypatch) -> None:
     run = make(config_file, ["rollout.guidance_scale=3", "nft.beta=0"])
     seen = count_forwards(run, monkeypatch)
-    run.loop._rollout(0)
+    run.loop.source(0)
     assert seen == {("old", False): 2 * 16 * 3}
 
 
@@ -123,7 +123,7 @@ def test_a_skipped_step_leaves_no_trace(config_file, monkeypatch) -> None:
 def test_training_schedule_is_the_plain_pipelines(config_file) -> None:
     """Rows are trained at the very levels that the plain pipeline samples with."""
     run = make(config_file, [])
-    rollout, _, _ = run.loop._rollout(0)
+    rollout, _, _ = run.loop.source(0)
     pairs = torch.tensor([[0, 0], [0, 1], [0, 2]])
     rows = run.objective.rows(rollout, torch.zeros(16, 1), pairs, (0, 0, 0))
     scheduler = run.policy.backbone.pipe.scheduler

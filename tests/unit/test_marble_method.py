@@ -12,6 +12,7 @@ import torch
 
 from diffrl.advantages import decoupled_advantages, group_advantages
 from diffrl.config import Config, load_config
+from diffrl.config.schema import config_class
 from diffrl.errors import UserError
 from diffrl.methods.marble.bank import Bank, set_columns
 from diffrl.methods.marble.combiner import Marble
@@ -32,7 +33,8 @@ def scored(weights: tuple[float, float] = (1.0, -2.0)) -> Scored:
 
 
 def config(**marble: Any) -> Config:
-    return Config.model_validate({**TWO, "marble": marble})
+    values = {**TWO, "marble": marble}
+    return config_class(values).model_validate(values)
 
 
 def test_each_reward_has_a_column_with_its_weights_sign_and_nan_is_no_signal() -> None:
@@ -70,7 +72,7 @@ def test_decoupled_advantages_are_normalised_before_and_after_the_sum() -> None:
 
 
 def test_the_config_builds_what_it_says() -> None:
-    assert isinstance(build_gradients(Config.model_validate(TWO)), SumOfLosses)
+    assert isinstance(build_gradients(config_class(TWO).model_validate(TWO)), SumOfLosses)
     for mode, measure, plain in (("sum", False, True), ("advantages", False, True), ("sum", True, False)):
         chosen = config(mode=mode, measure=measure)
         assert isinstance(build_gradients(chosen), SumOfLosses) == plain
@@ -80,7 +82,7 @@ def test_the_config_builds_what_it_says() -> None:
     assert (marble.mode, marble.every, marble.smoothing, marble.uniform_after) == ("amortised", 4, 0.5, 3)
     assert marble.steps_per_epoch == 2  # 48 x 24 images, 576 in a step
     assert build_objective(chosen, chosen.rollout).rule.each
-    assert not build_objective(Config.model_validate(TWO), chosen.rollout).rule.each
+    assert not build_objective(config_class(TWO).model_validate(TWO), chosen.rollout).rule.each
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.run import loop as loop_module
+from diffrl.run.source import Rollouts
 from diffrl.run.train import train
 from diffrl_lab.replay import replay
 
@@ -18,19 +18,19 @@ from diffrl_lab.replay import replay
 def trained(config_file: Any, monkeypatch: Any, *overrides: str, **sections: Any) -> tuple[Path, dict[int, list[Any]]]:
     """A run, and what its epochs were trained on: images, latents, scores."""
     seen: dict[int, list[Any]] = {}
-    draw = loop_module.draw
+    draw = Rollouts.draw
 
-    def noted(loop: Any, prompts: Any, key: Any, members: Any = None) -> Any:
-        features, pictures = loop.features, []
-        loop.features = lambda images: (pictures.append(images.clone()), features(images))[1]
-        result = draw(loop, prompts, key, members)
-        loop.features = features
+    def noted(rollouts: Any, prompts: Any, key: Any, members: Any = None) -> Any:
+        features, pictures = rollouts.features, []
+        rollouts.features = lambda images: (pictures.append(images.clone()), features(images))[1]
+        result = draw(rollouts, prompts, key, members)
+        rollouts.features = features
         seen[key] = [torch.cat(pictures), result[0].latents.clone(), result[1]]
         return result
 
     config = load_config(config_file("run", **sections), overrides)
     with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "draw", noted)
+        patch.setattr(Rollouts, "draw", noted)
         train(config)
     return Path(config.run_dir), seen
 

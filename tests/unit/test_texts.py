@@ -57,7 +57,7 @@ def test_a_run_encodes_everything_once_and_before_it_trains(config_file: Any, en
     run.ahead.before(0)
     assert run.policy.texts.visits == 1
     before = dict(encoded)
-    assert set(encoded.values()) == {1} and {p.text for p in run.loop.stream.prompts} <= set(encoded)
+    assert set(encoded.values()) == {1} and {p.text for p in run.source.stream.prompts} <= set(encoded)
     run.loop.run_epoch(0)
     run.evaluation.scores()
     run.ahead.before(1)
@@ -98,8 +98,8 @@ def test_two_processes_encode_each_prompt_once(config_file: Any, tmp_path: Path,
     tmp_path.joinpath("shared").mkdir()
     policies = [run.policy, load_policy(run.config.model, lora=SPEC)]
     for rank, policy in enumerate(policies):
-        Ahead(policy, run.loop.stream, PROMPTS, 3, process_of(rank), tmp_path / "shared", "key").before(0)
-    everything = [prompt.text for prompt in run.loop.stream.prompts]
+        Ahead(policy, run.source.stream, PROMPTS, 3, process_of(rank), tmp_path / "shared", "key").before(0)
+    everything = [prompt.text for prompt in run.source.stream.prompts]
     assert set(encoded.values()) == {1} and set(encoded) == {"", *PROMPTS, *everything}
     one, two = (policy.encode(everything) for policy in policies)
     assert torch.equal(one.embeds, two.embeds) and torch.equal(one.pooled, two.pooled)

@@ -14,13 +14,13 @@ import torch
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.image_sets.reading import read_set
+from diffrl.methods.votes import agreement, evenly
 from diffrl.records import ballots
 from diffrl.records.groups import ImageGroup
 from diffrl.reward_tools.check import examine
 from diffrl.rewards import load_reward
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.showing import agreement, evenly
 
 
 def groups(count: int = 2, members: int = 3) -> list[ImageGroup]:

@@ -23,12 +23,12 @@ def waits_of(config_file: Any, monkeypatch: Any, method: str, *overrides: str) -
     """Waits of an epoch's rollout and of its optimisation, and its optimiser steps; old lags behind by then."""
     run = Run(load_config(config_file("waits", **METHODS[method]), list(overrides)))
     run.loop.run_epoch(0)
-    run.policy.encode([prompt.text for prompt in run.loop.stream.prompts])
+    run.policy.encode([prompt.text for prompt in run.source.stream.prompts])
     run.policy.device = DEVICE
     clip = torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *given: marked(clip(*given)))
     with Waits() as rollout:
-        made, scores, _ = run.loop._rollout(1)
+        made, scores, _ = run.loop.source(1)
     assert isinstance(made.latents, OnDevice)
     torch.manual_seed(0)
     scored = torch.randn(len(scores), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import FiniteFloat
 
@@ -47,6 +47,18 @@ class D2AlignSection(Section):
     def corrected(self, config: Whole) -> str:
         """Name of the reward that is corrected."""
         return self.reward or next(iter(config.rewards))
+
+    def correct(self, rewards: dict[str, Any]) -> None:
+        """Without its direction, which is learned later."""
+        from diffrl.rewards.direction import Corrected
+
+        name = self.reward or next(iter(rewards))
+        rewards[name] = Corrected(rewards[name], self.omega, name=name)
+
+    def build(self, build: Any) -> None:
+        from diffrl.methods.d2align.stage1 import LearnedDirection
+
+        build.add(LearnedDirection(build))
 
     def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares

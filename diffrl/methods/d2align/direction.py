@@ -6,8 +6,8 @@ e_img         e_img         (N, D) embeddings of N images of the pretrained gene
 e_text        e_text        (P, D) embeddings of their P prompts; image i belongs to prompt owner[i]
 R_guided      guided        score(e_img, e~), whose mean over images is maximised
 
-The generator does not change, so its images are drawn and embedded once (`diffrl.run.direction`), and the steps draw
-from them: that is the same in distribution as new images in every step as long as the pool is large, and takes seconds.
+The generator does not change, so its images are drawn and embedded once (`stage1.py`), and the steps draw from them:
+that is the same in distribution as new images in every step as long as the pool is large, and takes seconds.
 What is embedded is the image itself, or what Algorithm 1 embeds: the image noised and `reconstructed` in one step.
 Stage 2 is `diffrl.methods.direct.objective` with the corrected reward, or any other objective.
 """

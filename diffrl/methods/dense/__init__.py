@@ -33,6 +33,12 @@ class DenseSection(CreditSection):
         ge=1,
     )
 
+    def build(self, build: Any) -> None:
+        if self.calibrate is not None:
+            from diffrl.methods.dense.calibration import Calibration
+
+            build.add(Calibration(build.rollouts, build.compose, build.weights, self.calibrate))
+
     def check(self, config: Any) -> None:
         self.check_common("dense", config)
         if self.calibrate is not None and config.rollout.sampler != "dance":

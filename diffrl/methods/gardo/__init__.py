@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import FiniteFloat, PlainValidator
@@ -74,6 +75,17 @@ class GardoSection(Section):
     window: int = key(20, "mean U of so many epochs are kept", "epochs", ge=1)
     window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
     reset: Reset = section(Reset, "when the trained weights become the reference")
+
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
+        from diffrl.methods.gardo.penalty import Gardo
+
+        return Gardo.of(self, objective, config, lower)
+
+    def build(self, build: Any) -> None:
+        if self.auxiliary:
+            from diffrl.methods.gardo.gallery import Gallery
+
+            build.add(Gallery(build, build.objective))
 
     def reset_kl(self, config: Whole) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""

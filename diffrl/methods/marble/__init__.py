@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Any, Literal
 
 from diffrl.config.base import Method, Problem, Section, Share, Whole, key
 
@@ -38,6 +39,18 @@ class MarbleSection(Section):
     measure: bool = key(
         True, "modes advantages, sum: log each reward's gradient and its cosine to the step (more time)"
     )
+
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
+        """With the columns of advantages that are balanced."""
+        from diffrl.methods.marble.bank import set_columns
+
+        set_columns(objective.rule, self.mode, self.measure)
+        return objective
+
+    def combiner(self, config: Any) -> Any:
+        from diffrl.methods.marble.combiner import build_combiner
+
+        return build_combiner(self, config)
 
     def check(self, config: Whole) -> None:
         if config.method.rewards == "unused":

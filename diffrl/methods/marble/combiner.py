@@ -12,6 +12,7 @@ d            -                   (sum_k alpha*_k g^_k) * mean_k ||g_k||, to whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from diffrl.config import Config
+from diffrl.config.estimates import advantage_std
 from diffrl.methods.marble import MarbleSection
 from diffrl.methods.marble.bank import TOTALS, Bank, loss_slopes
 from diffrl.methods.marble.gradients import LoraGradients, Passes
@@ -29,6 +32,8 @@ from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
+
+log = logging.getLogger("diffrl")
 
 
 class Marble:
@@ -193,3 +198,15 @@ class Marble:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ema, self.steps = np.array(state["ema"]), int(state["steps"])
         self.solved = bool(state.get("solved", self.steps > 0))
+
+
+def build_combiner(section: MarbleSection, config: Config) -> Marble | None:
+    """None where there is one column of advantages."""
+    if section.mode in TOTALS and not section.measure:
+        return None
+    steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
+    std, owner = advantage_std(config)
+    if section.mode == "amortised" and std == "none":  # its coefficients are of normalised gradients
+        text = "between marble's solving steps the rewards of the largest scale decide; take batch or group"
+        log.warning('%s is "none": %s', owner, text)
+    return Marble(list(config.rewards), section, steps_per_epoch=steps)

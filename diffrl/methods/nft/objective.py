@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
-from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.methods.shared.regions import Spatial
 from diffrl.objectives.objective import Scored
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
@@ -76,8 +76,8 @@ class NFT(Spatial):
     # L+ - L- carries the advantages.
     basis: Sequence[Sequence[float]] | None = ((1.0, 1.0), (1.0, -1.0))
 
-    def see_regions(self, regions: Regions) -> None:
-        super().see_regions(regions)
+    def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
+        super().see_regions(columns, names)
         self.basis = None  # each reward has a scalar of its own
 
     def __init__(self, keys: NFTSection | None = None, **values: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import FiniteFloat
@@ -57,6 +58,12 @@ class OPDSection(Section):
     timesteps: int | None = key(
         None, "how many of a path's steps are trained, drawn anew for each image and epoch; null: all", "steps", ge=1
     )
+
+    def contents(self, config: Any) -> dict[str, Path | str]:
+        """The teachers' LoRAs."""
+        from diffrl.methods.opd.teachers import teachers_files  # imports torch
+
+        return {f"{key} (file)": file for key, file in teachers_files(config).items()}
 
     def steps(self, rollout: Sampling) -> int:
         """How many of a path's steps have a target."""

@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.forward import Process
 from diffrl.methods.opd import OPDSection, Teacher
+from diffrl.methods.opd.teachers import load_teachers
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.objective import Given, Objective
 from diffrl.objectives.rows import Rows, row_advantages
@@ -93,6 +95,7 @@ class OPD(Objective):
         self.strengths = [1.0, *(one.everywhere for one in teachers.values() if one.everywhere)]
         self.slots = [slot(name, one) for name, one in teachers.items()]
         self.passes = self._passes()
+        self._config: Config | None = None
         self.frozen = tuple(name for name in self.slots if name is not None)
 
     @classmethod
@@ -102,7 +105,14 @@ class OPD(Objective):
         train = given.config.prompts.train
         sources = {train: 1.0} if isinstance(train, str) else dict(train)
         taught = {source: name for name, one in section.teachers.items() for source in one.taught(sources)}
-        return cls(given.spec, section, taught=taught, shares=sources)
+        made = cls(given.spec, section, taught=taught, shares=sources)
+        made._config = given.config
+        return made
+
+    def prepare(self, policy: Policy) -> None:
+        """Read the teachers; one that is built without a config finds them in the policy."""
+        if self._config is not None:
+            load_teachers(self._config, policy, self.slots)
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         assert rollout.trajectory is not None, "OPD needs the path's states"

@@ -14,6 +14,7 @@ Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's bas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from diffrl.advantages import group_advantages
 from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
-from diffrl.methods.shared.regions import Regions, Spatial
+from diffrl.methods.shared.regions import Spatial
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
@@ -67,9 +68,10 @@ class Regression(Spatial):
         else:
             self.rule.estimate = partial(reward_weights, weights=keys.weights, tau=keys.tau, constraint=keys.constraint)
 
-    def see_regions(self, regions: Regions) -> None:
-        super().see_regions(regions)
-        regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
+    def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
+        super().see_regions(columns, names)
+        assert self.regions is not None, "there are some now"
+        self.regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
 
     def share(self, group: int) -> float:
         return 1 / group if self.label == "sft" else 1.0

@@ -88,9 +88,9 @@ class Spatial(Objective):
 
     regions: Regions | None = None
 
-    def see_regions(self, regions: Regions) -> None:
-        """Train with the advantages of cells from now on."""
-        self.regions = regions
+    def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
+        """Train with the advantages of cells from now on, by the maps of these rewards, columns of the scores."""
+        self.regions = Regions(columns, names)
 
     def advantages(self, scored: Scored) -> Tensor:
         if self.regions is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from diffrl.config import Config
 from diffrl.errors import UserError, nearest
 from diffrl.methods.opd import OPDSection
-from diffrl.methods.opd.objective import slot
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
 from diffrl.policy.merging import merged, padded
@@ -33,18 +33,17 @@ def teachers_files(config: Config) -> dict[str, Path]:
     return {key: _find(key, lora, config.model) for key, lora in asked.items()}
 
 
-def load_teachers(config: Config, policy: Policy) -> None:
-    """Give the policy a frozen slot for every teacher with a LoRA; the student begins as `opd.start` says.
+def load_teachers(config: Config, policy: Policy, slots: Sequence[str | None]) -> None:
+    """Give the policy a frozen slot for every teacher with a LoRA, of `slots`, which has one for each teacher; the
+    student begins as `opd.start` says.
 
     Raises:
         UserError: a LoRA that is not to be found, or does not fit the model.
     """
     states = []
-    for key, file in teachers_files(config).items():
-        name = key.split(".")[2]
+    places = [place for place in slots if place is not None]
+    for (key, file), place in zip(teachers_files(config).items(), places, strict=True):
         state, spec = read_lora(file.parent)
-        place = slot(name, config.opd.teachers[name])
-        assert place is not None, "it has a LoRA"
         source = f"{key}: {file.parent}"
         states.append(padded(state, spec, policy.lora.spec, source))
         policy.add_snapshot(place)

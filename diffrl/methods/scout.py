@@ -17,19 +17,21 @@ of the noise. So scouting pays where r^2 > (1 - 1/c) / (1 - 1/V): `break_even`, 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
-from diffrl.prompts import Prompt
-from diffrl.rollout import generate
-from diffrl.run.images import submit
+from diffrl.objectives.objective import Scored
+from diffrl.prompts import MixedStream, Prompt, PromptStream
+from diffrl.rewards.compose import Composition
+from diffrl.rollout import Rollout, generate
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+from diffrl.run.source import Epoch, Rollouts
 from diffrl.stats import rank_correlation
-
-if TYPE_CHECKING:
-    from diffrl.run.loop import Loop
 
 EPOCHS = 5  # over which the rank correlation is averaged before it is called too low
 
@@ -60,64 +62,83 @@ def break_even(cost: float, spread: float) -> float:
     return ((1 - 1 / cost) / (1 - 1 / spread)) ** 0.5 if spread > cost else 1.0
 
 
-class Scouting:
-    """Chooses an epoch's members.
+class Scouting(RunHook):
+    """A source: of an epoch's prompts the members that scouts choose.
 
     Args:
+        rollouts: draws the images.
+        compose, weights: make the total of the rewards by which candidates are ordered.
         candidates, steps: N and S'.
         cost: c.
     """
 
-    def __init__(self, candidates: int, steps: int, cost: float) -> None:
+    def __init__(
+        self, rollouts: Rollouts, compose: Composition, weights: Tensor, candidates: int, steps: int, cost: float
+    ) -> None:
+        self.rollouts, self.compose, self.weights = rollouts, compose, weights
         self.candidates, self.steps, self.cost = candidates, steps, cost
-        self.forwards = 0  # of the last epoch's scouts on this process
         self._chosen: Tensor | None = None  # (P, G) scores of the chosen as scouts
         self._spread = 1.0
         self._recent: list[tuple[float, float]] = []
         self._warned = False
 
-    def members(self, loop: Loop, prompts: list[Prompt], epoch: int, group: int) -> Tensor:
-        """(P, G) members to draw, the same on every process; exchanges scores between them."""
-        local = self._scores(loop, prompts, epoch)
-        self.forwards = len(local) * self.steps
-        everything = loop.processes.gather(local)
+    @property
+    def stream(self) -> PromptStream | MixedStream:
+        return self.rollouts.stream
+
+    def __call__(self, epoch: int) -> Epoch:
+        prompts = self.rollouts.prompts(epoch)
+        local = self._scores(prompts, epoch)
+        drawn = self.rollouts.draw(prompts, epoch, self._members(local, len(prompts)))
+        drawn.rollout.forwards += len(local) * self.steps
+        return drawn
+
+    def _members(self, local: Tensor, prompts: int) -> Tensor:
+        """(P, G) members to draw, the same on every process, by this process's candidates' plain scores (n, C)."""
+        everything = self.rollouts.processes.gather(local)
         groups = torch.arange(len(everything)) // self.candidates
-        compose = copy.deepcopy(loop.compose)  # what it remembers is of images that are trained on
-        composed = compose(everything, groups)[:, : len(loop.weights)]
-        table = weighted_sum(composed, loop.weights).view(len(prompts), self.candidates)
-        members = extremes(table, group)
+        compose = copy.deepcopy(self.compose)  # what it remembers is of images that are trained on
+        composed = compose(everything, groups)[:, : len(self.weights)]
+        table = weighted_sum(composed, self.weights).view(prompts, self.candidates)
+        members = extremes(table, self.rollouts.group_size)
         self._chosen, self._spread = table.gather(1, members), spread(table, members)
         return members
 
-    def _scores(self, loop: Loop, prompts: list[Prompt], epoch: int) -> Tensor:
+    def _scores(self, prompts: list[Prompt], epoch: int) -> Tensor:
         """(n, C) plain scores of this process's candidates, whose images are not kept."""
-        pending: list[Any] = []
-        with loop.policy.together():
+        rollouts, pending = self.rollouts, list[Any]()
+        with rollouts.policy.together():
             for indices, images in generate(
-                loop.policy,
+                rollouts.policy,
                 prompts,
-                loop.spec.model_copy(update={"steps": self.steps}),
-                seed=loop.settings.seed,
+                rollouts.spec.model_copy(update={"steps": self.steps}),
+                seed=rollouts.seed,
                 epoch=epoch,
                 per_prompt=self.candidates,
-                batch_size=loop.settings.rollout_batch,
-                rank=loop.processes.rank,
-                world=loop.processes.count,
-                snapshot=loop.objective.samples_from,
+                batch_size=rollouts.batch_size,
+                rank=rollouts.processes.rank,
+                world=rollouts.processes.count,
+                snapshot=rollouts.objective.samples_from,
             ):
-                submit(loop, images, [prompts[i // self.candidates] for i in indices.tolist()], pending)
-                loop.status(f"scouting {int(indices[-1]) + 1}/{len(prompts) * self.candidates}")
-                loop.check()
+                rollouts.submit(images, [prompts[i // self.candidates] for i in indices.tolist()], pending)
+                rollouts.monitor.status(f"scouting {int(indices[-1]) + 1}/{len(prompts) * self.candidates}")
+                rollouts.monitor.check()
         return torch.cat([scores.result() for scores in pending])
+
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+        return self.metrics(weighted_sum(scored.scores, self.weights)[:, 0])
 
     def metrics(self, totals: Tensor) -> dict[str, float | None]:
         """Of the images' scores (N,), in global order, against those that they had as scouts."""
-        assert self._chosen is not None, "members() runs before metrics()"
+        assert self._chosen is not None, "an epoch is drawn before it is judged"
         correlation = rank_correlation(self._chosen, totals.view_as(self._chosen))
         least = break_even(self.cost, self._spread)
         if correlation is not None:
             self._recent = [*self._recent, (correlation, least)][-EPOCHS:]
         return {"scout/rank_correlation": correlation, "scout/break_even": least, "scout/spread": self._spread}
+
+    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
+        return [text] if (text := self.warning()) is not None else []
 
     def warning(self) -> str | None:
         """Said once: scouts have told too little of their images over the last epochs."""
@@ -132,3 +153,12 @@ class Scouting:
             f"WARNING: scouts say too little of their images: rank correlation {mean:.2f} over {EPOCHS} epochs, and at "
             f"this cost it pays from {least:.2f} on; as many forwards would do more for more prompts: {hint}"
         )
+
+
+def add_scouting(build: Build) -> None:
+    """`rollout.scout`: scouts choose what the rollout draws."""
+    config, rollout, scout = build.config, build.config.rollout, build.config.rollout.scout
+    assert scout is not None, "it is on"
+    trained = 3 * config.objective_section.trained_steps(rollout) * config.optimise.inner_epochs
+    cost = 1 + scout.images * scout.steps / (rollout.group_size * (rollout.steps + trained))
+    build.add(Scouting(build.rollouts, build.compose, build.weights, scout.images, scout.steps, cost))

@@ -7,6 +7,10 @@ from typing import Any
 
 import psutil
 
+from diffrl.rewards.scoring import Scorer
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+
 # Epochs in a row of growth before it is called a leak. Caches fill up once, and the allocator's gaps settle slowly: the
 # playground's reward, whose live memory stays the same to 2 MiB, makes the process larger for some ten epochs.
 EPOCHS = 10
@@ -74,3 +78,19 @@ class Suspicions:
                 "look for tensors or results that it keeps"
             )
         return warnings
+
+
+class Watching(RunHook):
+    """Says after each epoch what is suspicious of the rewards of `scorer`."""
+
+    def __init__(self, suspicions: Suspicions, scorer: Scorer) -> None:
+        self.suspicions, self.scorer = suspicions, scorer
+
+    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
+        return self.suspicions.after(metrics, self.scorer.take_growth())
+
+
+def add_suspicions(build: Build) -> None:
+    rewards, asking = build.config.rewards, build.scorer.asking
+    shaped = [name for name, reward in rewards.items() if reward.shape.steps()]
+    build.add(Watching(Suspicions([name for name in rewards if name not in asking], shaped), build.scorer))

@@ -7,7 +7,7 @@ evaluation's own seeds, keep no state, and leave the training as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,9 @@ from diffrl.errors import UserError
 from diffrl.forward import FlowMatching
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import SamplerSpec
+from diffrl.run.build import Build
+from diffrl.run.evaluation import Evaluation
+from diffrl.run.hooks import Measured, RunHook
 from diffrl.run.parts import evaluation_spec, prepare_engine
 
 
@@ -80,6 +83,33 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
     return students
 
 
-def on_students(config: Config, names: Collection[str]) -> list[str]:
-    """What these rewards are called where they judge the students: `turbo/clip`."""
-    return [f"{student}/{name}" for student in config.evaluate.also for name in names]
+class Students(RunHook):
+    """Judges the students wherever the model is evaluated, as `eval/STUDENT/...`."""
+
+    def __init__(self, students: Sequence[Student], evaluation: Evaluation, lower: frozenset[str]) -> None:
+        self.students, self.evaluation, self.lower = students, evaluation, lower
+
+    def on_evaluate(self, epoch: int, evaluated: bool) -> Measured | None:
+        if not evaluated:
+            return None
+        metrics: dict[str, float | None] = {}
+        prompts: dict[str, list[float | None]] = {}
+        lora = self.evaluation.policy.state(self.evaluation.snapshot)
+        for student in self.students:
+            with student.wearing(lora) as policy:
+                found = self.evaluation.judge(policy, student.spec, "default")
+            values = self.evaluation.measured(found, f"{student.name}/")
+            metrics, prompts = {**metrics, **values.metrics}, {**prompts, **values.prompts}
+        return Measured(metrics, prompts)
+
+
+def students_of(hooks: Sequence[RunHook]) -> Sequence[Student]:
+    """Of a run with these hooks."""
+    return [student for hook in hooks if isinstance(hook, Students) for student in hook.students]
+
+
+def add_students(build: Build) -> None:
+    """`evaluate.also`."""
+    config = build.config
+    lower = frozenset(f"{student}/{name}" for student in config.evaluate.also for name in build.lower)
+    build.add(Students(load_students(config, build.policy), build.evaluation, lower))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.methods.gardo.penalty import Gardo
+from diffrl.objectives.objective import Scored
 from diffrl.policy import Policy
+from diffrl.records.disk import write_text, writing
+from diffrl.records.tracking import save_image
 from diffrl.rollout import Rollout
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+
+FOLDER = "gardo"
 
 
 def gallery(
@@ -55,3 +64,38 @@ def gallery(
 def _or_none(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
+
+
+def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write an epoch's most uncertain samples and return the JSON file, written last and at once.
+
+    Args:
+        images: (n, 3, H, W) in [0, 1].
+        rows: of each image: prompt, member, uncertainty, penalised, scores {name: score or None}.
+    """
+    folder = Path(run_dir) / FOLDER
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for i, (image, row) in enumerate(zip(images, rows, strict=True)):
+        name = f"epoch-{epoch:04d}-{i:02d}.png"
+        save_image(image, folder / name, {"prompt": str(row["prompt"])})
+        entries.append({**row, "image": name})
+    path = folder / f"epoch-{epoch:04d}.json"
+    write_text(path, json.dumps(entries, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+class Gallery(RunHook):
+    """Keeps, in epochs that are evaluated, the samples that the gate trusts least, for the report."""
+
+    def __init__(self, build: Build, gardo: Gardo) -> None:
+        self.build, self.gardo = build, gardo
+
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+        number, config, folder = epoch + 1, self.build.config, self.build.folder
+        if number % config.evaluate.every == 0 or number == config.epochs:
+            found = gallery(self.gardo, self.build.policy, rollout, self.build.processes.sum)
+            if folder.main:
+                save_uncertain(folder.path, number, *found)
+        return {}

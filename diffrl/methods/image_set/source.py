@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from diffrl.config import Config
@@ -24,16 +23,16 @@ from diffrl.image_sets.inversion import inverted_path
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import folder_of, read_set
-from diffrl.policy import Conditioning, Policy
-from diffrl.prompts import Prompt, PromptStream
+from diffrl.policy import Conditioning
+from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.rollout import Rollout
-from diffrl.run.images import draw
-from diffrl.run.loop import Loop
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+from diffrl.run.source import Epoch, EpochSource, Rollouts
 from diffrl.samplers import schedule
 from diffrl.seeds import noise, seed_of
 
 log = logging.getLogger("diffrl")
-Epoch = tuple[Rollout, Tensor, Tensor]  # with scores (n, K) and features (n, F), NaN of images that were not drawn
 
 
 class Groups:
@@ -75,46 +74,56 @@ class Groups:
         return order[: self.size].sort().values
 
 
-class Offline:
-    """A loop's source: `epoch` to its rollout, scores and features, as `Loop._rollout` gives them.
+class Offline(RunHook):
+    """A source: the set's groups, in the place of a rollout or beside what another source draws.
 
-    `columns`: the set's scores, in the order of the loop's. `loop`: whose own rollout gives the rest of an epoch.
+    Args:
+        source: gives the rest of an epoch, where the set is a share of it.
+        rollouts: whose policy, processes and numbers these are; draws what a set's pictures are compared with.
     """
 
-    def __init__(self, config: Config, policy: Policy, groups: Groups, loop: Loop) -> None:
+    def __init__(self, config: Config, groups: Groups, source: EpochSource, rollouts: Rollouts) -> None:
         assert config.image_set is not None, "the caller has looked"
-        self.policy, self.groups, self.loop, self.share = policy, groups, loop, config.image_set.share
-        self.columns = [config.image_set.column(name) for name in loop.scorer.names]
+        self.groups, self.source, self.rollouts, self.epochs = groups, source, rollouts, config.epochs
+        self.share, self.drawn = config.image_set.share, bool(config.drawn_groups)
+        self.columns = [config.image_set.column(name) for name in rollouts.scorer.names]
         cache = config.image_set.cache
-        self.latents = Latents(policy, folder_of(config.image_set.source) / FOLDER if cache is None else Path(cache))
+        place = folder_of(config.image_set.source) / FOLDER if cache is None else Path(cache)
+        self.latents = Latents(rollouts.policy, place)
 
-    def prepare(
-        self, epochs: range, accelerator: Accelerator, check: Callable[[], None], status: Callable[[str], None]
-    ) -> None:
-        """Encode what these epochs use and no cache has, each group on one process; all of them call it."""
-        needed = sorted({index for epoch in epochs for index in self.groups.stream.batch(epoch)})
+    @property
+    def stream(self) -> PromptStream | MixedStream:
+        return MixedStream([self.source.stream, self.groups.stream]) if self.drawn else self.groups.stream
+
+    def begin(self, epoch: int) -> None:
+        """Encode what the epochs that are left use and no cache has, each group on one process."""
+        processes, monitor = self.rollouts.processes, self.rollouts.monitor
+        monitor.status("encoding pictures")
+        needed = sorted({index for later in range(epoch, self.epochs) for index in self.groups.stream.batch(later)})
         missing = self.latents.missing([self.groups.groups[index] for index in needed])
-        accelerator.wait_for_everyone()  # all have looked before one writes
-        rank, world = accelerator.process_index, accelerator.num_processes
+        processes.accelerator.wait_for_everyone()  # all have looked before one writes
+        rank, world = processes.rank, processes.count
         mine = missing[rank * len(missing) // world : (rank + 1) * len(missing) // world]
-        self.latents.encode(mine, check, lambda count: status(f"encoding pictures, group {count}/{len(mine)}"))
-        accelerator.wait_for_everyone()
+        self.latents.encode(
+            mine, monitor.check, lambda count: monitor.status(f"encoding pictures, group {count}/{len(mine)}")
+        )
+        processes.accelerator.wait_for_everyone()
 
     def __call__(self, epoch: int) -> Epoch:
         if self.groups.rival:  # one is drawn for each prompt
             prompts = [self.groups.stream.prompts[index] for index in self.groups.stream.batch(epoch)]
             members = torch.ones(len(prompts), 1, dtype=torch.long)
-            return self._against(draw(self.loop, prompts, f"{epoch}, rivals", members), self._given(epoch))
+            return self._against(self.rollouts.draw(prompts, f"{epoch}, rivals", members), self._given(epoch))
         if self.share == 1:
             return self._given(epoch)
-        return self._merged(self.loop._rollout(epoch), self._given(epoch))
+        return self._merged(self.source(epoch), self._given(epoch))
 
     def _given(self, epoch: int) -> Epoch:
         """The set's share of an epoch, on this process."""
-        policy, spec, size = self.policy, self.loop.spec, self.groups.size
+        policy, spec, size = self.rollouts.policy, self.rollouts.spec, self.groups.size
         indices = self.groups.stream.batch(epoch)
         prompts = [self.groups.stream.prompts[index] for index in indices]
-        total, (rank, world) = len(indices) * size, (self.loop.processes.rank, self.loop.processes.count)
+        total, (rank, world) = len(indices) * size, (self.rollouts.processes.rank, self.rollouts.processes.count)
         first, end = rank * total // world, (rank + 1) * total // world
         latents, scores = [], []
         for place in range(first // size, -(-end // size)):
@@ -139,18 +148,18 @@ class Offline:
             spec=spec,
             guidance=spec.guidance_scale if policy.distilled_guidance else 1.0,
         )
-        if self.loop.objective.keep_trajectory == "path":
-            self.loop.status(f"inverting {end - first} pictures")
-            batch, snapshot = self.loop.settings.rollout_batch, self.loop.objective.samples_from
+        if self.rollouts.objective.keep_trajectory == "path":
+            self.rollouts.monitor.status(f"inverting {end - first} pictures")
+            batch, snapshot = self.rollouts.batch_size, self.rollouts.objective.samples_from
             with policy.together():
                 rollout.trajectory = inverted_path(policy, rollout, batch, snapshot)
             rollout.forwards = (end - first) * spec.steps
-        return rollout, torch.cat(scores), torch.full((end - first, 1), torch.nan)
+        return Epoch(rollout, torch.cat(scores), torch.full((end - first, 1), torch.nan))
 
     def _merged(self, drawn: Epoch, given: Epoch) -> Epoch:
         """One epoch of two, the set's groups spread evenly over it: every process has as many of them, as the config's
         check sees to, and so has every optimiser step."""
-        size, (one, other) = self.loop.settings.group_size, (drawn[0], given[0])
+        size, (one, other) = self.rollouts.group_size, (drawn[0], given[0])
         count, ours = len(one.prompts) + len(other.prompts), len(other.prompts)
         from_set = [(place + 1) * ours // count > place * ours // count for place in range(count)]
         order, local = _order(from_set, len(one.prompts)), len(one.member) + len(other.member)
@@ -194,10 +203,18 @@ def _together(drawn: Epoch, given: Epoch, rows: Tensor, **ours: Any) -> Epoch:
     forwards = one.forwards + other.forwards
     rollout = dataclasses.replace(one, latents=latents, trajectory=trajectory, forwards=forwards, **ours)
     unknown = given[2].expand(-1, drawn[2].shape[1])
-    return rollout, torch.cat([drawn[1], given[1]])[rows], torch.cat([drawn[2], unknown])[rows]
+    return Epoch(rollout, torch.cat([drawn[1], given[1]])[rows], torch.cat([drawn[2], unknown])[rows])
 
 
 def _order(from_set: Sequence[bool], drawn: int) -> Tensor:
     """(P,) place of each group in the list of those that were drawn, `drawn` of them, followed by the set's."""
     mask = torch.tensor(from_set, dtype=torch.bool)
     return torch.where(mask, drawn + mask.cumsum(0) - 1, (~mask).cumsum(0) - 1)
+
+
+def add_image_set(build: Build) -> None:
+    """`image_set`: an epoch's groups, or a share of them, are a set's."""
+    groups = Groups(build.config)
+    if not build.config.drawn_groups:
+        build.rollouts.stream = groups.stream
+    build.add(Offline(build.config, groups, build.source, build.rollouts))

@@ -31,6 +31,8 @@ from diffrl.rewards.direction import Corrected, Direction, Identity, essential, 
 from diffrl.rewards.evidence import evidence
 from diffrl.rewards.protocol import Embedder, Reward
 from diffrl.rollout import Revision, SamplerSpec, generate, remake
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
 from diffrl.samplers import schedule
 
 FOLDER, FILE, EVIDENCE = "d2align", "direction.safetensors", "evidence.json"
@@ -130,10 +132,32 @@ def identity_of(config: Config, prompts: Sequence[Prompt]) -> Identity:
     return Identity(entry.plugin or name, arguments, digest, config.seed, section.omega, {**drawn, **learned})
 
 
-def direction_metrics(rewards: Mapping[str, Reward]) -> dict[str, float]:
-    """`d2align/norm`, the length of b_v, if a reward is corrected."""
-    norms = [reward.norm for reward in rewards.values() if isinstance(reward, Corrected)]
-    return {"d2align/norm": norms[0]} if norms else {}
+class LearnedDirection(RunHook):
+    """Stage 1 of a run: before anything is trained the corrected reward gets its direction."""
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+
+    def prepare(self) -> None:
+        build = self.build
+        accelerator, rewards = build.processes.accelerator, build.scorer.rewards
+        prepare_direction(build.config, build.folder.path, build.policy, rewards, build.config.rollout, accelerator)
+
+
+class Norm(RunHook):
+    """`d2align/norm` of the epochs' metrics: the length of b_v."""
+
+    def __init__(self, reward: Corrected) -> None:
+        self.reward = reward
+
+    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
+        metrics["d2align/norm"] = self.reward.norm
+        return ()
+
+
+def add_norm(build: Build) -> None:
+    """A reward that is corrected, whether its direction is learned here or was given to it."""
+    build.add(Norm(next(reward for reward in build.scorer.rewards.values() if isinstance(reward, Corrected))))
 
 
 def _check_identity(learned: Identity, wanted: Identity, file: Path) -> None:

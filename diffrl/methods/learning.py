@@ -1,0 +1,80 @@
+"""Rewards that learn, in a run: before training on the untrained model's images, then once an epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from diffrl.objectives.objective import Scored
+from diffrl.rewards import learning
+from diffrl.rewards.learning import Learning
+from diffrl.rewards.offloading import Wrapper
+from diffrl.rewards.protocol import Metadata, ability
+from diffrl.rollout import Rollout
+from diffrl.run.build import Build
+from diffrl.run.hooks import RunHook
+from diffrl.run.source import Rollouts
+
+
+class LearningRewards(RunHook):
+    """The rewards of the training scorer that learn, each with what it has observed."""
+
+    name = "learning"
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts, self.rewards = rollouts, rollouts.scorer.learning
+
+    def begin(self, epoch: int) -> None:
+        """Before training they learn on an epoch's images of the untrained model, which nothing else is trained on.
+
+        So the first epoch's scores say something, and there is a first state by which all epochs can be compared.
+        """
+        if epoch == 0 and any(reward.first is None for reward in self.rewards.values()):
+            self.rollouts.monitor.status("rewards learn from the model's own images")
+            self.rollouts.beside("learning")
+            self._learn()
+
+    def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
+        return self._learn()
+
+    def _learn(self) -> dict[str, float]:
+        mark, processes = time.perf_counter(), self.rollouts.processes
+        figures = {
+            f"learning/{name}/{key}": value
+            for name, reward in self.rewards.items()
+            for key, value in reward.learn(processes.sum).items()
+        }
+        processes.clock.add("reward", mark)
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(learning.states(self.rewards))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        learning.restore(self.rewards, state)
+
+
+class First(Wrapper):
+    """A reward that learns as it was after it had learned for the first time: `REWARD_first` among the judges of
+    held-out images, since its own scores move."""
+
+    def __init__(self, reward: Learning) -> None:
+        super().__init__(reward)
+        self.learning = reward
+
+    def applies(self, prompt: str, metadata: Metadata) -> bool:
+        """Where the reward itself applies, once it has learned."""
+        asked = ability(self.learning, "applies")
+        return self.learning.first is not None and (asked is None or asked(prompt, metadata))
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        assert self.learning.first is not None, "it does not apply before"
+        return self.learning.first(images, prompts, metadata)
+
+
+def add_learning(build: Build) -> None:
+    build.add(LearningRewards(build.rollouts))

@@ -1,0 +1,39 @@
+"""`checkpoint.push`: the run is sent to the hub while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffrl.config import Config
+from diffrl.records.hub import Pusher
+from diffrl.run.build import Build
+from diffrl.run.folder import RunFolder
+from diffrl.run.hooks import Monitor, RunHook
+
+
+class Push(RunHook):
+    """Sends the run's folder every so many epochs, from the first process."""
+
+    def __init__(self, config: Config, folder: RunFolder, monitor: Monitor) -> None:
+        self.config, self.folder, self.monitor = config, folder, monitor
+        self.pusher: Pusher | None = None
+
+    def begin(self, epoch: int) -> None:
+        repository = self.config.checkpoint.push
+        if self.folder.main and repository is not None:
+            self.pusher = Pusher(self.folder.path, repository, self.monitor.note)
+
+    def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
+        if self.pusher is None or not (last or metrics["epoch"] % self.config.checkpoint.push_every == 0):
+            return
+        if last:
+            self.pusher.wait()
+        self.pusher.push(metrics["epoch"])
+        if last:
+            self.monitor.status("sending the run to the hub")
+            self.pusher.wait()
+
+
+def add_push(build: Build) -> None:
+    build.add(Push(build.config, build.folder, build.monitor))
