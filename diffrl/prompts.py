@@ -18,14 +18,18 @@ from typing import Any
 import numpy as np
 
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.prompt_sets import SETS, hub, set_name
+from diffrl.prompt_sets import SETS, set_name
 from diffrl.prompt_sets import SPLITS as SET_SPLITS
 from diffrl.prompt_sets import rows as rows_of_set
 from diffrl.resources import shipped
 from diffrl.seeds import seed_of
 from diffrl.worlds import World, world_of
 
-FORMS = f"a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or .jsonl file, or {hub.FORM}"
+HUB = "hub:"
+FORMS = (
+    "a set playground/SUBSET/SPLIT, a set NAME/SPLIT (`diffrl prompts list`), a .txt or .jsonl file, or "
+    "hub:OWNER/NAME[:split[:column]]"
+)
 
 Source = str | Mapping[str, float]
 
@@ -61,7 +65,12 @@ def load_prompts(source: Source) -> list[Prompt]:
         return [Prompt(text, metadata) for text, metadata in rows_of_set(*known)]
     if world := world_of_set(source):
         return [Prompt(text) for text in world.prompts(source)]
-    file = hub.cached_file(source) if source.startswith(hub.PREFIX) else find_file(source)
+    if source.startswith(HUB):
+        from diffrl.prompt_sets.hub import cached_file
+
+        file = cached_file(source)
+    else:
+        file = find_file(source)
     prompts, repeats = _read(*_version(file))
     if repeats:
         lines = ", ".join(str(number) for number in repeats[:3]) + ", ..." * (len(repeats) > 3)
@@ -125,8 +134,10 @@ def split_groups(source: Source, groups: int) -> dict[str, int]:
 def check_source(source: str) -> int | None:
     """Raise UserError unless `source` can be loaded. Returns a file's number of prompts; None for a set, which is not
     built, and for a data set of the hub, which is not read."""
-    if source.startswith(hub.PREFIX):
-        hub.parse(source)
+    if source.startswith(HUB):
+        from diffrl.prompt_sets.hub import parse
+
+        parse(source)
         return None
     if set_name(source):
         return None

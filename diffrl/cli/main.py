@@ -231,7 +231,7 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config import help_config
+    from diffrl.config.help import help_config
 
     if arguments.help_config:
         print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140)))

@@ -15,7 +15,6 @@ from diffrl.config.base import Problem
 from diffrl.config.removed import removed
 from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
-from diffrl.config.students import check_student
 from diffrl.errors import UserError, nearest
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
 from diffrl.worlds import find_merge, worlds
@@ -45,6 +44,8 @@ def check(config: Config, world: int | None = None) -> None:
         _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
         if student.merge is not None:
             _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
+        from diffrl.config.students import check_student
+
         check_student(name, config)
     check_geometry(config, world_size() if world is None else world)
     for name in config.tracking.trackers:

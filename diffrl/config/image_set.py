@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import FiniteFloat
 
@@ -11,10 +11,11 @@ from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import read_by_steps
 from diffrl.errors import UserError, nearest
-from diffrl.image_sets.hub import PREFIX
-from diffrl.image_sets.reading import FORM, folder_of, is_here, read_set
-from diffrl.image_sets.reading import ImageSet as Pictures
+from diffrl.image_sets import FORM, PREFIX
 from diffrl.records.disk import check_writable
+
+if TYPE_CHECKING:
+    from diffrl.image_sets.reading import ImageSet as Pictures
 
 
 class ImageSet(Section):
@@ -47,6 +48,8 @@ class ImageSet(Section):
         return self.columns.get(reward, reward)
 
     def contents(self, config: Any) -> dict[str, Path | str]:
+        from diffrl.image_sets.reading import read_set
+
         self.check_rows(config)
         return {"image_set.source (rows)": read_set(self.source).digest}
 
@@ -69,6 +72,8 @@ class ImageSet(Section):
         if self.source.startswith(PREFIX) and self.cache is None:
             text = f"not given; name a folder for the encoded pictures of {self.source}"
             raise Problem("image_set.cache", text)
+        from diffrl.image_sets.reading import folder_of, is_here
+
         if not self._at("source", is_here, self.source):
             return  # it is drawn or fetched before the run, which begins by reading it; counting memory needs no set
         self.check_rows(config)
@@ -85,6 +90,8 @@ class ImageSet(Section):
 
     def check_rows(self, config: Any) -> None:
         """Raise Problem unless the set can be read, has the scores, and no prompt that is tested on."""
+        from diffrl.image_sets.reading import read_set
+
         images = self._at("source", read_set, self.source)
         needed = [*config.rewards, *read_by_steps(config.rewards, config.watch)]
         for name in self.columns:

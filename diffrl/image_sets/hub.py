@@ -12,7 +12,6 @@ from pathlib import Path
 from diffrl.errors import UserError, in_one_line
 from diffrl.resources import hub_failure
 
-PREFIX = "hub:"
 FORM = "hub:OWNER/NAME[:FILES], such as hub:OWNER/NAME:data/train-*"
 NAME = re.compile(r"hub:(\w[\w.-]*/\w[\w.-]*)(?::([^:]+))?")
 

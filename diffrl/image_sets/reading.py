@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
-from diffrl.image_sets.hub import NAME, PREFIX, fetched
+from diffrl.image_sets import FORM, PREFIX
+from diffrl.image_sets.hub import NAME, fetched
 from diffrl.image_sets.layouts import Group, Picture, group_of
 
 KINDS = (".jsonl", ".parquet")  # those of a folder; HPD's .json is named itself
-FORM = "a folder with .jsonl or .parquet files, a .jsonl, .parquet or .json file, or hub:OWNER/NAME[:FILES]"
 
 
 @dataclass(frozen=True)

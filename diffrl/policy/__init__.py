@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from diffrl.errors import UserError, foreign, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.distilled import merge_lora
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
@@ -74,6 +73,8 @@ def load_policy(
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     if merge is not None:
+        from diffrl.policy.distilled import merge_lora
+
         merge_lora(backbone, merge)
     return Policy(backbone, lora=lora, device=device, seed=seed, base=base, whole=whole)
 

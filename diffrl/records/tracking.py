@@ -25,13 +25,12 @@ from PIL.PngImagePlugin import PngInfo
 from diffrl.errors import UserError
 from diffrl.records.disk import inside, replacing, write_text, writing
 from diffrl.records.progress import ProgressTable
-from diffrl.records.summary import summary
 from diffrl.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ProgressTable", "Tracker", "read_metrics", "record_environment", "save_samples", "summary"]
+__all__ = ["ProgressTable", "Tracker", "read_metrics", "record_environment", "save_samples"]
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy")
 

@@ -24,7 +24,6 @@ from diffrl.errors import in_one_line
 from diffrl.rewards.answers import checked, subject
 from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
 from diffrl.rewards.columns import Column
-from diffrl.rewards.learning import Learning
 from diffrl.rewards.mapped import Maps, flat
 from diffrl.rewards.mapped import width as width_of
 from diffrl.rewards.offloading import find_offloaded
@@ -33,6 +32,7 @@ from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
+    from diffrl.rewards.learning import Learning
 
 log = logging.getLogger("diffrl")
 
@@ -141,7 +141,7 @@ class Scorer:
     @property
     def learning(self) -> dict[str, Learning]:
         """The rewards that learn from what `submit` shows them, by name."""
-        return {name: cast(Learning, reward) for name, reward in self.rewards.items() if ability(reward, "learns")}
+        return {name: cast("Learning", reward) for name, reward in self.rewards.items() if ability(reward, "learns")}
 
     def submit(self, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Future[Tensor]:
         """Starts to score a batch: `.result()` is (B, K), NaN for the rewards of `later` until `finish` fills them.

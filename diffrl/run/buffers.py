@@ -19,8 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from diffrl.config import Config
 from diffrl.objectives.objective import Objective
-
-QUEUED = 8  # batches of images that may wait for their scores, beside the one that was just drawn
+from diffrl.run.source import QUEUED
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from diffrl.config import Config
 from diffrl.errors import printable
 from diffrl.records.held_out import read_held_out
 from diffrl.records.progress import ProgressTable
-from diffrl.records.summary import summary
 from diffrl.records.tracking import Tracker
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import RunHook
@@ -65,6 +64,8 @@ class Journal:
         if judged:
             trained, held = list(self.config.rewards), read_held_out(self.folder.path)
             if len(judged) > 1:
+                from diffrl.records.summary import summary
+
                 self.console.print(summary(judged[0], judged[-1], trained=trained, lower=self.lower, held=held))
         for hook in self.hooks:
             for text in hook.after_run(error):

@@ -15,11 +15,12 @@ from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import Rollout, collect
-from diffrl.run.buffers import QUEUED
 from diffrl.run.hooks import Monitor, RunHook
 from diffrl.run.processes import Processes
 from diffrl.samplers import SamplerSpec
 from diffrl.seeds import seed_of
+
+QUEUED = 8  # batches of images that may wait for their scores, beside the one that was just drawn
 
 
 class Epoch(NamedTuple):

@@ -13,7 +13,6 @@ from diffrl.config import Config
 from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.assembly import Run
-from diffrl.run.dry_run import first_scores, without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
@@ -61,6 +60,8 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
 
 
 def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str]) -> None:
+    from diffrl.run.dry_run import first_scores, without_caches
+
     folder.check_free()
     start = find_start(config, folder.path, resumed, override)
     run = Run(without_caches(config), folder)

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from diffrl import __version__
-from diffrl.config import Config, check_model, door, dump, help_config, load_config, read_parameters, schema
+from diffrl.config import Config, check_model, door, dump, load_config, read_parameters, schema
+from diffrl.config.help import help_config
 from diffrl.config.schema import walk
 from diffrl.errors import UserError
 from diffrl.methods.nft import NFTSection

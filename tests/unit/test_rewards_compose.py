@@ -10,7 +10,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from diffrl.config import dump, help_config, load_config
+from diffrl.config import dump, load_config
+from diffrl.config.help import help_config
 from diffrl.errors import UserError
 from diffrl.rewards.compose import (
     Composition,
