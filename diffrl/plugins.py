@@ -86,6 +86,11 @@ def unknown(kind: str, name: str, shipped: Iterable[str] = ()) -> str:
     return f'unknown {kind} "{name}"{nearest(name, known) if known else " (none is installed)"}'
 
 
+def short_name(name: str) -> str:
+    """What a plugin is called beside others: NAME of `path/to/file.py:NAME`."""
+    return name.rpartition(":")[2] if is_path(name) else name
+
+
 def is_path(name: str) -> bool:
     """Whether a plugin's name is one of a file: `path/to/file.py:NAME`, or without NAME, which `load` refuses."""
     return name.endswith(".py") or name.rpartition(":")[0].endswith(".py")

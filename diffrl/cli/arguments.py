@@ -71,7 +71,7 @@ def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any
     wanted: dict[str, dict[str, Any]] = {name: {} for name in names}
     if len(wanted) < len(names):
         raise UserError(f"{command}: a reward is named twice: {', '.join(names)}")
-    short = {name.rpartition(":")[2] if ".py" in name else name: name for name in names}
+    short = {plugins.short_name(name): name for name in names}
     for word in words:
         if "=" not in word:
             continue

@@ -19,6 +19,7 @@ from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import group_of
+from diffrl.plugins import short_name
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
@@ -47,9 +48,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     job, accelerator = Drawing(**drawing), join_processes()
     chosen, policy = job.chosen(), job.policy()
     # Scores of path/to/file.py:Class are called Class.
-    entries = {
-        name.rpartition(":")[2] if ".py" in name else name: Entry(name, given) for name, given in rewards.items()
-    }
+    entries = {short_name(name): Entry(name, given) for name, given in rewards.items()}
     scorer = Scorer(build_rewards(entries, policy.device))
     for name in scorer.batchwise:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
@@ -60,11 +59,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
         pieces.claim(_record(job, chosen, rewards) | how)
         (out / "images").mkdir(exist_ok=True)
     accelerator.wait_for_everyone()  # the folder is looked at before anyone writes to it
-    there = pieces.rows()
-    missing = [i for i in range(len(chosen)) if i not in there]
-    accelerator.wait_for_everyone()
-    rank, world = accelerator.process_index, accelerator.num_processes
-    mine = missing[rank * len(missing) // world : (rank + 1) * len(missing) // world]
+    mine, left = pieces.share(len(chosen), accelerator)
     at_once, latents = max(job.batch_size // job.per_prompt, 1), Latents(policy, out / FOLDER)
     with progress("drawing", len(mine) * job.per_prompt) as advance:
         for start in range(0, len(mine), at_once):
@@ -81,12 +76,16 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
             scores = scorer.score(images, [prompts[int(i)] for i in groups], groups)
             parts = (tensor.split(job.per_prompt) for tensor in (images, scores, torch.cat(drawn)))
             for place, *one in zip(places, *parts, strict=True):
-                pieces.add(rank, place, _row(out, place, chosen[place], job.seed, scorer.names, latents, *one))
+                pieces.add(
+                    accelerator.process_index,
+                    place,
+                    _row(out, place, chosen[place], job.seed, scorer.names, latents, *one),
+                )
             advance(len(images))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         pieces.gather(len(chosen))
-    return len(missing) * job.per_prompt
+    return left * job.per_prompt
 
 
 def _row(

@@ -10,10 +10,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, foreign
 from diffrl.records.disk import write_text
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 JOB, PARTS = "job.json", "parts"
 
@@ -58,6 +61,14 @@ class Pieces:
                 except (ValueError, TypeError, KeyError, AttributeError):
                     continue
         return rows
+
+    def share(self, count: int, accelerator: Accelerator) -> tuple[list[int], int]:
+        """Of `count` places those that this process is to do, and how many are left for all; all ask together."""
+        there = self.rows()
+        missing = [i for i in range(count) if i not in there]
+        accelerator.wait_for_everyone()  # all have read what is there before anyone adds to it
+        rank, world = accelerator.process_index, accelerator.num_processes
+        return missing[rank * len(missing) // world : (rank + 1) * len(missing) // world], len(missing)
 
     def add(self, rank: int, place: int, row: Mapping[str, Any]) -> None:
         """Write a finished row; a kill may have left half a line before it."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
+from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
@@ -79,7 +80,7 @@ class Subject:
     """The reward that is audited: values of images, higher is better."""
 
     def __init__(self, plugin: str, arguments: Mapping[str, Any]) -> None:
-        self.name = plugin.rpartition(":")[2] if ".py" in plugin else plugin
+        self.name = short_name(plugin)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.scorer = Scorer(build_rewards({self.name: Entry(plugin, arguments)}, device))
         self.reward: Reward = self.scorer.rewards[self.name]

@@ -71,10 +71,11 @@ def _bench(arguments: argparse.Namespace, rest: list[str]) -> int:
     bench.read(arguments.data)  # before anything heavy is imported
     _check_packages({plugin for plugin, _ in judges.values()})
     from diffrl.drawing import Drawing
+    from diffrl.rewards.building import Entry
 
     from .run import FILE, run_bench
 
-    entries = {judge: _entry(plugin, given) for judge, (plugin, given) in judges.items()}
+    entries = {judge: Entry(plugin, given) for judge, (plugin, given) in judges.items()}
     result = run_bench(arguments.name, arguments.data, Drawing(**common), entries, arguments.out)
     if os.environ.get("RANK", "0") == "0":
         from .page import as_text, write_bench_report
@@ -94,12 +95,6 @@ def _check_packages(plugins: Iterable[str]) -> None:
             if find_spec(package) is None:
                 text = f"the package {package}, which is not installed; `diffrl rewards show {plugin}` says how"
                 raise UserError(f"--judge: {plugin} needs {text}")
-
-
-def _entry(plugin: str, given: dict[str, Any]) -> Any:
-    from diffrl.rewards.building import Entry
-
-    return Entry(plugin, given)
 
 
 def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
@@ -171,11 +166,6 @@ def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     return steps * forward / arguments.batch_size + decoding / phases.chunk, text
 
 
-def _minutes(images: int, asked: int) -> str:
-    drawing = f"{images / 60:,.0f} of drawing for each second that an image takes"
-    return f"  minutes  {drawing}" + (f", {asked / 60:,.0f} of judging for each that an answer takes" if asked else "")
-
-
 def _list(width: int, work: tuple[float, str] | None = None) -> str:
     """Every benchmark with its files, images, judges and what these need; `work`: of an image, as `_work` gives it."""
     from .facts import BENCHES
@@ -183,14 +173,15 @@ def _list(width: int, work: tuple[float, str] | None = None) -> str:
     parts = []
     for name, bench in BENCHES.items():
         images = bench.prompts * bench.images
+        asked = f"{bench.forwards:,} times" if bench.forwards else "as many as the file has questions, of every image"
+        judging = f", {bench.forwards / 60:,.0f} of judging for each that an answer takes" if bench.forwards else ""
         lines = [
             f"{name}: {bench.title} ({bench.citation})",
             f"  files    {bench.source} ({bench.licence})",
             f"  images   {images:,}: {bench.images} of each of {bench.prompts:,} prompts, seed {bench.seed}",
+            f"  asked    of the judges: {asked}, for each model",
+            f"  minutes  {images / 60:,.0f} of drawing for each second that an image takes{judging}",
         ]
-        asked = f"{bench.forwards:,} times" if bench.forwards else "as many as the file has questions, of every image"
-        lines.append(f"  asked    of the judges: {asked}, for each model")
-        lines.append(_minutes(images, bench.forwards))
         if work is not None:
             total = images * work[0]
             text = f"{total / 1e15:.3g} PFLOP, {total / RATE / 60:.3g} minutes at {RATE / 1e12:g} TFLOP/s"

@@ -19,6 +19,7 @@ from diffrl.cli.arguments import (
     whole_number,
 )
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import short_name
 from diffrl.records.disk import check_writable
 
 AFTER = "diffrl draw-set"  # in the list of commands
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
     settings = Settings(
         rewards={name: wanted[name] for name in rewards},
         watch={name: wanted[name] for name in watch},
-        weights={name.rpartition(":")[2] if ".py" in name else name: weight for name, weight in weights.items()},
+        weights={short_name(name): weight for name, weight in weights.items()},
         methods=tuple(methods),
         **{name: getattr(arguments, name) for name in names},
     )

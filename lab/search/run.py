@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
+from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
@@ -86,11 +87,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
         pieces.claim(_record(settings, job, chosen))
         (out / "images").mkdir(exist_ok=True)
     accelerator.wait_for_everyone()
-    there = pieces.rows()
-    missing = [i for i in range(len(tasks)) if i not in there]
-    accelerator.wait_for_everyone()
-    rank, world = accelerator.process_index, accelerator.num_processes
-    mine = missing[rank * len(missing) // world : (rank + 1) * len(missing) // world]
+    mine, _ = pieces.share(len(tasks), accelerator)
     with progress("searching", len(mine)) as advance:
         for arm in benches:
             places = [tasks[i][1] for i in mine if tasks[i][0] == arm]
@@ -100,7 +97,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
                 logs = _searched(settings, *benches[arm], [chosen[i] for i in part])
                 for place, log in zip(part, logs, strict=True):
                     row = log.row(out, arm, place, chosen[place], scorer.names, watcher, job.seed)
-                    pieces.add(rank, list(benches).index(arm) * len(chosen) + place, row)
+                    pieces.add(accelerator.process_index, list(benches).index(arm) * len(chosen) + place, row)
                 advance(len(part))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -127,8 +124,7 @@ def _benches(settings: Settings, job: Drawing, policy: Policy, scorer: Scorer) -
 
 def _built(given: Mapping[str, Mapping[str, Any]], device: torch.device) -> dict[str, Reward]:
     """By short name: `path/to/file.py:Class` is called Class."""
-    entries = {name.rpartition(":")[2] if ".py" in name else name: Entry(name, more) for name, more in given.items()}
-    return build_rewards(entries, device)
+    return build_rewards({short_name(name): Entry(name, more) for name, more in given.items()}, device)
 
 
 class Value:
@@ -268,12 +264,8 @@ def _record(settings: Settings, job: Drawing, prompts: Sequence[Prompt]) -> dict
     """What decides the images, as JSON."""
     keys = ("model", "family", "merge", "lora", "seed", "steps", "sampler", "guidance_scale", "shift", "resolution")
     texts = [[prompt.text, dict(prompt.metadata)] for prompt in prompts]
-    return {
-        "diffrl_version": __version__,
-        **{key: getattr(job, key) for key in keys},
-        **vars(settings),
-        "prompts": texts,
-    }
+    drawn = {key: getattr(job, key) for key in keys}
+    return {"diffrl_version": __version__, **drawn, **vars(settings), "prompts": texts}
 
 
 def _summary(
@@ -287,14 +279,10 @@ def _summary(
     """Means over the prompts of the best image so far, at every budget where some prompt's changes (at most 40)."""
     names = [*scorer.names, *watcher.names]
     lower = sorted(lower_is_better({**scorer.rewards, **watcher.rewards}))
-    result: dict[str, Any] = {
-        **{key: value for key, value in _record(settings, job, []).items() if key != "prompts"},
-        "prompts": job.prompts if isinstance(job.prompts, str) else None,
-        "prompts_count": len({row["prompt"] for row in rows}),
-        "trained_on": scorer.names,
-        "lower_is_better": lower,
-        "arms": {},
-    }
+    prompts: dict[str, Any] = {"prompts": job.prompts if isinstance(job.prompts, str) else None}
+    prompts["prompts_count"] = len({row["prompt"] for row in rows})
+    facts = {"trained_on": scorer.names, "lower_is_better": lower, "arms": {}}
+    result: dict[str, Any] = {**_record(settings, job, []), **prompts, **facts}
     for arm, (method, bench) in benches.items():
         mine = [row for row in rows if row["arm"] == arm]
         marks = sorted({record["forwards"] for row in mine for record in row["records"]})
@@ -303,9 +291,9 @@ def _summary(
         marks = sorted({*(marks[round(i * (len(marks) - 1) / 38)] for i in range(39)), settings.budget})
         spent = max(row["candidates"]["forwards"][-1] for row in mine)
         points = [{"forwards": mark, **_means(mine, names, mark)} for mark in marks]
-        facts = {"method": method, "base": bench.snapshot is None and settings.base, "sampler": bench.spec.sampler}
+        about = {"method": method, "base": bench.snapshot is None and settings.base, "sampler": bench.spec.sampler}
         counts = {"steps": bench.spec.steps, "forwards_an_image": bench.image(), "forwards_spent": spent}
-        result["arms"][arm] = {**facts, **counts, "images": len(mine[0]["candidates"]["values"]), "curve": points}
+        result["arms"][arm] = {**about, **counts, "images": len(mine[0]["candidates"]["values"]), "curve": points}
     return result
 
 
