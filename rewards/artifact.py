@@ -194,7 +194,7 @@ def _choose(x: Tensor, y: Tensor, holdout: float, seed: int) -> tuple[float, flo
 
 def _absolute(model: str) -> str:
     """A folder's whole path, since the detector may be used from elsewhere; names and hub ids as they are."""
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
+    return str(Path(model).resolve()) if Path(model).is_dir() and model != "playground" else model
 
 
 def _images(folder: Path) -> list[Path]:
