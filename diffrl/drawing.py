@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.evaluation import score_policy, summarise
+from diffrl.evaluation import Evaluator, summarise
 from diffrl.features import default_features, load_features
 from diffrl.forward import FlowMatching
 from diffrl.pictures import grid
@@ -195,7 +195,8 @@ def evaluate(
     spec = job.spec(policy)
     features = load_features(default_features(job.model), policy.device)
     with progress("drawing and scoring", len(chosen) * job.per_prompt) as advance:
-        found = score_policy(policy, scorer, features, chosen, spec, **job.amount(), advance=advance)
+        evaluator = Evaluator(policy, scorer, features, spec, job.per_prompt, job.batch_size)
+        found = evaluator.score(chosen, "default", job.seed, advance=advance)
     scores = found.scores
     # Images of one prompt are not independent: the error is over prompts.
     by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,72 +51,87 @@ class Evaluated(NamedTuple):
         return {name: [None if v != v else round(v, 6) for v in column.tolist()] for name, column in columns.items()}
 
 
-def score_policy(
-    policy: Policy,
-    scorer: Scorer,
-    features: Features,
-    prompts: Sequence[Prompt],
-    spec: SamplerSpec,
-    *,
-    seed: int,
-    per_prompt: int,
-    batch_size: int,
-    accelerator: Accelerator | None = None,
-    snapshot: str | None = "default",
-    check: Callable[[], None] = lambda: None,
-    advance: Callable[[int], None] = lambda count: None,
-    keep: int = 0,
-    drawn: Iterable[tuple[Tensor, Tensor]] | None = None,
-) -> Evaluated:
-    """`per_prompt` images of each prompt, N in prompt-major order, with their scores, and `keep` pictures.
+@dataclass(frozen=True)
+class Evaluator:
+    """Draws a policy's images of given prompts from seeds of their own and scores them.
 
-    `drawn`: their numbers (B,) and images (B, 3, H, W), batch by batch, in the place of those that the policy draws.
-
-    Images are drawn from the evaluation's own seeds, the same in every epoch and for every number of processes. Each
-    process draws whole prompts, since a group-wise reward has to see all images of one.
+    judges, features: what measures them; spec: the sampler; per_prompt: images of each prompt; batch_size: images at a
+    time; accelerator: whose processes share the prompts; check: called between batches, and may raise to break off.
     """
-    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
-    mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
-    parts: list[Tensor] = []
-    pictures: list[Tensor] = []
-    figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
-    broken_down = Breakdowns(scorer.rewards)
-    features_at = columns + 1 + len(broken_down.names)
-    sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
-    kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
-    amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": batch_size, "snapshot": snapshot}
-    batches = generate(policy, mine, spec, **amount) if drawn is None else drawn
-    with policy.together():
-        for index, images in batches if mine else ():
-            check()  # may raise, to break off between batches
-            owners = [mine[int(i) // per_prompt] for i in index]
-            scores = scorer.submit(images, owners).result()
-            more = [saturation(images).cpu()[:, None], broken_down(images, owners), features(images)]
-            parts.append(torch.cat([scores, *more], dim=1))
-            if scorer.later:
-                pictures.append(images.cpu())
-            for one in figures:
-                one.read(images, owners)
-            _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
-            advance(len(images))
-    here = slice(first * per_prompt, end * per_prompt)
-    rows = torch.cat(parts) if parts else torch.zeros(0, columns)
-    if parts or scorer.batchwise:  # a batch is complete when all processes come to it
-        group = torch.arange(len(mine)).repeat_interleave(per_prompt)
-        everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
-        owners = [mine[int(i)] for i in group]
-        rows[:, :columns] = scorer.finish(rows[:, :columns], pictures, owners, group, lambda: policy.apart(), everyone)
-    known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
-    values = _everyones(rows, here, total, accelerator)
-    groups = torch.arange(total) // per_prompt
-    distances = group_distances(values[:, features_at:], groups)
-    for one in figures:
-        known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
-    kept = _together(kept, accelerator) if len(kept) else kept
-    by_part = zip(broken_down.names, values[:, columns + 1 : features_at].unbind(1), strict=True)
-    stated = {name: column for name, column in by_part if not column.isnan().all()}
-    return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
+
+    policy: Policy
+    judges: Scorer
+    features: Features
+    spec: SamplerSpec
+    per_prompt: int
+    batch_size: int
+    accelerator: Accelerator | None = None
+    check: Callable[[], None] = lambda: None
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        snapshot: str | None,
+        seed: int,
+        *,
+        keep: int = 0,
+        advance: Callable[[int], None] = lambda count: None,
+        drawn: Iterable[tuple[Tensor, Tensor]] | None = None,
+    ) -> Evaluated:
+        """The N images in prompt-major order with their scores, and the first picture of each of the first `keep`.
+
+        snapshot: the LoRA's name; None: the base model. `drawn`: numbers (B,) and images (B, 3, H, W), batch by batch,
+        in the place of those that the policy draws.
+
+        Images are the same in every epoch and for every number of processes. Each process draws whole prompts, since a
+        group-wise reward has to see all images of one.
+        """
+        policy, scorer, per_prompt, accelerator = self.policy, self.judges, self.per_prompt, self.accelerator
+        rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+        first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
+        mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
+        parts: list[Tensor] = []
+        pictures: list[Tensor] = []
+        figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
+        broken_down = Breakdowns(scorer.rewards)
+        features_at = columns + 1 + len(broken_down.names)
+        sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
+        kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
+        amount: dict[str, Any] = {"seed": seed, "snapshot": snapshot}
+        amount |= {"per_prompt": per_prompt, "batch_size": self.batch_size}
+        batches = generate(policy, mine, self.spec, **amount) if drawn is None else drawn
+        with policy.together():
+            for index, images in batches if mine else ():
+                self.check()
+                owners = [mine[int(i) // per_prompt] for i in index]
+                scores = scorer.submit(images, owners).result()
+                more = [saturation(images).cpu()[:, None], broken_down(images, owners), self.features(images)]
+                parts.append(torch.cat([scores, *more], dim=1))
+                if scorer.later:
+                    pictures.append(images.cpu())
+                for one in figures:
+                    one.read(images, owners)
+                _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
+                advance(len(images))
+        here = slice(first * per_prompt, end * per_prompt)
+        rows = torch.cat(parts) if parts else torch.zeros(0, columns)
+        if parts or scorer.batchwise:  # a batch is complete when all processes come to it
+            group = torch.arange(len(mine)).repeat_interleave(per_prompt)
+            everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
+            owners = [mine[int(i)] for i in group]
+            rows[:, :columns] = scorer.finish(
+                rows[:, :columns], pictures, owners, group, lambda: policy.apart(), everyone
+            )
+        known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
+        values = _everyones(rows, here, total, accelerator)
+        groups = torch.arange(total) // per_prompt
+        distances = group_distances(values[:, features_at:], groups)
+        for one in figures:
+            known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
+        kept = _together(kept, accelerator) if len(kept) else kept
+        by_part = zip(broken_down.names, values[:, columns + 1 : features_at].unbind(1), strict=True)
+        stated = {name: column for name, column in by_part if not column.isnan().all()}
+        return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
 
 
 def _everyones(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> Tensor:

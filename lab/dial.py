@@ -27,7 +27,7 @@ from torch import Tensor
 from diffrl.config import Config, load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
-from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import load_features
 from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.policy import Policy
@@ -151,27 +151,22 @@ class Bench:
         kind: dict[str, Any] = {"resolution": config.rollout.resolution, "family": config.family}
         self.policy: Policy = Drawing(config.model, lora=str(folder / "lora"), **kind).policy()
         self.judges: Scorer = build_scorers(config, self.policy.device)[1]
-        self.spec = evaluation_spec(config)
-        prepare_direction(config, folder, self.policy, self.judges.rewards, self.spec, join_processes())
+        spec = evaluation_spec(config)
+        prepare_direction(config, folder, self.policy, self.judges.rewards, spec, join_processes())
         newest = checkpoint.load(next(checkpoint.intact(folder)))[0]
         learning.restore(self.judges.learning, newest.get("learning", {}))  # one yardstick for all points
-        self.features = load_features(features_name(config), self.policy.device)
+        features = load_features(features_name(config), self.policy.device)
+        amount = config.evaluate.per_prompt, config.rollout.batch_size
+        self.evaluator = Evaluator(self.policy, self.judges, features, spec, *amount)
         self.lower = lower_is_better(self.judges.rewards)
 
     def measure(self, point: Point, prompts: Sequence[Prompt], keep: int = 0) -> Evaluated:
         """The point's images of the prompts, from the evaluation's noise, scored."""
         if point.state is not None:
             self.policy.load_state("default", dict(point.state))
-        amount: dict[str, Any] = {
-            "per_prompt": self.config.evaluate.per_prompt,
-            "batch_size": self.config.rollout.batch_size,
-        }
         snapshot = None if point.state is None else "default"
         with strength(self.policy, point.strength):
-            return score_policy(
-                self.policy, self.judges, self.features, prompts, self.spec, seed=self.config.seed, **amount,
-                snapshot=snapshot, keep=keep,
-            )  # fmt: skip
+            return self.evaluator.score(prompts, snapshot, self.config.seed, keep=keep)
 
     def line(self, number: int, result: Evaluated) -> dict[str, Any]:
         """As an evaluation's line in metrics.jsonl, for the guard rails; the point's number is its epoch."""

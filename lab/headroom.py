@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.errors import UserError
-from diffrl.evaluation import score_policy
+from diffrl.evaluation import Evaluator
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
@@ -82,11 +82,9 @@ def headroom(config: Config) -> dict[str, Any] | None:
 def _draw(run: Run, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
     """Scores (P, G, K) by all that the config optimises or watches, and the first picture of each prompt."""
     config = run.config
-    size, batch = config.rollout.group_size, config.rollout.batch_size
-    result = score_policy(
-        run.policy, run.judges, run.features, prompts, run.spec, seed=config.seed, per_prompt=size,
-        batch_size=batch, accelerator=run.accelerator, snapshot=None, keep=len(prompts),
-    )  # fmt: skip
+    size, batch_size = config.rollout.group_size, config.rollout.batch_size
+    evaluator = Evaluator(run.policy, run.judges, run.features, run.spec, size, batch_size, run.accelerator)
+    result = evaluator.score(prompts, None, config.seed, keep=len(prompts))
     return result.scores.view(len(prompts), size, -1), result.pictures
 
 

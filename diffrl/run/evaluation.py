@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from diffrl.config import Config
-from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.policy.resizing import drawing_at, resized
@@ -98,20 +98,10 @@ class Evaluation:
 
     def judge(self, policy: Policy, spec: SamplerSpec, snapshot: str, keep: int = 0) -> Evaluated:
         """The held-out prompts' images of a model, scored; every process draws its share."""
-        return score_policy(
-            policy,
-            self.judges,
-            self.features,
-            self.prompts,
-            spec,
-            seed=self.config.seed,
-            per_prompt=self.config.evaluate.per_prompt,
-            batch_size=self.config.rollout.batch_size,
-            accelerator=self.accelerator,
-            snapshot=snapshot,
-            check=self.monitor.check,
-            keep=keep,
-        )
+        evaluate, batch_size = self.config.evaluate, self.config.rollout.batch_size
+        amount = evaluate.per_prompt, batch_size, self.accelerator, self.monitor.check
+        evaluator = Evaluator(policy, self.judges, self.features, spec, *amount)
+        return evaluator.score(self.prompts, snapshot, self.config.seed, keep=keep)
 
     def _look_out(self, metrics: dict[str, Any]) -> list[str]:
         """The guard rails' alarms for an evaluation's metrics, into which they are written.

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.evaluation import score_policy
+from diffrl.evaluation import Evaluator
 from diffrl.features import load_features
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
@@ -52,21 +52,9 @@ def measure(config: Config, policy: Policy, prompts: Sequence[Prompt], lower: fr
     """Every reward of the config, and diversity, of base model and LoRA: the same noise, pairs of prompts compared."""
     _, judges = build_scorers(config, policy.device)
     features = load_features(features_name(config), policy.device)
-    spec, per_prompt = evaluation_spec(config), config.evaluate.per_prompt
-    result = [
-        score_policy(
-            policy,
-            judges,
-            features,
-            prompts,
-            spec,
-            seed=config.seed,
-            per_prompt=per_prompt,
-            batch_size=config.rollout.batch_size,
-            snapshot=snapshot,
-        )
-        for snapshot in (None, "default")
-    ]
+    per_prompt, batch_size = config.evaluate.per_prompt, config.rollout.batch_size
+    evaluator = Evaluator(policy, judges, features, evaluation_spec(config), per_prompt, batch_size)
+    result = [evaluator.score(prompts, snapshot, config.seed) for snapshot in (None, "default")]
     judges.close()
     rows = []
     for k, name in enumerate(judges.names):

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.reward import read_on_training_images
-from diffrl.evaluation import score_policy
+from diffrl.evaluation import Evaluator
 from diffrl.image_sets.reading import read_set
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.registry import load_class, split_name
@@ -196,17 +196,10 @@ def alike(run: Run, task: Task, result: Verdict) -> None:
 
 def _correlations(run: Run, pairs: Sequence[tuple[str, str]]) -> dict[str, float | None]:
     prompts = load_prompts(run.config.prompts.test)[:GROUPS]
-    scores = score_policy(
-        run.policy,
-        run.judges,
-        run.features,
-        prompts,
-        evaluation_spec(run.config),
-        seed=secrets.randbits(62),  # noise that nobody knew
-        per_prompt=MEMBERS,
-        batch_size=run.config.rollout.batch_size,
-        snapshot=None,
-    ).scores.view(len(prompts), MEMBERS, -1)
+    batch_size = run.config.rollout.batch_size
+    evaluator = Evaluator(run.policy, run.judges, run.features, evaluation_spec(run.config), MEMBERS, batch_size)
+    found = evaluator.score(prompts, None, secrets.randbits(62))  # noise that nobody knew
+    scores = found.scores.view(len(prompts), MEMBERS, -1)
     columns = {name: scores[:, :, i] for i, name in enumerate(run.judges.names)}
     return {f"{gold}, {proxy}": rank_correlation(columns[gold], columns[proxy]) for gold, proxy in pairs}
 

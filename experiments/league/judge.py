@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config import Config, load_config
-from diffrl.evaluation import Evaluated, score_policy, summarise
+from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.methods.students import students_of
 from diffrl.policy import Policy
@@ -83,21 +83,11 @@ def judge(
     drawn: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Judged:
     """Score a snapshot of a run, None being the base model, on `per_prompt` images of each prompt, or these that are
-    `drawn` already (see `score_policy`)."""
+    `drawn` already (see `Evaluator.score`)."""
 
     def on(policy: Policy, spec: SamplerSpec, snapshot: str | None) -> Evaluated:
-        return score_policy(
-            policy,
-            run.judges,
-            run.features,
-            prompts,
-            spec,
-            seed=seed,
-            per_prompt=per_prompt,
-            batch_size=run.config.rollout.batch_size,
-            snapshot=snapshot,
-            drawn=drawn,
-        )
+        evaluator = Evaluator(policy, run.judges, run.features, spec, per_prompt, run.config.rollout.batch_size)
+        return evaluator.score(prompts, snapshot, seed, drawn=drawn)
 
     def columns(one: Evaluated, prefix: str = "") -> tuple[dict[str, float | None], dict[str, Tensor]]:
         values = summarise(run.judges.names, one.scores) | one.breadth()

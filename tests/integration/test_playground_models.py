@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffrl.drawing import Drawing, evaluate, sample
-from diffrl.evaluation import score_policy
+from diffrl.evaluation import Evaluator
 from diffrl.prompts import load_prompts
 from diffrl.records.progress import number
 from diffrl.report.drawn import write_drawn
@@ -51,9 +51,8 @@ def test_generator_is_imperfect_as_meant() -> None:
     spec = drawing.spec(policy)
     scorer = Scorer({"strict": load_reward("playground", mode="strict")})
     prompts = load_prompts("playground/compositional/test")[:64]
-    found = score_policy(
-        policy, scorer, lambda x: x.flatten(1)[:, :8], prompts, spec, seed=3, per_prompt=1, batch_size=64
-    )
+    evaluator = Evaluator(policy, scorer, lambda x: x.flatten(1)[:, :8], spec, per_prompt=1, batch_size=64)
+    found = evaluator.score(prompts, "default", 3)
     assert 0.2 < float(found.scores.mean()) < 0.98
 
 
@@ -65,16 +64,8 @@ def test_the_distilled_student_draws_better_in_four_steps() -> None:
     for merge in (None, "playground/turbo"):
         drawing = Drawing("playground", steps=4, merge=merge)
         policy = drawing.policy()
-        scores = score_policy(
-            policy,
-            scorer,
-            lambda x: x.flatten(1)[:, :8],
-            prompts,
-            drawing.spec(policy),
-            seed=3,
-            per_prompt=2,
-            batch_size=64,
-        ).scores
+        evaluator = Evaluator(policy, scorer, lambda x: x.flatten(1)[:, :8], drawing.spec(policy), 2, 64)
+        scores = evaluator.score(prompts, "default", 3).scores
         found.append(scores.mean(0).tolist())
     (plain, _), (turbo, _) = found
     assert turbo > plain + 0.03

@@ -15,7 +15,7 @@ from tiny import tiny_flux, tiny_sd3
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.evaluation import score_policy, summarise
+from diffrl.evaluation import Evaluator, summarise
 from diffrl.features import load_features
 from diffrl.methods.students import students_of
 from diffrl.policy import load_policy, read_lora
@@ -65,16 +65,10 @@ def test_a_run_judges_its_lora_on_the_student_and_resumes_exactly(config_file, t
     policy = load_policy(str(turbo), lora=spec)  # as `diffrl evaluate TURBO --lora RUN_DIR/lora` has it
     policy.load_lora(Path(whole.run_dir) / "lora")
     run = Run(whole)
-    found = score_policy(
-        policy,
-        run.judges,
-        load_features("pixels"),
-        run.evaluation.prompts,
-        SamplerSpec(sampler="euler", steps=2, guidance_scale=1.0, noise_level=0.0),
-        seed=whole.seed,
-        per_prompt=whole.evaluate.per_prompt,
-        batch_size=whole.rollout.batch_size,
-    )
+    spec = SamplerSpec(sampler="euler", steps=2, guidance_scale=1.0, noise_level=0.0)
+    amount = whole.evaluate.per_prompt, whole.rollout.batch_size
+    evaluator = Evaluator(policy, run.judges, load_features("pixels"), spec, *amount)
+    found = evaluator.score(run.evaluation.prompts, "default", whole.seed)
     assert summarise(run.judges.names, found.scores)["redness"] == pytest.approx(values[-1], abs=1e-6)
     _reports(whole, plain, tmp_path)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffrl import evaluation
 from diffrl.config import load_config
-from diffrl.evaluation import Evaluated, score_policy
+from diffrl.evaluation import Evaluated, Evaluator
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
@@ -28,6 +28,11 @@ PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
 # Nothing else of it is asked for where `drawn` draws pictures of 2 x 2 pixels.
 POLICY: Any = SimpleNamespace(together=nullcontext, latent_shape=(4, 1, 1), backbone=SimpleNamespace(scale=2))
+
+
+def evaluator(judge: Any, per_prompt: int = 4, batch_size: int = 3, accelerator: Any = None) -> Evaluator:
+    features = lambda images: images.flatten(1)[:, :2]  # noqa: E731
+    return Evaluator(POLICY, Scorer({"judge": judge}), features, SamplerSpec(), per_prompt, batch_size, accelerator)
 
 
 class Rank:
@@ -52,16 +57,7 @@ def drawn(policy: Any, prompts: list[Prompt], spec: Any, *, per_prompt: int, bat
 @pytest.mark.parametrize("batch_size", [1, 3, 12])
 def test_a_group_wise_reward_sees_whole_groups(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     monkeypatch.setattr(evaluation, "generate", drawn)
-    scores, *_ = score_policy(
-        POLICY,
-        Scorer({"rank": Rank()}),
-        lambda images: images.flatten(1)[:, :2],
-        PROMPTS,
-        SamplerSpec(),
-        seed=0,
-        per_prompt=4,
-        batch_size=batch_size,
-    )
+    scores, *_ = evaluator(Rank(), batch_size=batch_size).score(PROMPTS, "default", 0)
     assert scores[:, 0].tolist() == [0.0, 0.25, 0.5, 0.75] * 3
 
 
@@ -76,17 +72,7 @@ def test_processes_share_the_prompts_even_if_there_are_more_of_them(
         accelerator = SimpleNamespace(process_index=rank, num_processes=world, device=torch.device("cpu"))
         accelerator.gather = lambda width: torch.tensor([2 + 1 + 1])  # what another process knows
         accelerator.reduce = lambda values, reduction: shares.append(values) or values
-        score_policy(
-            POLICY,
-            Scorer({"rank": Rank()}),
-            lambda images: images.flatten(1)[:, :2],
-            PROMPTS,
-            SamplerSpec(),
-            seed=0,
-            per_prompt=4,
-            batch_size=3,
-            accelerator=accelerator,  # type: ignore[arg-type]
-        )
+        evaluator(Rank(), accelerator=accelerator).score(PROMPTS, "default", 0)
 
     for rank in range(world):
         score(rank)
@@ -101,9 +87,7 @@ def test_each_first_image_of_the_first_prompts_is_kept(monkeypatch: pytest.Monke
         accelerator = SimpleNamespace(process_index=rank, num_processes=world, device=torch.device("cpu"))
         accelerator.gather = lambda width: torch.tensor([2 + 1 + 1])
         accelerator.reduce = lambda values, reduction: values
-        judge, features = Scorer({"rank": Rank()}), lambda images: images.flatten(1)[:, :2]
-        several = {"seed": 0, "per_prompt": 4, "batch_size": 3, "accelerator": accelerator, "keep": keep}
-        return score_policy(POLICY, judge, features, PROMPTS, SamplerSpec(), **several).pictures
+        return evaluator(Rank(), accelerator=accelerator).score(PROMPTS, "default", 0, keep=keep).pictures
 
     pictures = sum(kept(rank, 2) for rank in range(world))
     assert pictures.shape == (2, 3, 2, 2)
@@ -159,17 +143,7 @@ class Judge:
 
 
 def measured(judge: Any, prompts: list[Prompt], per_prompt: int = 4, accelerator: Any = None) -> Evaluated:
-    return score_policy(
-        POLICY,
-        Scorer({"judge": judge}),
-        lambda images: images.flatten(1)[:, :2],
-        prompts,
-        SamplerSpec(),
-        seed=0,
-        per_prompt=per_prompt,
-        batch_size=3,
-        accelerator=accelerator,
-    )
+    return evaluator(judge, per_prompt, accelerator=accelerator).score(prompts, "default", 0)
 
 
 def on_processes(world: int, judge: Any, prompts: list[Prompt]) -> list[Evaluated]:
