@@ -156,8 +156,10 @@ class Estimator:
             blocks = (bytes_of(m) for m in network.modules() if type(m).__name__ in kinds)
             if whole := 2 * max(blocks, default=0):
                 frozen = frozen // self.world + whole
+        tables = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())
         return {
             "network": frozen,
+            "positions and other tables of the network": tables * PRECISIONS[optimise.precision].itemsize,
             "autoencoder": bytes_of(self.backbone.vae),
             f"LoRA, {copies} of them": copies * self.lora,
             "gradient and Adam's moments": 3 * self.lora,

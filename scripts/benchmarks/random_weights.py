@@ -33,12 +33,22 @@ class Random:
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
+        pipe = cls.made(source, index, dtype)
+        return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))  # type: ignore[call-arg]
+
+    @staticmethod
+    def made(source: str, index: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        """What stands for the pipeline."""
         cuda = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         with torch.random.fork_rng(devices=[device] if cuda else []):
             torch.manual_seed(0)
             pipe = made_pipeline(source, index, dtype, device, texts=False)
-        return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))  # type: ignore[call-arg]
+        for part in pipe.transformer.modules():
+            for name, table in part._buffers.items():
+                if table is not None and table.is_floating_point():
+                    part._buffers[name] = table.to(dtype)  # as loading a checkpoint leaves it
+        return pipe
 
     def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
         cond: Conditioning = self.blank(1, next(self.network.parameters()).dtype)

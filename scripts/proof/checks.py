@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from typing import Any
 
 import psutil
 import torch
-from bare import wait
+from measuring import Tell, built, clean
+from references import wait
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
-from training import ROOT, Workshop, built, clean
+from training import ROOT
+from workshop import Workshop
 
 from diffrl import __version__
 from diffrl.config import load_config
@@ -30,6 +33,9 @@ PACKAGES = ("diffusers", "transformers", "peft", "accelerate")
 OPTIONAL = ("bitsandbytes", "torchao", "pytest", "triton")
 GIB = 2**30
 PROFILED = 25  # rows of a profile
+# Of a resume: the order of a sum does not depend on how many images there are.
+SHORT = ["rollout.group_size=4", "rollout.batch_size=4", "rollout.steps=2", "optimise.batch_size=8"]
+SHORT += ["optimise.micro_batch=4"]
 
 
 def versions() -> dict[str, str]:
@@ -54,51 +60,41 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def environment(shop: Workshop, seconds: float) -> dict[str, Any]:
+def environment(shop: Workshop, limit: float, tell: Tell) -> dict[str, Any]:
     """Machine, versions, and what the device can do at all: products of matrices and copies of memory a second."""
-    cuda = shop.device.type == "cuda"
-    side = 512 if shop.tiny else 8192
     found: dict[str, Any] = {"machine": machine(), "versions": versions(), "load": round(os.getloadavg()[0], 2)}
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
-        if cuda or dtype == torch.float32:
-            a = torch.randn(side, side, device=shop.device).to(dtype)
-            taken = _seconds(lambda a=a: a @ a, shop.device)  # type: ignore[misc]
-            found[f"product_{name}_tflops"] = round(2 * side**3 / taken / 1e12, 3)
-    a = torch.empty(side, side, device=shop.device)
-    taken = _seconds(lambda: a.clone(), shop.device)
-    found["copy_gib_per_second"] = round(2 * a.nbytes / taken / GIB, 1)
-    return found
+    for name in ("bf16", "fp16", "fp32") if shop.device.type == "cuda" else ("fp32",):
+        rates = shop.rates(name)
+        found[f"product_{name}_tflops"] = round(rates["operations"] / 1e12, 3)
+    return found | {"copy_gib_per_second": round(rates["bytes"] / GIB, 1)}
 
 
-def _seconds(work: Any, device: torch.device, repeats: int = 10) -> float:
-    for _ in range(3):
-        work()
-    wait(device)
-    mark = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    wait(device)
-    return (time.perf_counter() - mark) / repeats
-
-
-def suite(shop: Workshop, seconds: float) -> dict[str, Any]:
-    """The test suite's `gpu` marks, in a process of their own: pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+def suite(shop: Workshop, limit: float, tell: Tell) -> dict[str, Any]:
+    """The test suite's `gpu` marks, in a process of their own: pytest's verdict."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"]
     files = ["tests/gpu", "tests/unit/test_rewards_building.py"]
-    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=limit)
     output = (done.stdout + done.stderr).strip()
     if done.returncode:
         raise RuntimeError(output[-500:])
-    return {"pytest": output.splitlines()[-1]}
+    return {"pytest": verdict(output)}
 
 
-def resume(shop: Workshop, seconds: float) -> dict[str, Any]:
+def verdict(output: str) -> str:
+    """The line of pytest's output that counts the tests, which need not be its last."""
+    lines = [line.strip("= ") for line in output.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+    return lines[-1] if lines else output.splitlines()[-1]
+
+
+def resume(shop: Workshop, limit: float, tell: Tell) -> dict[str, Any]:
     """Do two epochs with a stop between end as two without, to the bit, under `engine.deterministic`?
 
     Other kernels add in any order in their backward passes and would prove nothing. Where the runs differ, another
     undisturbed one tells whether the device repeats itself at all.
     """
+    mark = time.monotonic()
     one = _trained(shop, "one")
+    tell({"undisturbed_seconds": round(time.monotonic() - mark, 1)})
     away = _apart(one, _trained(shop, "resumed", 1))
     if away:
         itself = _apart(one, _trained(shop, "two"))
@@ -111,7 +107,7 @@ def _trained(shop: Workshop, name: str, *stops: int) -> dict[str, torch.Tensor]:
     config, _ = shop.config("train/sd35/nft", name)
     folder = Path(config.run_dir)
     shutil.rmtree(folder, ignore_errors=True)
-    words = ["evaluate.every=1000", "engine.deterministic=true"]
+    words = ["evaluate.every=1000", "engine.deterministic=true", *SHORT]
     with (shop.folder / f"{name}.log").open("w") as log, redirect_stdout(log):
         for number, epochs in enumerate([*stops, config.epochs]):
             clean()
@@ -128,7 +124,7 @@ def _apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
     return max(float((one[key].double() - two[key].double()).abs().max()) for key in one if one[key].numel())
 
 
-def profile(shop: Workshop, model: str) -> dict[str, Any]:
+def profile(shop: Workshop, limit: float, tell: Tell, model: str) -> dict[str, Any]:
     """The kernels that take most of an epoch of NFT, and the share of its time in which the device had one.
 
     Without a device's kernels (on a CPU) it is torch's operators.

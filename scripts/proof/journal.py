@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,21 @@ from typing import Any
 
 from diffrl.errors import UserError
 
+Tell = Callable[[dict[str, Any]], None]
 LONGEST = 600.0  # seconds that a part may take, whatever the time that is left
 GRACE = 5.0  # seconds that stay for writing the JSON and the table
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of the proof. `run` gets the seconds that it may take and returns what goes into the JSON; a UserError
-    is a refusal, which is a result, too."""
+    """One piece of the proof. `run` gets the seconds that it may take and whom to tell what it has found so far, and
+    returns what goes into the JSON; a UserError is a refusal, which is a result, too."""
 
     name: str
-    run: Callable[[float], dict[str, Any]]
-    seconds: float  # that it takes about, on one H100; known better once it has run
+    run: Callable[[float, Tell], dict[str, Any]]
+    seconds: float  # that it takes about; known better once it has run
+    network: str = ""  # that it runs on, "" for none of true size
+    measured: bool = False  # are the seconds those of a GPU, and no guess?
 
 
 class TimeUp(BaseException):
@@ -85,9 +88,18 @@ def digest_of(paths: Sequence[Path], root: Path, facts: Sequence[str]) -> str:
     return found.hexdigest()[:16]
 
 
-def run_parts(parts: Sequence[Part], journal: Journal, seconds: float, say: Callable[[str], None]) -> None:
-    """Run what is not done, each part within its time; those that were broken off or failed before come last."""
-    end = time.monotonic() + seconds
+def run_parts(
+    parts: Sequence[Part],
+    journal: Journal,
+    seconds: float,
+    say: Callable[[str], None],
+    networks: Mapping[str, float] | None = None,
+) -> None:
+    """Run what is not done, each part within its time; those that were broken off or failed before come last.
+
+    `networks`: seconds that making each network takes, for a part that is the first on it.
+    """
+    end, held = time.monotonic() + seconds, ""
 
     def troubled(part: Part) -> bool:
         before = journal.parts.get(part.name, {})
@@ -97,29 +109,57 @@ def run_parts(parts: Sequence[Part], journal: Journal, seconds: float, say: Call
         if journal.done(part.name):
             continue
         left = end - time.monotonic() - GRACE
-        needed = journal.parts.get(part.name, {}).get("needs", part.seconds)
+        needed = needs(part, held, networks or {}, journal)
         if left <= needed:
             journal.skip(part.name, f"{max(left, 0):.0f} s were left, it takes about {needed:.0f} s: call again")
             continue
         say(f"{part.name} ...")
         _run(part, journal, min(left, LONGEST - GRACE))
+        held = part.network or held
         entry = journal.parts[part.name]
         say(f"  {entry['status']} in {entry['seconds']} s {entry.get('reason', '')}".rstrip())
+
+
+def needs(part: Part, held: str, networks: Mapping[str, float], journal: Journal | None = None) -> float:
+    """Seconds that the part takes about, where the network `held` is made already."""
+    known = None if journal is None else journal.parts.get(part.name, {}).get("needs")
+    if known is not None:
+        return float(known)
+    return part.seconds + (networks.get(part.network, 0.0) if part.network != held else 0.0)
+
+
+def plan(parts: Sequence[Part], seconds: float, networks: Mapping[str, float]) -> list[tuple[Part, float, bool]]:
+    """Which parts fit into so many seconds, without running any: each with its seconds."""
+    left, held, found = seconds - GRACE, "", []
+    for part in parts:
+        needed = needs(part, held, networks)
+        fits = left > needed
+        if fits:
+            left, held = left - needed, part.network or held
+        found.append((part, needed, fits))
+    return found
 
 
 def _run(part: Part, journal: Journal, limit: float) -> None:
     started = time.monotonic()
     journal.record(part.name, status="running")
     entry: dict[str, Any]
+    so_far: dict[str, Any] = {}
+
+    def tell(found: dict[str, Any]) -> None:
+        so_far.update(found)
+        journal.record(part.name, status="running", **so_far)
+
     try:
         with within(limit):
-            entry = {"status": "done", **part.run(limit)}
+            entry = {"status": "done", **part.run(limit, tell)}
     except UserError as error:
         entry = {"status": "refused", "reason": str(error)}
     except TimeUp:
-        entry = {"status": "skipped", "reason": f"broken off after {limit:.0f} s", "needs": LONGEST / 2}
+        reason = f"broken off after {limit:.0f} s"
+        entry = {"status": "part" if so_far else "skipped", **so_far, "reason": reason, "needs": LONGEST / 2}
     except Exception as error:  # a part that fails must not take the others' figures with it
-        entry = {"status": "failed", "reason": f"{type(error).__name__}: {str(error).strip()[:600]}"}
+        entry = {"status": "failed", **so_far, "reason": f"{type(error).__name__}: {str(error).strip()[:600]}"}
     taken = time.monotonic() - started
     if entry["status"] in ("done", "refused"):
         entry["needs"] = round(taken, 1)

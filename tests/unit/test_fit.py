@@ -80,6 +80,8 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     assert found.work["decoding"] == pytest.approx(counter.get_total_flops() * images / len(latents), rel=0.05)
     network = sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)
     assert found.parts["network"] == network
+    tables = sum(table.nbytes for table in policy.network.buffers() if table.is_floating_point())
+    assert found.parts["positions and other tables of the network"] == tables
     assert found.parts["merged weights, 2 of them"] == 2 * sum(tensor.nbytes for tensor in kept) > 0
     assert found.parts["LoRA, 2 of them"] == 2 * sum(p.nbytes for _, p in policy.trainable)
 
