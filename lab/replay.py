@@ -41,7 +41,7 @@ from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import RunHook
 from diffrl.run.source import Epoch
-from diffrl.run.start import Start, config_identity, with_defaults
+from diffrl.run.start import Start
 
 COMPARED = ("reward/", "watch/", "loss", "grad_norm", "diversity")  # what an epoch's line has in every run
 
@@ -105,7 +105,6 @@ def _start(run: Run, folder: Path, epoch: int) -> Start:
     """Restore the newest intact checkpoint that is not behind the epoch's beginning; else the run's own beginning."""
     path = next((path for path in checkpoint.intact(folder) if checkpoint.epoch_of(path) < epoch), None)
     then = history.identity_at_start(folder) if path is None else checkpoint.identity_of(path)
-    then = None if then is None else with_defaults(then, config_identity(run.config))
     start = Start(True, path, then)
     try:
         if path is None:

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from diffrl.config.base import Problem
-from diffrl.config.removed import removed
 from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
@@ -229,9 +228,6 @@ def _check_reward(key: str, name: str, reward: Watched) -> None:
         raise Problem(key, f'a reward\'s name has letters, digits, "_" and "-" only, got "{name}"')
     _at(key if reward.plugin is None else f"{key}.plugin", check_plugin, reward.plugin or name)
     _at(key, check_wrapped, reward.plugin or name, reward.arguments)
-    for argument in reward.arguments:  # keys beside a reward's own go to the plugin: nobody else would see these
-        if (entry := removed((*key.split("."), argument))) is not None:
-            raise Problem(f"{key}.{argument}", f"removed since an earlier version; {entry.text}")
 
 
 def _check_plain(

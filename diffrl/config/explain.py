@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from diffrl.config.removed import removed
-
 _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -68,8 +66,6 @@ def explain(
 
 def _nearest_key(path: tuple[str, ...], keys: Sequence[str], tables: Sequence[str], switches: Sequence[str]) -> str:
     """The key that was probably meant: a similar one in the section, one of this name elsewhere, or all."""
-    if (entry := removed(path)) is not None:
-        return f": removed since an earlier version; {entry.text}"
     section, leaf = list(path[:-1]), path[-1]
     for table in (one.split(".") for one in tables):
         if section[: len(table)] == table:

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
-from diffrl.config.explain import explain, show
-from diffrl.config.removed import without_removed
+from diffrl.config.explain import explain
 from diffrl.config.schema import Config, config_class, names_of
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
@@ -79,12 +78,7 @@ def make_config(
 
 def _checked(source: Source, folder: str, world: int | None) -> Config:
     """The config of a source, `folder` being the run's if it names none."""
-    version = source.data.pop(VERSION, "")
-    if not isinstance(version, str):
-        raise UserError(f"{source.where((VERSION,))}: {VERSION}: expected text, got {show(version)}")
-    if not version:
-        return _validated(source, folder, world)
-    source.data = without_removed(source.data)
+    version = str(source.data.pop(VERSION, __version__))  # of a run's config.yaml
     try:
         return _validated(source, folder, world)
     except UserError as error:

@@ -271,7 +271,7 @@ class Objective(ABC):
         return {"old_is_theta": self.on_policy} if "old" in self.decays else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.on_policy = bool(state.get("old_is_theta", True))
+        self.on_policy = bool(state["old_is_theta"]) if "old" in self.decays else True
 
     def tensors(self) -> dict[str, Tensor]:
         """What it has learned beside the LoRA, on the CPU, for the checkpoint."""

@@ -335,10 +335,9 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
-        self.skipped, self._in_a_row = state.get("skipped", [0, 0])
+        self.skipped, self._in_a_row = state["skipped"]
         self.objective.load_state_dict(state["objective"])
         self.gradients.load_state_dict(state["gradients"])
-        if "compose" in state:  # checkpoints from before compositions remembered anything have none
-            self.compose.load_state_dict(state["compose"])
+        self.compose.load_state_dict(state["compose"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import to_jsonable_python
 
 from diffrl.config import Config, door
-from diffrl.config.removed import removed
 from diffrl.config.reward import read_on_training_images
-from diffrl.config.schema import TABLES, names_of, walk
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, history
 from diffrl.records.identity import FREE, VERSION, Change, Identity, compare, flat, identity_of_config
@@ -79,7 +76,6 @@ def find_start(config: Config, folder: Path, resume: bool, override: Iterable[st
     if then is not None:
         # First what the config says by itself: nothing heavy is loaded for a run that cannot go on.
         now = config_identity(config)
-        then = with_defaults(then, now)
         own = {key: value for key, value in then.items() if " (" not in key}
         compare(own, now, str(path or folder), override, stateful())
     start = Start(True, path, then, override)
@@ -113,30 +109,6 @@ def _refuse_a_lost_past(folder: Path, damaged: Sequence[str]) -> None:
 def config_identity(config: Config) -> Identity:
     """The part of a run's identity that its config has by itself."""
     return identity_of_config(config.resolved(), read_on_training_images(config))
-
-
-def with_defaults(then: Identity, now: Iterable[str]) -> Identity:
-    """A checkpoint's identity with the keys of `now` that are newer than it: their defaults are how it was trained.
-
-    A key of a section that the checkpoint's run had switched off, or of a reward that it had not, is not filled in.
-    """
-    defaults = {key: field.get_default(call_default_factory=True) for key, field, inner in walk() if inner is None}
-    switches = names_of(Config)[2]
-    # Keys of an earlier version that said nothing are not compared.
-    gone = {key: removed(key.split(".")) for key in then}
-    found = {key: value for key, value in then.items() if (entry := gone[key]) is None or value != entry.default}
-    for key in now:
-        top, *rest = key.split(".")
-        owner = ".".join([top, *rest[:1]]) if top in TABLES else top
-        optional = top in TABLES or (bool(rest) and top in switches)
-        shape = ".".join([top, "NAME", *rest[1:]]) if top in TABLES else key
-        if (
-            key not in then
-            and shape in defaults
-            and not (optional and not any(k.startswith(f"{owner}.") for k in then))
-        ):
-            found[key] = to_jsonable_python(defaults[shape])
-    return found
 
 
 def free_changes(config: Config, folder: Path) -> list[Change]:

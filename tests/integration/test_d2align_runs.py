@@ -80,9 +80,9 @@ def test_stage_1_can_embed_what_stage_2_sees(config_file: Any) -> None:
     alone = reconstructed(policy, given[last][None], policy.encode([last[0]]), [(0, *last)], schedule)
     torch.testing.assert_close(rows[3:], reward.embed_image(policy.decode(alone)), rtol=1e-4, atol=1e-5)
     assert (rows - embed_images(policy, reward, prompts, spec, **amount)).abs().max() > 1e-3
-    older = {key: value for key, value in direction.identity.settings.items() if key != "embed"}
+    other = direction.identity.settings | {"embed": "image"}
     file = run.folder.path / "d2align" / "direction.safetensors"
-    replace(direction, identity=replace(direction.identity, settings=older)).save(file)  # as older files are: images
+    replace(direction, identity=replace(direction.identity, settings=other)).save(file)
     with pytest.raises(UserError, match="learned with embed image, and the config says reconstructed"):
         prepare_direction(run.config, run.folder.path, policy, run.scorer.rewards, spec, run.accelerator)
 

@@ -14,7 +14,7 @@ from diffrl.config.estimates import RULES, find_rule
 from diffrl.errors import UserError
 from diffrl.run.identity import contents
 from diffrl.run.parts import build_objective
-from diffrl.run.start import config_identity, with_defaults
+from diffrl.run.start import config_identity
 
 MINE = """
 from __future__ import annotations
@@ -170,12 +170,6 @@ def test_a_run_remembers_rule_keys_and_code(file: Path, config_file: Any) -> Non
     file.write_text(file.read_text() + "# another\n")
     after = contents(load_config(config_file("run", advantages={"rule": f"{file}:median"})))
     assert after["advantages (code)"] != before["advantages (code)"]
-
-
-def test_a_run_from_before_the_key_goes_on(config_file: Any) -> None:
-    now = config_identity(load_config(config_file("run", advantages={"agree": "leave_out"})))
-    then = {key: value for key, value in now.items() if key != "advantages.rule"}
-    assert with_defaults(then, now) == now
 
 
 def test_a_rule_of_ones_own_is_refused_where_no_rule_is_used(file: Path, config_file: Any) -> None:

@@ -106,10 +106,6 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("rewards=[clip]", "rewards: expected a section of keys, got ['clip']"),
         ("model=3", "model: expected text, got 3"),
         ("prompts.overlap=yes", 'prompts.overlap: expected true or false, got "yes"'),
-        (
-            "tracking.wandb=true",
-            "tracking.wandb: unknown key: removed since an earlier version; name it in tracking.trackers",
-        ),
         ("lora.targets=to_q", 'lora.targets: expected a list such as [a, b], got "to_q"'),
         ("optimise.ema=.nan", "optimise.ema: expected a finite number, got nan"),
         ("optimise.ema=1", "optimise.ema: expected less than 1, got 1"),
@@ -189,7 +185,6 @@ def test_a_malformed_override_is_shown(override, expected):
         ("seed: a\nepochs: b\n", 'ok.yaml:1: seed: expected a whole number, got "a" (and 1 more)'),
         ("model: !!python/object:os.system {}\n", "ok.yaml:1: not valid YAML"),
         ("[" * 800, "ok.yaml:1: nested too deeply"),
-        ("diffrl_version: 3\n", "ok.yaml:1: diffrl_version: expected text, got 3"),
     ],
 )
 def test_a_bad_file_is_named_with_the_line(text, expected):

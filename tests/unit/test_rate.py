@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from transformers import get_scheduler
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
-from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
 from diffrl.run.rate import LearningRate
-from diffrl.run.start import with_defaults
 from diffrl.run.train import train
 
 TOTAL, WARMUP = 12, 3
@@ -51,29 +48,6 @@ def test_a_longer_resume_goes_on_along_the_longer_curve(config_file) -> None:
     rates = [row["lr"] for row in read_metrics(folder) if row["epoch"]]
     assert rates == [short.at(1), long.at(3), long.at(5)]
     assert rates[2] == pytest.approx(1e-3 / 5)
-
-
-def test_a_checkpoint_from_before_a_key_was_trained_with_its_default(config_file) -> None:
-    path = config_file("run", epochs=1)
-    train(load_config(path))
-    folder = Path(load_config(path).run_dir)
-    newest = checkpoint.latest(folder)
-    assert newest is not None
-    manifest = newest / "manifest.json"
-    content = json.loads(manifest.read_text())
-    for key in ("optimise.schedule", "optimise.warmup", "rewards.redness.weight"):
-        del content["identity"][key]
-    manifest.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r'^optimise.schedule: "linear", but .* was trained with "constant"'):
-        train(load_config(path, ["epochs=2", "optimise.schedule=linear"]), resume=folder)
-    train(load_config(path, ["epochs=2"]), resume=folder)
-    assert [row["epoch"] for row in read_metrics(folder)] == [0, 1, 2]
-
-
-def test_a_section_that_was_off_has_no_defaults() -> None:
-    now = ["gardo.k", "optimise.betas", "rewards.clip.weight", "rewards.ocr.weight", "prompts.train (texts)"]
-    found = with_defaults({"rewards.ocr.plugin": "ocr"}, now)
-    assert found == {"rewards.ocr.plugin": "ocr", "optimise.betas": [0.9, 0.999], "rewards.ocr.weight": 1.0}
 
 
 def test_a_warmup_that_is_longer_than_the_run_is_refused(config_file) -> None:

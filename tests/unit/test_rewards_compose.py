@@ -161,16 +161,6 @@ def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # ty
         ({"bound": {"scale": 0}}, "rewards.a.shape.bound.scale: expected more than 0, got 0"),
         ({"bounds": {}}, 'unknown key (nearest: "rewards.a.shape.bound")'),
         ({"modulate": {"by": "ocr", "bsae": 1}}, 'unknown key (nearest: "rewards.a.shape.modulate.base")'),
-        (
-            {"ensemble": {"others": ["ocr"]}},
-            "rewards.a.shape.ensemble: unknown key: removed since an earlier version; write the",
-        ),
-        ({"tame": {}}, "rewards.a.shape.tame: unknown key: removed since an earlier version; use shape.bound or"),
-        ({"win_rate": {}}, "rewards.a.shape.win_rate: unknown key: removed since an earlier version; write a reward"),
-        (
-            {"gate": {"by": "ocr"}},
-            "rewards.a.shape.gate: unknown key: removed since an earlier version; use shape.modulate",
-        ),
     ],
 )
 def test_mistakes_are_named_at_their_key(write, shape: dict, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -200,22 +190,3 @@ def test_the_guides_config_is_a_config(write) -> None:  # type: ignore[no-untype
     block = guide.split("```yaml\n")[1].split("```")[0]
     config = load_config(write(**yaml.safe_load(block)))
     assert config.rewards["pickscore"].shape.steps().keys() == {"bound", "modulate"}
-
-
-def test_removed_keys_name_what_takes_their_place(write) -> None:  # type: ignore[no-untyped-def]
-    """In a file of today they are refused; in an earlier run's config.yaml, at the value that said nothing, dropped."""
-    from diffrl.config.removed import REMOVED
-
-    for key, message in (
-        ("penalty=kl", "penalty: unknown key: removed since an earlier version; the penalty is the KL"),
-        ("watch.ocr.weight=1.0", "watch.ocr.weight: removed since an earlier version; what is watched is never"),
-        ("rewards.clip.params.device=cpu", "rewards.clip.params: removed since an earlier version; the plugin's"),
-    ):
-        with pytest.raises(UserError) as caught:
-            load_config(write({"clip": {}}, {"ocr": {}}), [key])
-        assert message in str(caught.value)
-    path = write({"clip": {}}, {"ocr": {"weight": 1.0, "params": {}}}, penalty="kl", diffrl_version="0.1.0")
-    assert load_config(path) == load_config(write({"clip": {}}, {"ocr": {}}))
-    with pytest.raises(UserError, match="penalty: unknown key: removed since"):
-        load_config(write({"clip": {}}, penalty="chi2", diffrl_version="0.1.0"))
-    assert not {name for name in REMOVED if name.replace("NAME.", "") in help_config()} - {"penalty"}

@@ -36,7 +36,6 @@ from diffrl.run.hooks import RunHook
 from diffrl.samplers import schedule
 
 FOLDER, FILE, EVIDENCE = "d2align", "direction.safetensors", "evidence.json"
-OLDER = {"embed": "image"}  # how files were learned that do not say it
 BLOCK = 256  # images after which the pool is saved
 
 
@@ -163,7 +162,7 @@ def add_norm(build: Build) -> None:
 def _check_identity(learned: Identity, wanted: Identity, file: Path) -> None:
     ours, theirs = ({**asdict(i), **i.settings} for i in (wanted, learned))
     for key, value in ours.items():
-        recorded = theirs.get(key, OLDER.get(key))
+        recorded = theirs.get(key)
         if key not in ("settings", "reward", "arguments") and value != recorded:
             text = f"{key} {recorded}, and the config says {value}"
             raise UserError(f"{file} was learned with {text}; remove the file, or name it as d2align.direction")

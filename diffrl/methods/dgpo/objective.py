@@ -92,7 +92,7 @@ class DGPO(Objective):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.samples_from = str(state.get("samples_from", "default"))
+        self.samples_from = str(state["samples_from"])
 
 
 class Unstopped(Penalty):

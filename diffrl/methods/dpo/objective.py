@@ -145,5 +145,5 @@ class DPO(Objective):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if self.ring is not None:
-            self.ring.chosen = str(state.get("reference", self.ring.chosen))
+            self.ring.chosen = str(state["reference"])
             self._refer()

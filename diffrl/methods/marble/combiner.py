@@ -197,7 +197,7 @@ class Marble:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ema, self.steps = np.array(state["ema"]), int(state["steps"])
-        self.solved = bool(state.get("solved", self.steps > 0))
+        self.solved = bool(state["solved"])
 
 
 def build_combiner(section: MarbleSection, config: Config) -> Marble | None:
