@@ -140,19 +140,11 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     outcomes += _judging(subject, cases)
     worst = max(outcomes, key=lambda outcome: outcome.share)
     plain = max((one for one in outcomes if not one.name.startswith("ascent")), key=lambda outcome: outcome.share)
-    result = {
-        "diffrl_version": __version__,
-        "reward": subject.name,
-        **asdict(job),
-        "prompts_count": len(cases.prompts),
-        "score": worst.share,
-        "worst": worst.name,
-        "score_without_gradients": plain.share,
-        "worst_without_gradients": plain.name,
-        "exploits": [asdict(outcome) for outcome in outcomes],
-        "looks": [asdict(look) for look in looks],
-        "fooled": fooled,
-    }
+    scores = {"score": worst.share, "worst": worst.name}
+    scores |= {"score_without_gradients": plain.share, "worst_without_gradients": plain.name}
+    tables = {"exploits": [asdict(one) for one in outcomes], "looks": [asdict(one) for one in looks], "fooled": fooled}
+    about = {"diffrl_version": __version__, "reward": subject.name, **asdict(job), "prompts_count": len(cases.prompts)}
+    result = {**about, **scores, **tables}
     write_text(out / "audit.json", json.dumps(result, indent=1, default=str) + "\n")
     write_audit(out)
     return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +62,12 @@ class Bench:
         """Forwards for one image."""
         return self.spec.steps * self.cost
 
+    def draw(self, prompts: Sequence[Prompt], count: int, **more: Any) -> Iterator[tuple[list[int], Tensor]]:
+        """Batches of `count` images of each prompt, with their places from prompt to prompt; `more`: of `generate`."""
+        amount = {"seed": self.seed, "per_prompt": count, "batch_size": self.batch_size, "snapshot": self.snapshot}
+        for index, images in generate(self.policy, prompts, self.spec, **{**amount, **more}):
+            yield index.tolist(), images
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -81,13 +88,9 @@ def best_of_n(bench: Bench, prompts: Sequence[Prompt], budget: int, steer: Guide
         part = prompts[start:] if steer is None else prompts[start : start + 1]
         if steer is not None:
             steer.prompt = part[0]
-        batches = generate(
-            bench.policy, part, bench.spec, seed=bench.seed, per_prompt=count, batch_size=bench.batch_size,
-            snapshot=bench.snapshot, steer=steer,
-        )  # fmt: skip
-        for index, images in batches:
-            owner = [start + int(i) // count for i in index]
-            spent = [(int(i) % count + 1) * bench.image() for i in index]
+        for index, images in bench.draw(part, count, steer=steer):
+            owner = [start + i // count for i in index]
+            spent = [(i % count + 1) * bench.image() for i in index]
             scores = bench.score(images, [prompts[i] for i in owner])
             yield Finished(owner, spent, images, scores, ["drawn"] * len(owner))
 
@@ -104,11 +107,8 @@ def refine(
     for number in range(budget // bench.image()):
         distinct = list(dict.fromkeys(texts[i] for i in active))
         drawn: dict[str, Tensor] = {}
-        for index, images in generate(
-            bench.policy, [Prompt(text) for text in distinct], bench.spec, seed=bench.seed, per_prompt=1,
-            batch_size=bench.batch_size, snapshot=bench.snapshot, first_member=number,
-        ):  # fmt: skip
-            drawn |= {distinct[int(i)]: image for i, image in zip(index, images, strict=True)}
+        for index, images in bench.draw([Prompt(text) for text in distinct], 1, first_member=number):
+            drawn |= {distinct[i]: image for i, image in zip(index, images, strict=True)}
         images, owners = torch.stack([drawn[texts[i]] for i in active]), [prompts[i] for i in active]
         scores = bench.score(images, owners)
         origin = ["drawn" if texts[i] == prompts[i].text else f"from: {texts[i]}" for i in active]
@@ -159,12 +159,8 @@ def particles(
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
             steer = Resampling(bench, part, count, temperature, first)
-            batches = generate(
-                bench.policy, part, bench.spec, seed=bench.seed, per_prompt=count, batch_size=len(part) * count,
-                snapshot=bench.snapshot, first_member=first, steer=steer,
-            )  # fmt: skip
-            for index, images in batches:
-                owner = [start + int(i) // count for i in index]
+            for index, images in bench.draw(part, count, batch_size=len(part) * count, first_member=first, steer=steer):
+                owner = [start + i // count for i in index]
                 scores = bench.score(images, [prompts[i] for i in owner])
                 origin = f"round {first // population}"
                 yield Finished(owner, [spent] * len(owner), images, scores, [origin] * len(owner))
