@@ -42,7 +42,8 @@ from diffrl.resources import file_of_run
 from diffrl.rewards import learning
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.parts import build_scorers, evaluation_spec, features_name
+from diffrl.run.build import build_scorers, features_name
+from diffrl.run.evaluation import evaluation_spec
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
 from diffrl.stats import differences, known, standard_error

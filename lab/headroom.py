@@ -31,8 +31,8 @@ from diffrl.evaluation import Evaluator
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.assembly import Run
 from diffrl.run.dry_run import without_caches
+from diffrl.run.run import Run
 from diffrl.seeds import noise as noise_of
 from diffrl.stats import known, rank_correlation, standard_error
 

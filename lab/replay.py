@@ -36,10 +36,10 @@ from diffrl.records.tracking import read_metrics
 from diffrl.resources import file_of_run
 from diffrl.rewards.protocol import Answers, Asker
 from diffrl.rollout import Rollout
-from diffrl.run.assembly import Run
 from diffrl.run.dry_run import without_caches
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import RunHook
+from diffrl.run.run import Run
 from diffrl.run.source import Epoch
 from diffrl.run.start import Start
 

@@ -6,9 +6,8 @@ from diffrl.divgen.prompts import world_of
 from diffrl.divgen.run import SmallBenchmark
 from diffrl.policy.resizing import drawing_at
 from diffrl.run.build import Build
-from diffrl.run.evaluation import Evaluation
+from diffrl.run.evaluation import Evaluation, evaluation_spec
 from diffrl.run.hooks import Measured, RunHook
-from diffrl.run.parts import evaluation_spec
 
 
 class SmallDivGen(RunHook):

@@ -20,9 +20,9 @@ from diffrl.forward import FlowMatching
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import SamplerSpec
 from diffrl.run.build import Build
-from diffrl.run.evaluation import Evaluation
+from diffrl.run.device import prepare_engine
+from diffrl.run.evaluation import Evaluation, evaluation_spec
 from diffrl.run.hooks import Measured, RunHook
-from diffrl.run.parts import evaluation_spec, prepare_engine
 
 
 @dataclass(frozen=True)

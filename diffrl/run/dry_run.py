@@ -12,8 +12,8 @@ from diffrl.config import Config
 from diffrl.records.disk import check_writable
 from diffrl.rewards.scoring import applies
 from diffrl.rollout import generate
-from diffrl.run.assembly import Run
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.evaluation import evaluation_spec
+from diffrl.run.run import Run
 
 
 def without_caches(config: Config) -> Config:

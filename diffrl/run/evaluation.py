@@ -22,7 +22,20 @@ from diffrl.rollout import SamplerSpec
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Measured, Monitor, RunHook
 from diffrl.run.journal import Journal
-from diffrl.run.parts import evaluation_spec
+
+
+def evaluation_spec(config: Config) -> SamplerSpec:
+    """Evaluation is deterministic: DPM-Solver++ for flow models, DDIM without noise for DDPM-type ones.
+
+    Few-step models (`renoise`) make their images by their own step: an ODE solver is not what they were distilled for.
+    """
+    rollout = config.rollout
+    steps = config.evaluate.steps or rollout.steps
+    same: dict[str, Any] = {"guidance_scale": rollout.guidance_scale, "shift": rollout.shift}
+    if rollout.sampler == "renoise":
+        return SamplerSpec(sampler="renoise", steps=max(steps, 2), noise_level=rollout.noise_level, **same)
+    name = "ddim" if rollout.sampler == "ddim" else "dpm2"
+    return SamplerSpec(sampler=name, steps=steps, noise_level=0.0, **same)
 
 
 class Evaluation:

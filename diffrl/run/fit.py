@@ -25,9 +25,9 @@ from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.policy.resizing import resized
 from diffrl.run.buffers import held
+from diffrl.run.build import build_objective
 from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
 from diffrl.run.judges import judges_of
-from diffrl.run.parts import build_objective
 from diffrl.run.phases import ImageItself, Phase, Phases
 from diffrl.run.selection import micro_batches, rollout_forwards
 

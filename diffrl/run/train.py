@@ -12,13 +12,13 @@ from rich.console import Console
 from diffrl.config import Config
 from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
-from diffrl.run.assembly import Run
+from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
-from diffrl.run.parts import describe, meanings
 from diffrl.run.peers import Peers
+from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
 
 __all__ = ["Run", "train"]

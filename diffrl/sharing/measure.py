@@ -16,7 +16,8 @@ from diffrl.features import load_features
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import SamplerSpec, generate
-from diffrl.run.parts import build_scorers, evaluation_spec, features_name
+from diffrl.run.build import build_scorers, features_name
+from diffrl.run.evaluation import evaluation_spec
 from diffrl.stats import differences, interval, p_value
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)

@@ -26,7 +26,7 @@ from diffrl.objectives.objective import Step
 from diffrl.policy import Conditioning
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
-from diffrl.run.parts import build_objective
+from diffrl.run.build import build_objective
 from diffrl.samplers import SamplerSpec, gaussian_log_prob
 from experiments.figures import tables
 from experiments.figures.results_table import rows as markdown

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from diffrl.errors import UserError, nearest
-from diffrl.run.assembly import Run
 from diffrl.run.folder import RunFolder
+from diffrl.run.run import Run
 from experiments.league.checks import Verdict, alike, before_training, verdict
 from experiments.league.experiments import Experiment, read_result
 from experiments.league.judge import known_to_all, opened

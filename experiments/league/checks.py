@@ -32,9 +32,9 @@ from diffrl.evaluation import Evaluator
 from diffrl.image_sets.reading import read_set
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.registry import load_class, split_name
-from diffrl.run.assembly import Run
+from diffrl.run.evaluation import evaluation_spec
 from diffrl.run.identity import digests
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.run import Run
 from diffrl.stats import rank_correlation
 from diffrl.version import __version__
 from diffrl_playground.grammar import SPLITS, SUBSETS, understood

@@ -30,8 +30,8 @@ import torch
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError, say
 from diffrl.prompts import load_prompts
-from diffrl.run.assembly import Run
 from diffrl.run.folder import RunFolder
+from diffrl.run.run import Run
 from diffrl.sweep.jobs import Job, run_jobs
 from diffrl.version import __version__
 from experiments.league.experiments import Experiment, replaced

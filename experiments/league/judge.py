@@ -27,9 +27,9 @@ from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
 from diffrl.rewards.direction import Direction
 from diffrl.rollout import SamplerSpec, generate, initial_noise
-from diffrl.run.assembly import Run
+from diffrl.run.evaluation import evaluation_spec
 from diffrl.run.folder import RunFolder
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.run import Run
 from diffrl.samplers import schedule
 from diffrl.stats import differences, known, p_value, standard_error
 from diffrl.version import __version__

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffrl.advantages import weighted_sum
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rollout import generate
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.evaluation import evaluation_spec
 from diffrl.run.train import Run
 from experiments.league.checks import alike, before_training
 from experiments.league.judge import NOISE, SHOWN, Judged, Task, base_strip, judge, judge_base, judgement, save_strip

@@ -17,7 +17,7 @@ from test_resume import final_tensors, run_and_die
 
 from diffrl.config import load_config
 from diffrl.records.tracking import read_metrics
-from diffrl.run.parts import build_gradients
+from diffrl.run.build import build_gradients
 from diffrl.run.train import Run, train
 
 COLOUR = """

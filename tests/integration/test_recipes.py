@@ -18,7 +18,7 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.resources import shipped, shipped_configs
-from diffrl.run.parts import build_objective
+from diffrl.run.build import build_objective
 from diffrl.run.phases import ImageItself
 from diffrl.run.selection import micro_batches
 

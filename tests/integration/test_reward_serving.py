@@ -24,7 +24,7 @@ from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.rewards import RewardError, load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.parts import build_scorers
+from diffrl.run.build import build_scorers
 from diffrl.serving.client import RemoteError
 from diffrl.serving.server import Served
 from diffrl.serving.wire import Limits, encode

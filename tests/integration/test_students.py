@@ -24,7 +24,7 @@ from diffrl.report import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec
 from diffrl.run import fit
-from diffrl.run.parts import describe
+from diffrl.run.describe import describe
 from diffrl.run.train import Run, train
 
 

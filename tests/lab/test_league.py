@@ -14,7 +14,7 @@ import torch
 
 from diffrl.config import Config
 from diffrl.prompts import Prompt, load_prompts
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.evaluation import evaluation_spec
 from diffrl_playground.grammar import parse
 from experiments.league import checks
 from experiments.league.__main__ import run as main

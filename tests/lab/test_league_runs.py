@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from diffrl.prompts import load_prompts
 from diffrl.rollout import initial_noise
-from diffrl.run.assembly import Run
 from diffrl.run.folder import RunFolder
+from diffrl.run.run import Run
 from diffrl_playground.grammar import parse
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import complete

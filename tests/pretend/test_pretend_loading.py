@@ -13,7 +13,7 @@ from test_pretend_processes import FSDP2, on_two
 from tiny import tiny_flux
 
 from diffrl.config import load_config
-from diffrl.run.assembly import Run
+from diffrl.run.run import Run
 
 SCRIPT = Path(__file__).parents[1] / "sharded_gradients.py"
 sys.path.insert(0, str(SCRIPT.parent))

@@ -11,8 +11,8 @@ import torch
 from pretend_runs import config_of
 
 from diffrl.rewards.offloading import find_offloaded
-from diffrl.run.assembly import Run
 from diffrl.run.fit import estimate
+from diffrl.run.run import Run
 
 MIB = 2**20
 LARGE = '''

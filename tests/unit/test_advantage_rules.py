@@ -12,8 +12,8 @@ from diffrl.advantages import Checked, Estimator, group_advantages
 from diffrl.config import Config, load_config
 from diffrl.config.estimates import RULES, find_rule
 from diffrl.errors import UserError
+from diffrl.run.build import build_objective
 from diffrl.run.identity import contents
-from diffrl.run.parts import build_objective
 from diffrl.run.start import config_identity
 
 MINE = """

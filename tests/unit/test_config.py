@@ -404,7 +404,7 @@ def test_parameters():
 
 @pytest.mark.parametrize("objective", door.objectives())
 def test_sections_fit_the_objectives(objective):
-    from diffrl.run.parts import build_objective
+    from diffrl.run.build import build_objective
     from diffrl.samplers import SamplerSpec
 
     needs = door.methods()[objective].needs

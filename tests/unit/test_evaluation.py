@@ -19,7 +19,7 @@ from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec
-from diffrl.run.parts import evaluation_spec
+from diffrl.run.evaluation import evaluation_spec
 from diffrl_playground.renderer import draw
 from diffrl_playground.variety import FIGURES, variety
 

@@ -245,11 +245,11 @@ def test_who_did_not_write_in_the_first_phase_is_trusted_with_the_images_themsel
 )
 def test_a_file_s_reward_is_asked_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, name, said) -> None:
     from diffrl.cli.main import main
-    from diffrl.run import assembly
+    from diffrl.run import setup
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FAILING)
-    monkeypatch.setattr(assembly, "load_policy", lambda *args, **given: (_ for _ in ()).throw(UserError("loading")))
+    monkeypatch.setattr(setup, "load_policy", lambda *args, **given: (_ for _ in ()).throw(UserError("loading")))
     assert main(["train", "playground/nft", f"rewards.mine.plugin=mine.py:{name}", "--dry-run"]) == 2
     error = capsys.readouterr().err
     if not said:

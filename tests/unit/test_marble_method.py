@@ -21,7 +21,7 @@ from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
-from diffrl.run.parts import build_gradients, build_objective
+from diffrl.run.build import build_gradients, build_objective
 
 SCORES = torch.tensor([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0], [5.0, torch.nan], [7.0, torch.nan], [9.0, torch.nan]])
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -23,9 +23,9 @@ from diffrl.rewards.registry import footprint, load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.advice import advise
 from diffrl.run.buffers import Alive
+from diffrl.run.device import prepare_engine
 from diffrl.run.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
 from diffrl.run.judges import RATE, judges_of
-from diffrl.run.parts import prepare_engine
 
 MIB = 2**20
 IMAGES = torch.rand(4, 3, 8, 8)

@@ -21,7 +21,7 @@ from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise
 from diffrl.records.identity import compare, identity_of_config
 from diffrl.run import fit
-from diffrl.run.parts import check_device
+from diffrl.run.device import check_device
 
 MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image")}
 BASES = {"int8": 1, "fp8": 1, "nf4": 0.5}  # bytes of a weight's code

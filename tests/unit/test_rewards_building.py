@@ -17,7 +17,7 @@ from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
 from diffrl.rewards.wrappers import Cached, identity_of
-from diffrl.run.parts import build_scorers
+from diffrl.run.build import build_scorers
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -137,7 +137,7 @@ def test_a_config_composes_and_survives_a_round_trip(write) -> None:  # type: ig
 
 
 def test_the_composition_of_a_config_reads_watched_rewards(write) -> None:  # type: ignore[no-untyped-def]
-    from diffrl.run.parts import build_composition
+    from diffrl.run.build import build_composition
 
     shape = {"bound": {"at": 5.0}, "modulate": {"by": "ocr", "base": 0.0}}
     config = load_config(write({"aesthetic": {"shape": shape}}, {"clip": {}, "ocr": {}}))

@@ -13,7 +13,7 @@ from diffrl.config import load_config
 from diffrl.objectives.objective import Decay, Objective
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
-from diffrl.run import parts
+from diffrl.run import build as building
 from diffrl.run.train import Run
 
 WARMTH, BRIGHTNESS = (str(Path(__file__).parents[1] / "data" / f"warmth.py:{n}") for n in ("Warmth", "Brightness"))
@@ -46,7 +46,7 @@ MARBLE = {
 def test_a_new_method_trains_alone_and_wrapped(
     config_file: Any, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], logged: str
 ) -> None:
-    monkeypatch.setattr(parts, "load_value", lambda *_: Regression)
+    monkeypatch.setattr(building, "load_value", lambda *_: Regression)
     run = Run(load_config(config_file("seam", **sections)))
     start = run.policy.state()
     run.loop.run_epoch(0)

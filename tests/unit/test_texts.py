@@ -19,7 +19,7 @@ from diffrl.policy import Conditioning, Policy, load_policy, textfiles, texts
 from diffrl.policy.textfiles import TextFiles
 from diffrl.policy.texts import visiting
 from diffrl.run.ahead import Ahead
-from diffrl.run.parts import prepare_engine
+from diffrl.run.device import prepare_engine
 from diffrl.run.train import Run, train
 
 

@@ -1,0 +1,188 @@
+"""`Run`: a training from its first epoch to its last. What it leaves behind is `RunFolder`'s."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from diffrl.config import Config
+from diffrl.records import checkpoint
+from diffrl.records.held_out import read_held_out
+from diffrl.run.ahead import Ahead
+from diffrl.run.folder import RunFolder
+from diffrl.run.hooks import restore, states
+from diffrl.run.interrupt import Interrupted
+from diffrl.run.journal import Journal
+from diffrl.run.loop import TrainingError
+from diffrl.run.peers import Peers
+from diffrl.run.processes import check_agreement
+from diffrl.run.setup import build, check, load, preflight
+from diffrl.run.start import Start
+
+
+class Run:
+    """What trains: policy, loop and evaluation. `folder`: where to; None: the config's `run_dir`. `peers`: to watch."""
+
+    def __init__(self, config: Config, folder: RunFolder | None = None, peers: Peers | None = None) -> None:
+        checked = check(config, folder, peers)
+        rewards = preflight(checked)
+        loaded = load(checked, rewards)
+        built = build(checked, rewards, loaded)
+        self.config, self.spec = loaded.config, loaded.config.rollout
+        self.accelerator, self.folder, self.peers = checked.accelerator, checked.folder, checked.peers
+        self.main = self.accelerator.is_main_process
+        self.scorer, self.judges = rewards.scorer, rewards.judges
+        self.policy, self.objective = loaded.policy, loaded.objective
+        self.snapshots, self.judged = loaded.snapshots, loaded.judged
+        self.rollouts, self.hooks, self.monitor = built.rollouts, built.hooks, built.monitor
+        self.loop, self.source, self.optimiser = built.loop, built.loop.source, built.loop.optimiser
+        self.evaluation, self.features = built.evaluation, built.evaluation.features
+        self.lower, self.identity = built.lower, built.identity
+        self.ahead = self._ahead()
+        self.epoch = 0
+        self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+        self.peers.rescue = self.leave
+
+    def look_out_for(self, check: Callable[[], None]) -> None:
+        """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
+        self.monitor.check = self.scorer.check = self.judges.check = check
+
+    def _ahead(self) -> Ahead:
+        config = self.config
+        files = {key: value for key, value in self.identity.items() if key.startswith(("model", "family"))}
+        key = f"{files} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
+        tests = [prompt.text for prompt in self.evaluation.prompts]
+        return Ahead(self.policy, self.source.stream, tests, config.epochs, self.accelerator, self.folder.path, key)
+
+    def save(self) -> None:
+        """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
+        with self.peers.turn:
+            if self.main:
+                self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
+            self._kept = None
+        self.folder.save_lora(self.policy, self.judged)
+        self.accelerator.wait_for_everyone()
+
+    def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Copies of the tensors, and the rest."""
+        tensors = {"lora": self.policy.state("default")}
+        tensors |= {name: self.policy.state(name) for name in self.snapshots}
+        moments, optimiser = checkpoint.optimiser_to_tensors(self.optimiser)
+        tensors["optimiser"] = {key: value.to("cpu", copy=True) for key, value in moments.items()}
+        added, hooks = states(self.hooks)
+        tensors |= added
+        if own := self.objective.tensors():
+            tensors["objective"] = own
+        tensors["rng"], rng = checkpoint.rng_state()
+        state = {
+            "epoch": self.epoch,
+            "loop": self.loop.state_dict(),
+            "hooks": hooks,
+            "optimiser": optimiser,
+            "rng": rng,
+        }
+        return tensors, copy.deepcopy(state)
+
+    def prepare(self) -> None:
+        """Before a checkpoint is restored, and before anything is trained."""
+        for hook in self.hooks:
+            hook.prepare()
+
+    def begin(self) -> None:
+        """Before the first epoch that is trained here, and before the evaluation of the untrained model."""
+        for hook in self.hooks:
+            hook.begin(self.epoch)
+        for number in range(0 if self.epoch else self.objective.warmup):
+            self.monitor.status("the objective learns from the model's own images")
+            self.loop.warm_up(self.rollouts.beside(f"warm-up {number}"), f"warm-up {number}")
+
+    def begin_epoch(self) -> None:
+        """Keep in memory what the epoch goes back to if it is broken off, unless that is on the disk."""
+        on_disk = self.epoch % self.config.checkpoint.every == 0
+        self._kept = self._state() if self.main and not on_disk else None
+
+    def leave(self, error: TrainingError | Interrupted) -> None:
+        """The epoch is broken off: its beginning goes to the disk, and what is known of a failure beside it.
+
+        Nobody waits for the others here: they may have ended already.
+        """
+        if not self.main:
+            return
+        if self._kept is not None:
+            self.folder.save(*self._kept, self.config.checkpoint.keep, self.identity)
+        if isinstance(error, TrainingError) and error.details:
+            self.folder.save_failure(error, error.details)
+
+    def restore(self, start: Start | None = None) -> None:
+        """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""
+        path = checkpoint.latest(self.folder.path) if start is None else start.path
+        if start is not None:
+            start.compare(self.identity)
+        step = None if path is None else path.name
+        check_agreement(self.accelerator, {"--resume": step}, "RUN_DIR must be on a shared disk")
+        if path is None:
+            return
+        tensors, state = checkpoint.load(path)
+        self.policy.load_state("default", tensors["lora"])
+        for name in self.snapshots:
+            self.policy.load_state(name, tensors[name])
+        asked = [{key: group[key] for key in ("lr", "betas", "weight_decay")} for group in self.optimiser.param_groups]
+        checkpoint.optimiser_from_tensors(self.optimiser, tensors["optimiser"], state["optimiser"])
+        for group, values in zip(self.optimiser.param_groups, asked, strict=True):
+            group.update(values)  # the config's: the same as then, unless a change was asked for
+        self.loop.load_state_dict(state["loop"])
+        restore(self.hooks, tensors, state["hooks"])
+        self.objective.load_tensors(tensors.get("objective", {}))
+        checkpoint.set_rng_state(tensors["rng"], state["rng"])
+        self.epoch = int(state["epoch"])
+        lines = self.folder.lines() if self.epoch else []
+        self.evaluation.past = [line for line in lines if line["epoch"] <= self.epoch and "eval/diversity" in line]
+        self.evaluation.held = read_held_out(self.folder.path)
+        # Killed between checkpoint and LoRA, the folder would hold the LoRA of the save before.
+        self.folder.save_lora(self.policy, self.judged)
+
+    def train(self, journal: Journal) -> None:
+        """Every epoch that is left, the evaluation before the first one, and what is saved in between."""
+        config = self.config
+        self.monitor.status, self.monitor.note = journal.status, journal.note
+        journal.status("encoding prompts")
+        self.ahead.before(self.epoch, self.monitor.check)
+        self.begin()
+        if self.epoch == 0:  # line 0 of the metrics: the model before training
+            metrics: dict[str, Any] = {"epoch": 0, "step": 0, "samples": 0}
+            self.evaluation.measure(metrics, journal)
+            journal.log(metrics)
+        while self.epoch < config.epochs:
+            self.ahead.before(self.epoch, self.monitor.check)
+            self.begin_epoch()
+            metrics = self.loop.run_epoch(self.epoch)
+            self.epoch = metrics["epoch"] = self.epoch + 1  # counted from 1
+            notes = [text for hook in self.hooks for text in hook.after_epoch(metrics)]
+            last = self.epoch == config.epochs
+            alarms = self.evaluation.measure(metrics, journal, self.epoch % config.evaluate.every == 0 or last)
+            # The line first, then the checkpoint: killed in between, the epoch is trained again and its line is kept.
+            journal.log(metrics)
+            for text in notes:
+                journal.note(text)
+            stop = bool(alarms) and config.guard.stop and not last
+            if self.epoch % config.checkpoint.every == 0 or last or stop:
+                self.save()
+            for text in alarms:
+                journal.note(f"ALARM: {text}")
+            for hook in self.hooks:
+                hook.end_epoch(metrics, last or stop)
+            if stop:
+                healthy = self.folder.path / "healthy"
+                journal.note(f"guard.stop: ended after epoch {self.epoch}; the last healthy LoRA is {healthy}")
+                break
+        self.ahead.end()
+
+    def close(self) -> None:
+        """Drop what waits to be scored."""
+        self.scorer.close()
+        self.judges.close()

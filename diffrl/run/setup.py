@@ -1,0 +1,252 @@
+"""From a config to the parts of a run, in four steps whose order matters: each takes what the steps before it give.
+
+check      -> Checked    all processes were started alike, and what is asked can be had on this device
+preflight  -> Rewards    the reward models: before the network, beside which not every one of them would have room
+load       -> Loaded     the network with its LoRAs; micro-batches are measured while the reward models are loaded
+build      -> Built      where images come from, what the config adds, the evaluation, the loop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, set_seed
+
+from diffrl.config import Config
+from diffrl.errors import UserError
+from diffrl.features import load_features
+from diffrl.objectives.objective import Objective
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy.engine import check_launcher, join_processes
+from diffrl.policy.sharding import plugin_of
+from diffrl.prompts import MixedStream, Prompt, stream_of
+from diffrl.records.identity import Identity
+from diffrl.records.verdict import Guard
+from diffrl.rewards.protocol import lower_is_better
+from diffrl.rewards.scoring import Scorer, applies
+from diffrl.run.build import (
+    Build,
+    add_extras,
+    build_composition,
+    build_gradients,
+    build_objective,
+    build_optimiser,
+    build_scorers,
+    features_name,
+    loop_settings,
+)
+from diffrl.run.clock import Clock
+from diffrl.run.device import check_device, prepare_engine
+from diffrl.run.evaluation import Evaluation
+from diffrl.run.folder import RunFolder
+from diffrl.run.hooks import Monitor, RunHook
+from diffrl.run.identity import contents, digests, of_training, started_with
+from diffrl.run.loop import Loop
+from diffrl.run.peers import Peers
+from diffrl.run.processes import WAITING, Processes, check_agreement
+from diffrl.run.source import Rollouts
+from diffrl.run.start import config_identity
+
+ALIKE = "start every process with the same config, prompts, weights and plugins"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`sharding`: how the network is divided among the processes; None: it is not. `peers`: the other processes."""
+
+    config: Config
+    accelerator: Accelerator
+    folder: RunFolder
+    peers: Peers
+    sharding: Any
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """`scorer`: of training images; `judges`: of held-out ones; `lower`: those of which a lower score is better."""
+
+    scorer: Scorer
+    judges: Scorer
+    lower: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`config`: with the size of micro-batches, where that was measured; `snapshots`: of the trained LoRA."""
+
+    config: Config
+    policy: Policy
+    objective: Objective
+    snapshots: list[str]
+
+    @property
+    def judged(self) -> str:
+        """The snapshot that is evaluated: the averaged LoRA, or the trained one without an average."""
+        return "ema" if self.config.optimise.ema else "default"
+
+
+@dataclass(frozen=True)
+class Built:
+    """`lower`: of all metrics of evaluations. `identity`: what shapes the run: kept in each checkpoint, and a resume
+    must find the same."""
+
+    rollouts: Rollouts
+    hooks: list[RunHook]
+    monitor: Monitor
+    evaluation: Evaluation
+    loop: Loop
+    lower: frozenset[str]
+    identity: Identity
+
+
+def check(config: Config, folder: RunFolder | None, peers: Peers | None) -> Checked:
+    """Join the other processes. UserError for what cannot be had."""
+    accelerator = join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
+    folder = folder or RunFolder(Path(config.run_dir), accelerator.is_main_process)
+    if peers is not None:
+        peers.join(accelerator)
+    check_agreement(accelerator, started_with(config), ALIKE)
+    sharding = plugin_of(accelerator)
+    if sharding is not None and config.engine.base != "full":
+        raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
+    if accelerator.is_main_process:
+        check_launcher(accelerator, config.optimise.precision)
+    return Checked(config, accelerator, folder, peers or Peers(folder), sharding)
+
+
+def preflight(checked: Checked) -> Rewards:
+    """Build the rewards; those of a user's own files are asked once before."""
+    config, device = checked.config, checked.accelerator.device
+    if any(".py:" in (entry.plugin or "") for entry in {**config.rewards, **config.watch}.values()):
+        from diffrl.run.first_words import ask_rewards
+
+        ask_rewards(config, device)
+    set_seed(config.seed)  # whatever draws from a global stream; the loop itself uses keyed generators
+    check_device(config, device)
+    scorer, judges = build_scorers(config, device)
+    return Rewards(scorer, judges, lower_is_better(judges.rewards))
+
+
+def load(checked: Checked, rewards: Rewards) -> Loaded:
+    """Load the model, give it its LoRAs, and shard and prepare it."""
+    config, accelerator = checked.config, checked.accelerator
+    policy = _load_policy(config, accelerator.device, whole=checked.sharding is None)
+    if config.optimise.micro_batch == "auto":
+        from diffrl.run.fit import auto_micro_batch
+
+        config = auto_micro_batch(config, accelerator.device, accelerator, checked.sharding is not None)
+    objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
+    objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
+    snapshots = [*objective.snapshots, *(["ema"] if config.optimise.ema else [])]
+    for name in snapshots:
+        policy.add_snapshot(name)
+    if checked.sharding is not None:
+        policy.shard(checked.sharding, accelerator)
+    prepare_engine(config, policy)
+    return Loaded(config, policy, objective, snapshots)
+
+
+def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
+    """The model with its trained LoRA; not `whole`: the network waits in main memory to be sharded."""
+    policy = load_policy(
+        config.model,
+        lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+        precision=config.optimise.precision,
+        device=device,
+        resolution=config.rollout.resolution,
+        seed=config.seed,
+        family=config.family,
+        base=config.engine.base,
+        whole=whole,
+    )
+    if config.optimise.gradient_checkpointing:
+        policy.enable_gradient_checkpointing()
+    return policy
+
+
+def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
+    """Put the rest together. UserError for rewards that could say nothing of these prompts."""
+    config, policy, scorer = loaded.config, loaded.policy, rewards.scorer
+    monitor, hooks, processes = Monitor(), list[RunHook](), Processes(checked.accelerator, Clock())
+    features = load_features(features_name(config), policy.device)
+    rollouts = Rollouts(
+        policy,
+        loaded.objective,
+        scorer,
+        features,
+        stream_of(config.prompts.train, config.drawn_groups, config.seed) if config.drawn_groups else MixedStream([]),
+        config.rollout,
+        seed=config.seed,
+        group_size=config.rollout.group_size,
+        batch_size=config.rollout.batch_size,
+        processes=processes,
+        monitor=monitor,
+        hooks=hooks,
+    )
+    students = {f"{student}/{name}" for student in config.evaluate.also for name in rewards.lower}
+    guard = Guard.of(config.resolved(), rewards.lower | students)
+    held_out = (rewards.judges, features, guard, checked.folder, checked.accelerator, monitor, hooks)
+    evaluation = Evaluation(config, policy, loaded.judged, *held_out)
+    weights = torch.tensor([reward.weight for reward in config.rewards.values()])
+    compose = build_composition(config)
+    extended = Build(
+        config=config,
+        policy=policy,
+        objective=loaded.objective,
+        scorer=scorer,
+        compose=compose,
+        weights=weights,
+        rollouts=rollouts,
+        source=rollouts,
+        processes=processes,
+        monitor=monitor,
+        folder=checked.folder,
+        evaluation=evaluation,
+        lower=rewards.lower,
+        hooks=hooks,
+    )
+    add_extras(extended)
+    _check_rewards(config, scorer, (rollouts if config.drawn_groups else extended.source).stream.prompts, processes)
+    code = digests(config, {**rewards.judges.rewards, **scorer.rewards})
+    check_agreement(checked.accelerator, code, ALIKE)
+    identity = config_identity(config) | contents(config) | of_training(config, code)
+    loop = Loop(
+        policy,
+        loaded.objective,
+        scorer,
+        weights,
+        extended.source,
+        loop_settings(config),
+        build_optimiser(config, policy),
+        processes,
+        hooks=hooks,
+        monitor=monitor,
+        gradients=build_gradients(config),
+        compose=compose,
+        fp16=config.optimise.precision == "fp16",
+    )
+    # The loop's phases on the CPU, timed where they happen; on an accelerator the host only enqueues work.
+    if policy.device.type == "cpu":
+        processes.clock.watch(policy)
+    lower = rewards.lower.union(*(hook.lower for hook in hooks))
+    return Built(rollouts, hooks, monitor, evaluation, loop, lower, identity)
+
+
+def _check_rewards(config: Config, scorer: Scorer, prompts: Sequence[Prompt], processes: Processes) -> None:
+    """Refuse rewards that could never say anything, and groups that a group-wise reward could not see whole."""
+    for name, reward in scorer.rewards.items():
+        if not any(applies(reward, p.text, p.metadata) for p in prompts):
+            table = "rewards" if name in config.rewards else "watch"
+            given = config.image_set is not None and not config.drawn_groups
+            where = "image_set" if given else f'prompts.train ("{config.prompts.train}")'
+            raise UserError(f"{table}.{name}: applies to none of the prompts of {where}")
+    if scorer.groupwise and config.rollout.groups % processes.count:
+        raise UserError(
+            f"rollout.groups: {config.rollout.groups} prompts over {processes.count} processes would split groups, but "
+            f'the reward "{scorer.groupwise[0]}" has to see them whole'
+        )
