@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from diffrl.config import load_config
+from diffrl.divgen import extractors
 from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE, load_extractors
 from diffrl.divgen.observe import Item, as_written, observe, read_folder
@@ -137,7 +138,7 @@ def test_a_training_measures_the_small_version(
     config_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a model without the published extractors' weights: what needs them is left out with a warning."""
-    monkeypatch.setitem(divgen_run.DEFAULTS, "general", {**NAMES, "layout": "grounding-dino"})
+    monkeypatch.setattr(extractors, "DEFAULTS", {**NAMES, "layout": "grounding-dino"})
     monkeypatch.setattr(divgen_run, "IN_TRAINING", 4)
     path = config_file(evaluate={"every": 3, "prompts": 2, "per_prompt": 2, "divgen": 2})
     config = load_config(path)
