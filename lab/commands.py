@@ -108,7 +108,7 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.judge is not None:
         at("--judge", check_source, arguments.judge)
     from .dial import dial as turn
-    from .dial_page import sentence
+    from .dial import sentence
 
     result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_show_progress)
     print(_points(result))

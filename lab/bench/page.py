@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.divgen.run import image_file
@@ -26,15 +25,7 @@ def _sections(result: Result) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, line in keys:
         found.setdefault(name, []).append(line)
-    return {name: sorted(lines, key=_order) if _numbers(lines) else lines for name, lines in found.items()}
-
-
-def _numbers(lines: Sequence[str]) -> bool:
-    return all(line.isdigit() for line in lines)
-
-
-def _order(line: str) -> int:
-    return int(line)
+    return {name: sorted(lines, key=int) if all(map(str.isdigit, lines)) else lines for name, lines in found.items()}
 
 
 def _value(line: Line | Change | None, decimals: int, sign: str = "") -> str:
