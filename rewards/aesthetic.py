@@ -14,6 +14,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
+from diffrl_zoo.loading import hub_file
 from diffrl_zoo.vision import VisionModel, shared_vision
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"none": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU}
@@ -97,7 +98,7 @@ class Aesthetic:
             clip, pretrained = V2_CLIP
         if clip is None and head == "playground":
             clip = "playground"
-        return None if clip is None or head == "v2.5" else clip_bytes(clip, pretrained, precision)
+        return None if clip is None or head == "v2.5" else clip_bytes(clip, precision, pretrained)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Ratings (B,) of images (B, 3, H, W) in [0, 1]."""
@@ -112,21 +113,18 @@ def _path(head: str) -> Path:
     """The file of a head: shipped, named, or one of the two published ones, downloaded once."""
     if head == "playground":
         return shipped("assets", "playground", "aesthetic.safetensors")
-    if head not in ("v2", "v2.5"):
+    if head == "v2":
+        return hub_file(V2_REPOSITORY, V2_FILE, "aesthetic", "head")
+    if head != "v2.5":
         return Path(head)
     try:
-        if head == "v2":
-            from huggingface_hub import hf_hub_download
-
-            return Path(hf_hub_download(V2_REPOSITORY, V2_FILE))
         path = Path(torch.hub.get_dir()) / "checkpoints" / V2_5_URL.rpartition("/")[2]
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(V2_5_URL, str(path), progress=False)
     except (OSError, ValueError) as error:
-        source = f"{V2_FILE} of {V2_REPOSITORY}" if head == "v2" else V2_5_URL
         reason = " ".join(str(error).split())
-        raise UserError(f"aesthetic: cannot download {source}; name its file as `head` ({reason})") from error
+        raise UserError(f"aesthetic: cannot download {V2_5_URL}; name its file as `head` ({reason})") from error
     return path
 
 

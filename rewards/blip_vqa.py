@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.clip import PRECISIONS, fit, pick_device
+from diffrl_zoo.clip import fit
 from diffrl_zoo.imagereward import PIXEL_MEAN, PIXEL_STD
-from diffrl_zoo.vision import transformers_bytes
+from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
 
 MODEL = "Salesforce/blip-vqa-capfilt-large"
 NOT_ASKED = ("top", "the side", "the left", "the right")  # chunks that are places
@@ -65,14 +64,10 @@ class BlipVqa:
     ) -> None:
         from transformers import AutoTokenizer, BlipForQuestionAnswering
 
-        if precision not in PRECISIONS:
-            raise UserError(f'blip_vqa: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        self.device, self.dtype, self.batch_size = pick_device(device), PRECISIONS[precision], batch_size
-        try:
+        self.device, self.dtype, self.batch_size = pick_device(device), dtype_of(precision, "blip_vqa"), batch_size
+        with cannot_load("blip_vqa", model):
             network = BlipForQuestionAnswering.from_pretrained(model, dtype=self.dtype)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise UserError(f'blip_vqa: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.network: Any = network.eval().requires_grad_(False).to(self.device)
         self.parser = _parser()
         self._phrases: dict[str, list[str]] = {}
@@ -81,13 +76,9 @@ class BlipVqa:
         self.begin, self.encode = text.bos_token_id, text.vocab_size - 1  # [DEC] and [ENC], the last two of BLIP's
         self.words = self.tokenizer.convert_tokens_to_ids(["yes", "no"])
         self.size: int = config.vision_config.image_size
-        pixels = (torch.tensor(values, device=self.device).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
-        self.mean, self.std = pixels
+        self.mean, self.std = channels(self.device, PIXEL_MEAN, PIXEL_STD)
 
-    @staticmethod
-    def footprint(model: str, precision: str, **_: Any) -> int | None:
-        """Bytes of the weights, by the model's config; None where it is not to be had."""
-        return transformers_bytes("AutoModelForVisualQuestionAnswering", model, precision)
+    footprint = footprint_of({}, "AutoModelForVisualQuestionAnswering")
 
     def phrases(self, prompt: str, metadata: Mapping[str, Any]) -> list[str]:
         """What is asked about, at most eight; found once for a prompt."""

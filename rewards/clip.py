@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
+from diffrl_zoo.loading import PRECISIONS, cannot_load, channels, dtype_of, pick_device
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESIZE_MODES = ("shortest", "squash", "longest", "hps")
 INTERPOLATIONS = ("bicubic", "bilinear")
 _CACHE_TEXTS = 16_384
@@ -93,60 +94,108 @@ class TextCache:
         return torch.stack([self._known[text] for text in texts])
 
 
-class ClipModel:
-    """A frozen `open_clip` model: images and texts to unit vectors (B, D), float32.
+class ImageEncoder(ABC):
+    """A frozen encoder: images to unit vectors (B, D), float32, on tensors as its own transform does to a picture.
+
+    `size`, `mode`, `interpolation`, `middle`: see `fit`. `crop`: what is cut out of that; None: all of it.
+    """
+
+    model: Any
+    device: torch.device
+    dtype: torch.dtype
+    size: tuple[int, int]
+    crop: tuple[int, int] | None = None
+    mode: str
+    interpolation = "bicubic"
+    middle: Callable[[float], int] = staticmethod(round)
+    mean: Tensor
+    std: Tensor
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to the model's input (B, 3, *crop); differentiable."""
+        images = fit(images.to(self.device, torch.float32), self.size, self.mode, self.interpolation, self.middle)
+        height, width = self.crop or self.size
+        top, left = (self.size[0] - height) // 2, (self.size[1] - width) // 2
+        return (images[..., top : top + height, left : left + width] - self.mean) / self.std
+
+    def embed_image(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
+        return F.normalize(self.image_features(self.preprocess(images).to(self.dtype)).float(), dim=-1)
+
+    @abstractmethod
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """What `preprocess` gave, in the model's precision, to vectors (B, D) of any length."""
+
+
+class PairEncoder(ImageEncoder):
+    """An encoder of images and texts; `layers`: the path of the image tower's layers in `model`."""
+
+    layers: str
+
+    def __init__(self) -> None:
+        self._texts = TextCache(lambda texts: F.normalize(self.text_features(texts).float(), dim=-1))
+
+    @abstractmethod
+    def text_features(self, texts: list[str]) -> Tensor:
+        """Texts to vectors (B, D) of any length."""
+
+    def check_tower(self) -> None:
+        """UserError if the image tower has no `layers`."""
+
+    def embed_text(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
+        return self._texts(prompts)
+
+
+class ClipModel(PairEncoder):
+    """A frozen `open_clip` model.
 
     `model`: "playground" (the shipped one), a folder in `open_clip`'s format, a name of `open_clip` such as
     "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME". `precision`: fp32, bf16 or fp16.
     """
 
+    layers = "visual.transformer.resblocks"
+
     def __init__(self, model: str, pretrained: str | None, device: torch.device, precision: str) -> None:
         import open_clip
 
-        if precision not in PRECISIONS:
-            raise UserError(f'clip: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        super().__init__()
+        self.device, self.dtype = device, dtype_of(precision, "clip")
         name = _open_clip_name(model, pretrained)
         if pretrained and name.startswith(("hf-hub:", "local-dir:")):
             raise UserError(f'clip: "{model}" has weights of its own; leave out `pretrained`')
-        try:
+        with cannot_load("clip", model, "the model "):
             self.model = open_clip.create_model(
                 name, pretrained, precision=precision, device=device, require_pretrained=True
             ).eval()
             self.tokenize: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name)
-        except (RuntimeError, OSError, ValueError) as error:
-            raise UserError(f'clip: cannot load the model "{model}": {" ".join(str(error).split())}') from error
         self.model.requires_grad_(False)
-        self.device, self.dtype = device, PRECISIONS[precision]
         preprocess = self.model.visual.preprocess_cfg
         size = preprocess["size"]
         self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.interpolation, self.resize_mode = preprocess["interpolation"], preprocess["resize_mode"]
+        self.interpolation, self.mode = preprocess["interpolation"], preprocess["resize_mode"]
         self._check_resizing(model)
-        self.mean, self.std = (torch.tensor(preprocess[k], device=device).view(3, 1, 1) for k in ("mean", "std"))
-        self._texts = TextCache(self._encode)
+        self.mean, self.std = channels(device, preprocess["mean"], preprocess["std"])
 
     def resizing(self, mode: str | None, interpolation: str | None) -> ClipModel:
         """The same weights, of which images are resized otherwise (`fit`'s `mode`); None: as they are."""
         other = copy(self)
-        other.resize_mode, other.interpolation = mode or self.resize_mode, interpolation or self.interpolation
+        other.mode, other.interpolation = mode or self.mode, interpolation or self.interpolation
         other._check_resizing("asked for")
         return other
 
     def _check_resizing(self, model: str) -> None:
-        if self.resize_mode not in RESIZE_MODES or self.interpolation not in INTERPOLATIONS:
+        if self.mode not in RESIZE_MODES or self.interpolation not in INTERPOLATIONS:
             raise UserError(
-                f'clip: "{model}" resizes by {self.resize_mode}, {self.interpolation}, which is not supported '
+                f'clip: "{model}" resizes by {self.mode}, {self.interpolation}, which is not supported '
                 f"(modes: {', '.join(RESIZE_MODES)}; interpolations: {', '.join(INTERPOLATIONS)})"
             )
 
-    def preprocess(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to the model's input, as its own transform does to a picture, but differentiable."""
-        images = fit(images.to(self.device, torch.float32), self.size, self.resize_mode, self.interpolation)
-        return (images - self.mean) / self.std
+    def image_features(self, pixels: Tensor) -> Tensor:
+        return self.model.encode_image(pixels)  # type: ignore[no-any-return]
 
-    def embed_image(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
-        return F.normalize(self.model.encode_image(self.preprocess(images).to(self.dtype)).float(), dim=-1)
+    def text_features(self, texts: list[str]) -> Tensor:
+        return self.model.encode_text(self.tokenize(texts).to(self.device))  # type: ignore[no-any-return]
 
     def tokens(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to the last layer's normed tokens (B, 1 + N, W): the class token, then the patches'.
@@ -155,26 +204,18 @@ class ClipModel:
         """
         pixels = self.preprocess(images).to(self.dtype)
         wanted: Any = {"indices": 1, "normalize_intermediates": True, "intermediates_only": True, "output_fmt": "NLC"}
-        found = self.tower.forward_intermediates(pixels, output_extra_tokens=True, **wanted)
+        self.check_tower()
+        found = self.model.visual.forward_intermediates(pixels, output_extra_tokens=True, **wanted)
         patches, extra = (found[key][-1] for key in ("image_intermediates", "image_intermediates_prefix"))
         return torch.cat([extra[:, :1], patches], dim=1).float()
 
-    @property
-    def tower(self) -> Any:
-        """The image tower; UserError if it is no vision transformer (a ResNet)."""
+    def check_tower(self) -> None:
+        """UserError if the image tower is no vision transformer (a ResNet)."""
         import open_clip
 
         if not isinstance(self.model.visual, open_clip.transformer.VisionTransformer):
             kind = type(self.model.visual).__name__
             raise UserError(f"clip: a {kind} has no tokens of patches; take a vision transformer")
-        return self.model.visual
-
-    def embed_text(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts to unit vectors (B, D), constants. Every distinct prompt is embedded once."""
-        return self._texts(prompts)
-
-    def _encode(self, texts: list[str]) -> Tensor:
-        return F.normalize(self.model.encode_text(self.tokenize(texts).to(self.device)).float(), dim=-1)
 
 
 _models: dict[tuple[str | None, ...], ClipModel] = {}
@@ -202,16 +243,6 @@ def shared_clip(
         return shared.resizing(resize_mode, interpolation) if resize_mode or interpolation else shared
 
 
-def pick_device(device: str | None) -> torch.device:
-    """`device`, or for None this process's CUDA device, or the CPU."""
-    if device is not None:
-        try:
-            return torch.device(device)
-        except RuntimeError as error:
-            raise UserError(f'unknown device "{device}" (for example cpu, cuda, cuda:1)') from error
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def _open_clip_name(model: str, pretrained: str | None) -> str:
     """The name under which `open_clip` loads `model`."""
     import open_clip
@@ -234,8 +265,8 @@ def _open_clip_name(model: str, pretrained: str | None) -> str:
     return model
 
 
-def clip_bytes(model: str, pretrained: str | None, precision: str) -> int | None:
-    """Of the weights that a `ClipModel` has, which are not loaded; None for a hub's model."""
+def clip_bytes(model: str, precision: str, pretrained: str | None = "", **_: Any) -> int | None:
+    """Of the weights that a `ClipModel` has, which are not loaded; None for a hub's model. A `footprint`."""
     import open_clip
 
     name = _open_clip_name(model, pretrained)
@@ -251,15 +282,15 @@ def clip_bytes(model: str, pretrained: str | None, precision: str) -> int | None
     return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
 
 
-class ClipScorer:
-    """What rewards on one `ClipModel` share: the score is `factor` times the cosine of image and prompt."""
+class CosineReward:
+    """A reward that is `factor` times the cosine of image and prompt in the space of one `PairEncoder`."""
 
     differentiable = True
     embeds = True
 
-    def __init__(self, clip: ClipModel, factor: float, batch_size: int) -> None:
-        self.clip, self.factor, self.batch_size = clip, factor, batch_size
-        self.device = clip.device
+    def __init__(self, encoder: PairEncoder, factor: float, batch_size: int) -> None:
+        self.clip, self.factor, self.batch_size = encoder, factor, batch_size
+        self.device = encoder.device
 
     def embed_image(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to unit vectors (B, D); gradients flow to the images."""
@@ -272,13 +303,14 @@ class ClipScorer:
     @property
     def image_layers(self) -> nn.ModuleList:
         """The layers of the image tower, the first one first; UserError for a tower that is no transformer."""
-        return self.clip.tower.transformer.resblocks  # type: ignore[no-any-return]
+        self.clip.check_tower()
+        return self.clip.model.get_submodule(self.clip.layers)  # type: ignore[no-any-return]
 
     def with_image_layers(self, layers: nn.ModuleList) -> Self:
         """This reward with other layers; everything else is shared."""
         new = copy(self)
         new.clip = copy(self.clip)
-        new.clip.model = replaced(self.clip.model, "visual.transformer.resblocks", layers)
+        new.clip.model = replaced(self.clip.model, self.clip.layers, layers)
         return new
 
     def score(self, image_embeddings: Tensor, text_embeddings: Tensor) -> Tensor:
@@ -290,7 +322,7 @@ class ClipScorer:
         return self.score(self.embed_image(images), self.embed_text(prompts))
 
 
-class Clip(ClipScorer):
+class Clip(CosineReward):
     """Cosine between the embeddings of image and prompt, in [-1, 1]; times 100 with `scale`.
 
     Parameters as in `ClipModel`; `device` None means an accelerator if there is one; `batch_size`: images per forward.
@@ -325,7 +357,4 @@ class Clip(ClipScorer):
         super().__init__(clip, 100.0 if scale else 1.0, batch_size)
         self.card = replace(type(self).card, range=(-self.factor, self.factor))
 
-    @staticmethod
-    def footprint(model: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
-        """Bytes of its weights."""
-        return clip_bytes(model, pretrained, precision)
+    footprint = staticmethod(clip_bytes)

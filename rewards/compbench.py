@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.blip_vqa import PARSER, language
-from diffrl_zoo.clip import PRECISIONS, clip_bytes, fit, pick_device, shared_clip
+from diffrl_zoo.clip import clip_bytes, fit, shared_clip
 from diffrl_zoo.geneval import Detection, Detector
-from diffrl_zoo.vision import transformers_bytes
+from diffrl_zoo.loading import PRECISIONS, cannot_load, check_choice, pick_device, to_bytes, transformers_bytes
 
 MODES = ("spatial", "depth", "numeracy", "action")
 DETECTOR, DEPTH, CLIP = "google/owlv2-base-patch16-ensemble", "Intel/dpt-hybrid-midas", "ViT-B-32-quickgelu"
@@ -42,14 +41,12 @@ class OpenDetector:
         from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
         self.device, self.dtype, self.fixed = device, PRECISIONS[precision], None
-        try:
+        with cannot_load("compbench", model):
             if not AutoConfig.from_pretrained(model).model_type.startswith("owl"):
                 self.fixed = Detector(model, device, precision)
                 return
             network = AutoModelForZeroShotObjectDetection.from_pretrained(model, dtype=self.dtype)
             self.processor: Any = AutoProcessor.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise UserError(f'compbench: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.model: Any = network.eval().requires_grad_(False).to(device)
 
     @torch.no_grad()
@@ -62,8 +59,8 @@ class OpenDetector:
             raw = [(name, d.score, torch.tensor([x * s for x, s in zip(d.box, scale, strict=True)]))
                    for name, things in known.items() for d in things]  # fmt: skip
         else:
-            asked, pixels = list(dict.fromkeys(names)), (image.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-            inputs = self.processor(text=[[ASK.format(name) for name in asked]], images=[pixels], return_tensors="pt")
+            asked, texts = list(dict.fromkeys(names)), [ASK.format(name) for name in dict.fromkeys(names)]
+            inputs = self.processor(text=[texts], images=[to_bytes(image)], return_tensors="pt")
             inputs = inputs.to(self.device, self.dtype)
             output = self.model(**inputs)
             row = self.processor.post_process_grounded_object_detection(output, threshold=least, target_sizes=[size])[0]
@@ -89,10 +86,8 @@ class DepthModel:
     def __init__(self, model: str, device: torch.device, precision: str) -> None:
         from transformers import AutoModelForDepthEstimation
 
-        try:
+        with cannot_load("compbench", model):
             network = AutoModelForDepthEstimation.from_pretrained(model, dtype=PRECISIONS[precision])
-        except (OSError, ValueError) as error:
-            raise UserError(f'compbench: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.device, self.dtype = device, PRECISIONS[precision]
         self.model: Any = network.eval().requires_grad_(False).to(device)
         if hasattr(self.model, "dpt"):  # it refuses other sizes than its config's 384, for which it has what is needed
@@ -156,10 +151,8 @@ class CompBench:
         device: str | None = None,
         precision: str = "fp32",
     ) -> None:
-        if mode not in MODES:
-            raise UserError(f'compbench: unknown mode "{mode}"{nearest(mode, MODES)}')
-        if precision not in PRECISIONS:
-            raise UserError(f'compbench: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        check_choice("mode", mode, MODES, "compbench")
+        check_choice("precision", precision, PRECISIONS, "compbench")
         self.mode, self.threshold, self.device = mode, threshold, pick_device(device)
         if mode == "action":
             self.clip = shared_clip(clip, pretrained, device, precision)
@@ -175,7 +168,7 @@ class CompBench:
     ) -> int | None:
         """Bytes of the weights of the mode; None where a model's config is not to be had."""
         if mode == "action":
-            return clip_bytes(clip, pretrained, precision)
+            return clip_bytes(clip, precision, pretrained)
         sizes = [transformers_bytes(ZERO_SHOT, detector, precision)]
         if mode == "depth":
             sizes.append(transformers_bytes("AutoModelForDepthEstimation", depth, precision))

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import PRECISIONS, pick_device
+from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiyuanyou/DeQA-Score-Mix3"
@@ -47,31 +47,23 @@ class DeQA:
 
         from diffrl_zoo.mplug_owl2 import MplugOwl2
 
-        if precision not in PRECISIONS:
-            raise UserError(f'deqa: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        dtype = dtype_of(precision, "deqa")
         self.device, self.batch_size = pick_device(device), batch_size
-        try:
+        with cannot_load("deqa", model):
             settings, _ = LlamaConfig.get_config_dict(model)
             if "visual_config" not in settings:
                 raise UserError(f'deqa: "{model}" is not an mPLUG-Owl2 (its config has no visual_config)')
             config = LlamaConfig.from_dict({**settings, "model_type": "llama"})
-            self.network: Any = complete(MplugOwl2, model, config, PRECISIONS[precision], f'deqa: "{model}"')
+            self.network: Any = complete(MplugOwl2, model, config, dtype, f'deqa: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
             self.preprocess = SquareInput(model, self.device)
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f'deqa: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.network.to(self.device)
         self.before, self.after = self._tokens(BEFORE), self._tokens(AFTER)[1:]
         self.levels = [int(self._tokens(word)[1]) for word in LEVELS]  # behind the mark of a text's beginning
         if len(set(self.levels)) < len(LEVELS):
             raise UserError(f'deqa: the levels {", ".join(LEVELS)} are not words of the tokenizer of "{model}"')
 
-    @staticmethod
-    def footprint(model: str, precision: str, **_: Any) -> int | None:
-        """Bytes of the published model's weights; of others it cannot say."""
-        return PARAMETERS * PRECISIONS[precision].itemsize if model == MODEL and precision in PRECISIONS else None
+    footprint = footprint_of({MODEL: PARAMETERS})
 
     def _tokens(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer(text).input_ids, device=self.device)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
+from diffrl_zoo.loading import check_choice
 from diffrl_zoo.vision import encoder_bytes, shared_encoder
 
 RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}
@@ -74,8 +74,7 @@ class Diversity:
         batch_size: int = 32,
         precision: str = "fp32",
     ) -> None:
-        if mode not in RANGES:
-            raise UserError(f'diversity: unknown mode "{mode}"{nearest(mode, RANGES)}')
+        check_choice("mode", mode, RANGES, "diversity")
         self.encoder = shared_encoder(features, model, pretrained, device, precision, "diversity")
         self.mode, self.batch_size, self.device = mode, batch_size, self.encoder.device
         self.card = replace(type(self).card, range=RANGES[mode])

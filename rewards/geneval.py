@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, pick_device, shared_clip
+from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.geneval_rules import (
     COLORS,
     Box,
@@ -36,6 +36,7 @@ from diffrl_zoo.geneval_rules import (
     parse_prompt,
     partial_credit,
 )
+from diffrl_zoo.loading import PRECISIONS, cannot_load, check_choice, dtype_of, pick_device, to_bytes
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 PARAMETERS = 69_000_000  # of it, by its card
@@ -68,16 +69,12 @@ class Detector:
             Mask2FormerForUniversalSegmentation,
         )
 
-        if precision not in PRECISIONS:
-            raise UserError(f'geneval: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        self.device, self.dtype = device, PRECISIONS[precision]
-        try:
+        self.device, self.dtype = device, dtype_of(precision, "geneval")
+        with cannot_load("geneval", model):
             self.masks = AutoConfig.from_pretrained(model).model_type == "mask2former"
             kind = Mask2FormerForUniversalSegmentation if self.masks else AutoModelForObjectDetection
             network = kind.from_pretrained(model, dtype=self.dtype)
             self.processor: Any = AutoImageProcessor.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise UserError(f'geneval: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.model: Any = network.eval().requires_grad_(False).to(device)
         labels: Any = network.config.id2label
         self.names = [ALIASES.get(labels[i], labels[i]) for i in range(len(labels))]
@@ -85,8 +82,7 @@ class Detector:
     @torch.no_grad()
     def __call__(self, images: Tensor, least: float) -> list[dict[str, list[Detection]]]:
         """What is in each image (B, 3, H, W) in [0, 1], by class, with a confidence above `least`."""
-        pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-        inputs = self.processor(images=list(pixels), return_tensors="pt")
+        inputs = self.processor(images=list(to_bytes(images)), return_tensors="pt")
         output = self.model(pixel_values=inputs["pixel_values"].to(self.device, self.dtype))
         size = (images.shape[-2], images.shape[-1])
         if self.masks:
@@ -206,8 +202,7 @@ class GenEval:
         batch_size: int = 8,
         precision: str = "fp32",
     ) -> None:
-        if mode not in MODES:
-            raise UserError(f'geneval: unknown mode "{mode}"{nearest(mode, MODES)}')
+        check_choice("mode", mode, MODES, "geneval")
         self.thresholds = Thresholds(threshold, counting_threshold, overlap, max_objects, position_margin)
         self.mode, self.batch_size, self.device = mode, batch_size, pick_device(device)
         if mode == "flow_grpo":  # as many as are counted where one is asked for
@@ -218,7 +213,7 @@ class GenEval:
     @staticmethod
     def footprint(detector: str, clip: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
         """Bytes of both models' weights; of other detectors it cannot say."""
-        colours = clip_bytes(clip, pretrained, precision)
+        colours = clip_bytes(clip, precision, pretrained)
         if colours is None or detector != DETECTOR:
             return None
         return colours + PARAMETERS * PRECISIONS[precision].itemsize

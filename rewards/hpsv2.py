@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import Clip, clip_bytes
+from diffrl_zoo.clip import Clip
+from diffrl_zoo.loading import weights_file
 
 REPOSITORY, FILE = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
 
@@ -40,24 +37,5 @@ class HPSv2(Clip):
         precision: str = "fp32",
         scale: bool = False,
     ) -> None:
-        super().__init__(model, _weights(weights), device, batch_size, precision, scale, resize_mode="hps")
-
-    @staticmethod
-    def footprint(model: str, precision: str, **_: Any) -> int | None:
-        """Bytes of its weights."""
-        return clip_bytes(model, FILE, precision)
-
-
-def _weights(path: str | None) -> str:
-    """The file of weights, from the hub's cache or the hub if none is named."""
-    if path is not None:
-        if not Path(path).is_file():
-            raise UserError(f'hpsv2: no file of weights "{path}"')
-        return path
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return hf_hub_download(REPOSITORY, FILE)
-    except (OSError, ValueError) as error:  # no hub, and not in its cache
-        reason = " ".join(str(error).split())
-        raise UserError(f"hpsv2: {FILE} of {REPOSITORY} is not here; name a file as `weights` ({reason})") from error
+        file = str(weights_file(weights, REPOSITORY, FILE, "hpsv2"))
+        super().__init__(model, file, device, batch_size, precision, scale, resize_mode="hps")

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
-from diffrl_zoo.clip import PRECISIONS, fit, pick_device
-from diffrl_zoo.vision import complete, transformers_bytes
+from diffrl_zoo.clip import fit
+from diffrl_zoo.loading import cannot_load, channels, dtype_of, pick_device, transformers_bytes, weights_file
+from diffrl_zoo.vision import complete
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BACKBONES = {"qwen2_vl": "Qwen/Qwen2-VL-7B-Instruct", "qwen3_vl": "Qwen/Qwen3-VL-8B-Instruct"}
@@ -68,20 +69,17 @@ class HPSv3:
     ) -> None:
         import transformers
 
-        if precision not in PRECISIONS:
-            raise UserError(f'hpsv3: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        dtype = dtype_of(precision, "hpsv3")
         if not 0.0 <= iteration <= 1.0:
             raise UserError(f"hpsv3: iteration is {iteration:g}; from 0 to 1")
         self.device, self.batch_size, self.iteration = pick_device(device), batch_size, iteration
-        path = _weights(weights)
+        path = weights_file(weights, REPOSITORY, FILE, "hpsv3")
         tensors = _tensors(path)
         newer = any(key.startswith(FILM) for key in tensors)
         source = backbone or BACKBONES["qwen3_vl" if newer else "qwen2_vl"]
-        try:
+        with cannot_load("hpsv3", source):
             config: Any = transformers.AutoConfig.from_pretrained(source)
             self.processor: Any = transformers.AutoProcessor.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            raise UserError(f'hpsv3: cannot read "{source}": {" ".join(str(error).split())}') from error
         if config.model_type not in BACKBONES:
             raise UserError(f'hpsv3: "{source}" is a {config.model_type}, not one of {", ".join(BACKBONES)}')
         self.asked = _instruction(instruction, newer)
@@ -90,7 +88,7 @@ class HPSv3:
         self.mark = self.tokenizer.convert_tokens_to_ids(MARK)
         self.tokenizer.padding_side = "right"
         kinds = {"qwen2_vl": transformers.Qwen2VLModel, "qwen3_vl": transformers.Qwen3VLModel}
-        self.network: Any = _network(kinds[config.model_type], config, tensors, PRECISIONS[precision], str(path))
+        self.network: Any = _network(kinds[config.model_type], config, tensors, dtype, str(path))
         self.network.to(self.device)
         self.image_token: int = config.image_token_id
         self.spatial = config.model_type == "qwen3_vl"  # HPSv3 was trained with image tokens counted like words
@@ -102,7 +100,7 @@ class HPSv3:
     def footprint(backbone: str | None, weights: str | None, precision: str, **_: Any) -> int | None:
         """Bytes of its weights, by the backbone's config; of a file whose backbone is not named it cannot say."""
         source = backbone or (BACKBONES["qwen2_vl"] if weights is None else None)
-        return transformers_bytes("AutoModel", source, precision) if source and precision in PRECISIONS else None
+        return transformers_bytes("AutoModel", source, precision) if source else None
 
     def preprocess(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) in [0, 1] to the backbone's patches (B h w, 3 t p p) and grids (B, 3); differentiable."""
@@ -116,9 +114,7 @@ class HPSv3:
         for side, (least, most) in ((SIDE, (PIXELS, PIXELS)), (patch * merge, edges)):
             height, width = images.shape[-2:]
             images = fit(images, smart_resize(height, width, side, least, most), "squash")
-        mean, std = (
-            torch.tensor(v, device=self.device).view(3, 1, 1) for v in (settings.image_mean, settings.image_std)
-        )
+        mean, std = channels(self.device, settings.image_mean, settings.image_std)
         count, (high, wide) = len(images), (images.shape[-2] // patch, images.shape[-1] // patch)
         # Patches in the order in which merge x merge of them become one token, each repeated in time.
         parts = ((images - mean) / std).view(count, 3, high // merge, merge, patch, wide // merge, merge, patch)
@@ -172,20 +168,6 @@ class Film(nn.Module):
         condition = torch.cat([capability, torch.full_like(capability, iteration)], dim=1)
         gamma, beta = self.film(self.condition(condition)).chunk(2, dim=1)
         return state * (1.0 + gamma) + beta
-
-
-def _weights(path: str | None) -> Path:
-    if path is not None:
-        if not Path(path).is_file():
-            raise UserError(f'hpsv3: no file of weights "{path}"')
-        return Path(path)
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(REPOSITORY, FILE))
-    except (OSError, ValueError) as error:  # no hub, and not in its cache
-        reason = " ".join(str(error).split())
-        raise UserError(f"hpsv3: {FILE} of {REPOSITORY} is not here; name a file as `weights` ({reason})") from error
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
-from diffrl_zoo.clip import PRECISIONS, fit, pick_device
+from diffrl_zoo.clip import fit
+from diffrl_zoo.loading import cannot_load, channels, dtype_of, footprint_of, pick_device
 
 MODEL, FILE, CONFIG = "THUDM/ImageReward", "ImageReward.pt", "med_config.json"
 PARAMETERS = 450_000_000  # of the published model, about
@@ -71,17 +72,12 @@ class ImageReward:
     ) -> None:
         from transformers import AutoTokenizer
 
-        if precision not in PRECISIONS:
-            raise UserError(f'imagereward: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        self.device, self.dtype, self.batch_size = pick_device(device), PRECISIONS[precision], batch_size
+        self.device, self.dtype, self.batch_size = pick_device(device), dtype_of(precision, "imagereward"), batch_size
         weights, config = _files(model)
         with_tokenizer = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
         source = tokenizer or (str(weights.parent) if with_tokenizer else TOKENIZER)
-        try:
+        with cannot_load("imagereward", source, "the tokenizer "):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f'imagereward: cannot load the tokenizer "{source}": {reason}') from error
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         vision: Any = _vision(_under(tensors, _VISION, weights))
         self.vision = vision.to(self.device, self.dtype)
@@ -92,13 +88,9 @@ class ImageReward:
         head = linear_chain(_under(tensors, _HEAD, weights), nn.Identity, f"imagereward: the head of {weights}")
         self.head = head.to(self.device)
         self.size: int = vision.config.image_size
-        pixels = (torch.tensor(values, device=self.device).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
-        self.mean, self.std = pixels
+        self.mean, self.std = channels(self.device, PIXEL_MEAN, PIXEL_STD)
 
-    @staticmethod
-    def footprint(model: str, precision: str, **_: Any) -> int | None:
-        """Bytes of the published model's weights; of others it cannot say."""
-        return PARAMETERS * PRECISIONS[precision].itemsize if model == MODEL and precision in PRECISIONS else None
+    footprint = footprint_of({MODEL: PARAMETERS})
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]; gradients flow to the images."""

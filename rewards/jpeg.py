@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
+from diffrl_zoo.loading import check_choice, to_pictures
 
 RANGES = {"compressibility": (float("-inf"), 0.0), "incompressibility": (0.0, float("inf"))}
 
@@ -35,8 +36,7 @@ class Jpeg:
     )
 
     def __init__(self, mode: str = "compressibility", quality: int = 95) -> None:
-        if mode not in RANGES:
-            raise UserError(f'jpeg: unknown mode "{mode}"{nearest(mode, RANGES)}')
+        check_choice("mode", mode, RANGES, "jpeg")
         if not 1 <= quality <= 95:
             raise UserError(f"jpeg: quality is {quality}, not from 1 to 95")
         self.sign, self.quality = (-1.0 if mode == "compressibility" else 1.0), quality
@@ -44,12 +44,9 @@ class Jpeg:
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Sizes (B,) in kB of images (B, 3, H, W) in [0, 1]."""
-        from PIL import Image
-
-        pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
         sizes = []
-        for picture in pixels:
+        for picture in to_pictures(images):
             file = io.BytesIO()
-            Image.fromarray(picture).save(file, "JPEG", quality=self.quality)
+            picture.save(file, "JPEG", quality=self.quality)
             sizes.append(self.sign * file.tell() / 1000)
         return torch.tensor(sizes)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.clip import pick_device
-from diffrl_zoo.vlm_questions import questions_of
+from diffrl_zoo.loading import pick_device, to_pictures
+from diffrl_zoo.vlm.parse import questions_of
 
 MODEL = "damo/mplug_visual-question-answering_coco_large_en"
 INSTALL = "pip install 'modelscope[multi-modal]'; ELLA's requirements-for-dpg_bench.txt has the rest"
@@ -57,11 +56,9 @@ class Mplug:
         self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> list[list[float]]:
         """For each of the images (B, 3, H, W) in [0, 1] 1 or 0 for each question of its prompt."""
-        pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1)
-        pictures = [Image.fromarray(one.numpy()) for one in pixels]
-        return [self._answers(*row) for row in zip(pictures, prompts, metadata, strict=True)]
+        return [self._answers(*row) for row in zip(to_pictures(images), prompts, metadata, strict=True)]
 
-    def _answers(self, image: Image.Image, prompt: str, metadata: Mapping[str, Any]) -> list[float]:
+    def _answers(self, image: Any, prompt: str, metadata: Mapping[str, Any]) -> list[float]:
         values = []
         for question, right in questions_of(prompt, metadata, self.name):
             reply = self.ask({"image": image, "question": question})

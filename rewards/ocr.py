@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.vlm_backends import LocalModel, Question, Server, bytes_in_process, make_backend
+from diffrl_zoo.loading import check_choice, to_bytes
+from diffrl_zoo.vlm.backend import Judge
+from diffrl_zoo.vlm.question import Question
 
 # Images up to this height show little but the text: they are read as one line, without looking for boxes.
 _SMALL = 128
@@ -66,8 +69,7 @@ def _pictures(images: Tensor, height: int) -> list[np.ndarray]:
     if images.shape[-2] < height:
         width = round(images.shape[-1] * height / images.shape[-2])
         images = F.interpolate(images.float(), (height, width), mode="bicubic", align_corners=False, antialias=True)
-    pixels = (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
-    return list(np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy()[..., ::-1]))
+    return list(np.ascontiguousarray(to_bytes(images).permute(0, 2, 3, 1).numpy()[..., ::-1]))
 
 
 @lru_cache(maxsize=16)
@@ -99,7 +101,8 @@ def _engine(width: int, batch_size: int, threads: int) -> Any:
     )
 
 
-class Ocr:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Ocr(Judge):
     """max(1 - edit distance / length of the target, 0), in [0, 1] (Flow-GRPO, Liu et al. 2025, arXiv:2505.05470).
 
     The targets are the prompt's quoted texts, or its metadata `text` (one, or a list). Spaces do not count, nor does
@@ -115,8 +118,7 @@ class Ocr:
     CPU threads (None: torch's, at most 4). `batch_size`: images per forward.
 
     `engine`: rapidocr, or vlm: a vision-language model transcribes the picture as it is, at temperature 0 (verl-omni's
-    recipes: at 0.7). `server` or `model`, `question`, `key`, `request_timeout`, `request_retries`, `backoff`,
-    `concurrency`, `max_tokens`, `device` and `precision` are then as in `vlm`.
+    recipes: at 0.7). All other parameters are then as in `vlm`.
     """
 
     name = "ocr"
@@ -132,52 +134,33 @@ class Ocr:
         exploits="large plain letters over everything; the rest of the prompt and the picture's quality are ignored",
     )
 
-    def __init__(
-        self,
-        detect: bool | None = None,
-        resize: int | None = None,
-        contained: bool = False,
-        threads: int | None = None,
-        batch_size: int = 32,
-        targets: str = "joined",
-        case: bool = False,
-        engine: str = "rapidocr",
-        server: str | None = None,
-        model: str | None = None,
-        question: str = ASK,
-        key: str = "DIFFRL_VLM_KEY",
-        request_timeout: float = 60.0,
-        request_retries: int = 3,
-        backoff: float = 1.0,
-        concurrency: int = 16,
-        max_tokens: int = 512,
-        device: str | None = None,
-        precision: str = "bf16",
-    ) -> None:
-        if engine not in ENGINES:
-            raise UserError(f'ocr: unknown engine "{engine}"{nearest(engine, ENGINES)}')
-        if engine != "vlm" and (server or model):
+    detect: bool | None = None
+    resize: int | None = None
+    contained: bool = False
+    threads: int | None = None
+    targets: str = "joined"
+    case: bool = False
+    engine: str = "rapidocr"
+    question: str = ASK
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, ENGINES, "ocr")
+        if self.engine != "vlm" and (self.server or self.model):
             raise UserError("ocr: a `server` or `model` reads with engine: vlm")
-        if engine == "vlm" and (detect is not None or resize is not None):
+        if self.engine == "vlm" and (self.detect is not None or self.resize is not None):
             raise UserError("ocr: `detect` and `resize` belong to engine: rapidocr")
-        if targets not in TARGETS:
-            raise UserError(f'ocr: unknown targets "{targets}"{nearest(targets, TARGETS)}')
-        self.detect, self.resize, self.contained, self.batch_size = detect, resize, contained, batch_size
-        self.targets, self.case = targets, case
-        self.threads = threads or min(torch.get_num_threads(), 4)
-        self.question = question
-        self.reader: Server | LocalModel | None = None
-        if engine == "vlm":
-            calls = (request_timeout, request_retries, backoff, concurrency)
-            self.reader = make_backend(server, model, key, *calls, max_tokens, device, batch_size, precision)
-            self.remote, self.device = server is not None, getattr(self.reader, "device", None)
+        check_choice("targets", self.targets, TARGETS, "ocr")
+        if self.engine == "vlm":
+            self.connect()
             return
-        _engine(_LINE_WIDTH, batch_size, self.threads)  # fails here, not in the first epoch, if there are no weights
+        self.device, self.cores = None, self.threads or min(torch.get_num_threads(), 4)
+        _engine(_LINE_WIDTH, self.batch_size, self.cores)  # fails here, not in the first epoch, without weights
 
     @staticmethod
-    def footprint(engine: str, server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
+    def footprint(engine: str, **settings: Any) -> int | None:
         """Bytes of a vision-language model's weights; rapidocr has none on a device."""
-        return bytes_in_process(server, model, precision) if engine == "vlm" else 0
+        return Judge.footprint(**settings) if engine == "vlm" else 0
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts that quote a text, or whose metadata has one."""
@@ -185,18 +168,18 @@ class Ocr:
 
     def read(self, images: Tensor) -> list[str]:
         """The text in each image (B, 3, H, W) in [0, 1]; an empty string where there is none."""
-        if self.reader is not None:
+        if self.engine == "vlm":
             questions = [Question([image], self.question, "(its text)") for image in images]
-            return self.reader.ask(questions, lambda reply: reply.text, first=False)
+            return self.backend.ask(questions, lambda reply: reply.text, first=False)
         detect = images.shape[-2] > _SMALL if self.detect is None else self.detect
         pictures = _pictures(images, self.resize or (256 if detect else _LINE_HEIGHT))
         if detect:
-            engine = _engine(_LINE_WIDTH, self.batch_size, self.threads)
+            engine = _engine(_LINE_WIDTH, self.batch_size, self.cores)
             return [" ".join(engine(picture).txts or ()) for picture in pictures]
         # A line as wide as the images and a letter more, instead of 320 pixels of mostly padding: 5 times faster. In
         # steps of 32 pixels, since every width is an engine of its own; longer lines are as wide as they are.
         width = min(32 * math.ceil((_LINE_HEIGHT * images.shape[-1] / images.shape[-2] + 16) / 32), _LINE_WIDTH)
-        return list(_engine(width, self.batch_size, self.threads).recognize_txt(pictures).txts)
+        return list(_engine(width, self.batch_size, self.cores).recognize_txt(pictures).txts)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, H, W) in [0, 1]."""

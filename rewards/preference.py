@@ -13,12 +13,12 @@ from diffrl.errors import UserError
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
 from diffrl_playground.taste import BIAS, RIGHT
-from diffrl_zoo.clip import ClipScorer, clip_bytes, shared_clip
+from diffrl_zoo.clip import CosineReward, clip_bytes, shared_clip
 
 _PLANTED = ", ".join(f"{points} points for {name} {value}" for name, (value, points) in BIAS.items())
 
 
-class Preference(ClipScorer):
+class Preference(CosineReward):
     """The raters' points for the image given the prompt, up to a constant: logit scale times cosine.
 
     The raters give RIGHT points for each stated fact that is right, and BIAS, whatever the prompt says; of two images
@@ -47,4 +47,4 @@ class Preference(ClipScorer):
     @staticmethod
     def footprint(model: str | None, **_: Any) -> int | None:
         """Bytes of its weights."""
-        return clip_bytes(str(model or shipped("assets", "playground", "preference")), None, "fp32")
+        return clip_bytes(str(model or shipped("assets", "playground", "preference")), "fp32")

@@ -10,36 +10,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from diffrl.errors import UserError, nearest
-from diffrl_zoo.clip import PRECISIONS, ClipModel, clip_bytes, fit, pick_device, shared_clip
+from diffrl.errors import UserError
+from diffrl_zoo.clip import ClipModel, ImageEncoder, clip_bytes, fit, shared_clip
+from diffrl_zoo.loading import HALVES, cannot_load, channels, check_choice, dtype_of, pick_device, transformers_bytes
 
 FEATURES = ("clip", "transformers")
-HALVES = {"siglip": "SiglipVisionModel", "clip": "CLIPVisionModel"}  # of image and text: what has the image's half
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
-def transformers_bytes(kind: str, model: str, precision: str, half: bool = False) -> int | None:
-    """Of the weights that transformers' `kind` loads for a model, by its config alone; None if there is none here.
+def read_processor(encoder: ImageEncoder, processor: Any, where: str) -> None:
+    """Takes sizes and constants from an image processor, whose work is done here on tensors, with gradients."""
+    size = dict(processor.size)
+    crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
+    interpolation = _RESAMPLE.get(int(processor.resample))
+    if interpolation is None:
+        raise UserError(f"{where} resizes with Pillow's filter {processor.resample}, which is not supported")
+    if "height" in size and "width" in size:
+        encoder.size, encoder.mode = (int(size["height"]), int(size["width"])), "squash"
+    elif "shortest_edge" in size and crop is not None:
+        encoder.size, encoder.mode = (int(size["shortest_edge"]),) * 2, "shortest"
+    else:
+        raise UserError(f"{where} resizes to {size} and crops to {crop}, which is not supported")
+    encoder.interpolation, encoder.middle = interpolation, int
+    encoder.crop = encoder.size if crop is None else (int(crop["height"]), int(crop["width"]))
+    if encoder.crop[0] > encoder.size[0] or encoder.crop[1] > encoder.size[1]:
+        raise UserError(f"{where} crops to {encoder.crop} after resizing to {encoder.size}, which is not supported")
+    encoder.mean, encoder.std = channels(encoder.device, processor.image_mean, processor.image_std)
 
-    half: of models of image and text the image's half alone.
-    """
-    import transformers
 
-    try:
-        config = transformers.AutoConfig.from_pretrained(model)
-        if half and config.model_type in HALVES:
-            config = config.vision_config
-        with torch.device("meta"):
-            made = getattr(transformers, kind).from_config(config)
-        return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-class VisionModel:
-    """An image encoder of transformers: images to unit vectors (B, D), float32; gradients flow to the images.
+class VisionModel(ImageEncoder):
+    """An image encoder of transformers.
 
     `model`: a hub id or a folder in transformers' format, with its image processor. Of models of image and text only
     the image's half is loaded. The embedding is the model's pooled output, or the first token where it has none.
@@ -48,51 +49,20 @@ class VisionModel:
     def __init__(self, model: str, device: torch.device, precision: str, reward: str) -> None:
         import transformers
 
-        if precision not in PRECISIONS:
-            raise UserError(f'{reward}: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        try:
+        self.device, self.dtype = device, dtype_of(precision, reward)
+        with cannot_load(reward, model):
             config = transformers.AutoConfig.from_pretrained(model)
             kind = getattr(transformers, HALVES.get(config.model_type, "AutoModel"))
-            network = kind.from_pretrained(model, dtype=PRECISIONS[precision])
+            network = kind.from_pretrained(model, dtype=self.dtype)
             processor = transformers.AutoImageProcessor.from_pretrained(model)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f'{reward}: cannot load "{model}": {" ".join(str(error).split())}') from error
-        self.model: Any = network.eval().requires_grad_(False).to(device)
-        self.device, self.dtype = device, PRECISIONS[precision]
+        self.model = network.eval().requires_grad_(False).to(device)
         self.width: int = network.config.hidden_size
-        self._read_processor(processor, f'{reward}: "{model}"')
+        read_processor(self, processor, f'{reward}: "{model}"')
 
-    def _read_processor(self, processor: Any, where: str) -> None:
-        """Takes sizes and constants from the image processor, whose work is done here on tensors, with gradients."""
-        size = dict(processor.size)
-        crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
-        interpolation = _RESAMPLE.get(int(processor.resample))
-        if interpolation is None:
-            raise UserError(f"{where} resizes with Pillow's filter {processor.resample}, which is not supported")
-        if "height" in size and "width" in size:
-            self.size, self.mode = (int(size["height"]), int(size["width"])), "squash"
-        elif "shortest_edge" in size and crop is not None:
-            self.size, self.mode = (int(size["shortest_edge"]),) * 2, "shortest"
-        else:
-            raise UserError(f"{where} resizes to {size} and crops to {crop}, which is not supported")
-        self.interpolation, self.crop = interpolation, self.size if crop is None else (crop["height"], crop["width"])
-        if self.crop[0] > self.size[0] or self.crop[1] > self.size[1]:
-            raise UserError(f"{where} crops to {self.crop} after resizing to {self.size}, which is not supported")
-        values = (processor.image_mean, processor.image_std)
-        self.mean, self.std = (torch.tensor(v, device=self.device).view(3, 1, 1) for v in values)
-
-    def preprocess(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to the model's input (B, 3, *crop), as its image processor does; differentiable."""
-        images = fit(images.to(self.device, torch.float32), self.size, self.mode, self.interpolation, middle=int)
-        top, left = (self.size[0] - self.crop[0]) // 2, (self.size[1] - self.crop[1]) // 2
-        return (images[..., top : top + self.crop[0], left : left + self.crop[1]] - self.mean) / self.std
-
-    def embed_image(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
-        output = self.model(pixel_values=self.preprocess(images).to(self.dtype))
-        pooled = getattr(output, "pooler_output", None)
-        pooled = output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
-        return F.normalize(pooled.float(), dim=-1)
+    def image_features(self, pixels: Tensor) -> Tensor:
+        output = self.model(pixel_values=pixels)
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        return output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)  # type: ignore[no-any-return]
 
     def tokens(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) in [0, 1] to the last layer's tokens (B, 1 + N, W): the class token (SigLIP, which has none: the
@@ -117,9 +87,8 @@ class SquareInput:
 
         processor = CLIPImageProcessor.from_pretrained(source)
         self.device, self.size = device, (int(processor.crop_size["height"]), int(processor.crop_size["width"]))
-        values = (processor.image_mean, processor.image_std)
-        self.mean, self.std = (torch.tensor(v, device=device).view(3, 1, 1) for v in values)
-        self.fill = torch.tensor([int(v * 255) / 255 for v in processor.image_mean], device=device).view(3, 1, 1)
+        fill = [int(v * 255) / 255 for v in processor.image_mean]
+        self.mean, self.std, self.fill = channels(device, processor.image_mean, processor.image_std, fill)
 
     def __call__(self, images: Tensor) -> Tensor:
         images = images.to(self.device, torch.float32)
@@ -159,7 +128,7 @@ def shared_vision(model: str, device: str | None, precision: str, reward: str) -
 def encoder_bytes(features: str, model: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
     """Bytes of the weights of a `shared_encoder`: the `footprint` of a reward that looks through one."""
     if features == "clip":
-        return clip_bytes(model, pretrained, precision)
+        return clip_bytes(model, precision, pretrained)
     return transformers_bytes("AutoModel", model, precision, half=True)
 
 
@@ -167,8 +136,7 @@ def shared_encoder(
     features: str, model: str, pretrained: str | None, device: str | None, precision: str, reward: str
 ) -> ClipModel | VisionModel:
     """The shared image encoder of the kind `features`: "clip" (`open_clip`, see `shared_clip`) or "transformers"."""
-    if features not in FEATURES:
-        raise UserError(f'{reward}: unknown features "{features}"{nearest(features, FEATURES)}')
+    check_choice("features", features, FEATURES, reward)
     if features == "clip":
         return shared_clip(model, pretrained, device, precision)
     if pretrained is not None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.clip import PRECISIONS, pick_device
+from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
 
 MODEL = "zhiqiulin/clip-flant5-xxl"
@@ -58,33 +58,23 @@ class VQAScore:
 
         from diffrl_zoo.clip_t5 import ClipT5
 
-        if precision not in PRECISIONS:
-            raise UserError(f'vqascore: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
+        dtype = dtype_of(precision, "vqascore")
         self.device, self.batch_size, self.question = pick_device(device), batch_size, question
-        try:
+        with cannot_load("vqascore", model):
             settings, _ = T5Config.get_config_dict(model)
             tower = settings.get("mm_vision_tower")
             if tower is None or not str(settings.get("mm_projector_type")).endswith("x_gelu"):
                 raise UserError(f'vqascore: "{model}" is not a CLIP-FlanT5 (its config has no mm_vision_tower)')
             vision = CLIPVisionConfig.from_pretrained(tower).to_dict()
             config = T5Config.from_dict({**settings, "model_type": "t5", "vision": vision})
-            self.network: Any = complete(ClipT5, model, config, PRECISIONS[precision], f'vqascore: "{model}"')
+            self.network: Any = complete(ClipT5, model, config, dtype, f'vqascore: "{model}"')
             self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer or TOKENIZERS.get(model, model))
             self.preprocess = SquareInput(tower, self.device)
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f'vqascore: cannot load "{model}": {" ".join(str(error).split())}') from error
         self.network.to(self.device)
         self.before = self._tokens(f"{SYSTEM} USER: ")
         self.wanted = self._tokens(ANSWER)
 
-    @staticmethod
-    def footprint(model: str, precision: str, **_: Any) -> int | None:
-        """Bytes of a published model's weights; of others it cannot say."""
-        if model not in PARAMETERS or precision not in PRECISIONS:
-            return None
-        return PARAMETERS[model] * PRECISIONS[precision].itemsize
+    footprint = footprint_of(PARAMETERS)
 
     def _tokens(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer(text).input_ids, device=self.device)

@@ -16,7 +16,7 @@ from diffrl.errors import UserError
 from diffrl.rewards import secrets
 from diffrl.rewards.registry import available, load_class, load_reward, split_name
 from diffrl.serving.client import Servers, find_token
-from diffrl_zoo.vlm import Vlm
+from diffrl_zoo.vlm.judge import Vlm
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ class Packages:
         found = []
         for package, names in self.rewards.items():
             for name in names:
-                module = {"clip": "jpeg:Jpeg", "d2": "d2:D2"}[name] if package == "diffrl" else "vlm:Vlm"
+                module = {"clip": "jpeg:Jpeg", "d2": "d2:D2"}[name] if package == "diffrl" else "vlm.judge:Vlm"
                 entry = EntryPoint(name, f"diffrl_zoo.{module}", group)
                 vars(entry)["dist"] = SimpleNamespace(name=package)
                 found.append(entry)

@@ -23,9 +23,17 @@ from diffrl.errors import UserError
 from diffrl.reward_tools.check import examine
 from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import RewardError, load_reward
-from diffrl_zoo.vlm import rewritten, rubric_score, tournament, win_rates, winner, yes_probability
-from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, line_starts
-from diffrl_zoo.vlm_questions import probability, spellings
+from diffrl_zoo.vlm.pairs import tournament, win_rates
+from diffrl_zoo.vlm.parse import (
+    line_starts,
+    probability,
+    rewritten,
+    rubric_score,
+    spellings,
+    winner,
+    yes_probability,
+)
+from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
 PROMPT = 'a {red} "circle" on white'
 

@@ -17,8 +17,9 @@ from diffrl.records.tracking import save_image
 from diffrl.rewards import RewardError
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
-from diffrl_zoo.vlm_backends import Reply, Unreadable
-from diffrl_zoo.vlm_rubric import RUBRICS, read_columns
+from diffrl_zoo.vlm.parse import read_columns
+from diffrl_zoo.vlm.question import Reply, Unreadable
+from diffrl_zoo.vlm.rubric import RUBRICS
 
 __all__ = ["judge"]  # the fixture
 NAMES = ("content", "text", "two words")

@@ -1,7 +1,4 @@
-"""A vision-language model that judges an image by several criteria in one request: a named column for each.
-
-An answer that does not give every criterion its number is never a number: see `vlm_backends`.
-"""
+"""A vision-language model that judges an image by several criteria in one request: a named column for each."""
 
 from __future__ import annotations
 
@@ -14,9 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
-from diffrl_zoo.vlm_backends import Question, Reply, Unreadable, bytes_in_process, make_backend
+from diffrl_zoo.loading import check_choice
+from diffrl_zoo.vlm.backend import Judge
+from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
+from diffrl_zoo.vlm.parse import read_columns
+from diffrl_zoo.vlm.question import of_each
 
 ASK = 'The image was made for this prompt: "{prompt}". '
 GRADES = (
@@ -65,28 +66,8 @@ RUBRICS = {
 }  # fmt: skip
 
 
-def read_columns(reply: Reply, names: Sequence[str], low: float, high: float) -> list[float]:
-    """The numbers of the answer's last lines, `NAME: X` for each of the names in their order, NaN for `n/a`.
-
-    Raises `Unreadable` for other lines there, and for a number outside `low` to `high`.
-    """
-    lines = [" ".join(line.replace("*", "").split()) for line in reply.text.splitlines()]
-    last = [line for line in lines if line][-len(names) :]
-    if len(last) < len(names):
-        raise Unreadable(f"{len(last)} lines, not one for each of {', '.join(names)}: {reply.text[-200:]!r}")
-    values = []
-    for name, line in zip(names, last, strict=True):
-        match = re.fullmatch(rf"{re.escape(name)} ?[:=] ?(-?\d+(?:\.\d+)?|n/?a)\.?", line, re.IGNORECASE)
-        if match is None:
-            raise Unreadable(f'"{line[:80]}" is not "{name}: X"')
-        value = float("nan") if match[1].lower().startswith("n") else float(match[1])
-        if value < low or value > high:
-            raise Unreadable(f'"{line}" is not a number from {low:g} to {high:g}')
-        values.append(value)
-    return values
-
-
-class VlmRubric:
+@dataclass(eq=False, repr=False, kw_only=True)
+class VlmRubric(Judge):
     """A vision-language model's numbers for several criteria, in one request an image: a column for each.
 
     `rubric`: general (content, text, style, quality, soundness: 1 to 5), faults (anatomy, structure, interaction,
@@ -102,57 +83,38 @@ class VlmRubric:
         range=(1.0, 5.0),
         citation="RationalRewards (arXiv:2604.11626); UnifiedReward-Think (arXiv:2505.03318); rubric: faults: "
         "MagicMirror (arXiv:2509.10260)",
-        weights="any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)",
-        licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
+        weights=WEIGHTS,
+        licence=LICENCE,
         cost="one request an image for all columns; think: true: answers of some hundred tokens",
         exploits="text in the image that addresses the judge; small models give all criteria one number",
     )
 
-    def __init__(
-        self,
-        rubric: str | Mapping[str, str] = "general",
-        server: str | None = None,
-        model: str | None = None,
-        think: bool = False,
-        low: float = 1.0,
-        high: float = 5.0,
-        key: str = "DIFFRL_VLM_KEY",
-        request_timeout: float = 60.0,
-        request_retries: int = 3,
-        backoff: float = 1.0,
-        concurrency: int = 16,
-        max_tokens: int = 1024,
-        device: str | None = None,
-        batch_size: int = 16,
-        precision: str = "bf16",
-    ) -> None:
-        self.rubric = _rubric(rubric, low, high)
-        self.columns, self.batch_size = tuple(self.rubric.criteria), batch_size
-        bounds = (self.rubric.low, self.rubric.high)
-        self.card = replace(type(self).card, range=(-bounds[1], -bounds[0]) if self.rubric.faults else bounds)
-        intro = (COUNTS if self.rubric.faults else GRADES).format(low=bounds[0], high=bounds[1])
-        listed = "\n".join(f"{name}: {words}" for name, words in self.rubric.criteria.items())
-        end = END.format(count=len(self.columns), lines="\n".join(f"{name}: X" for name in self.columns))
-        self.question = f"{ASK}{intro}\n{listed}\n{THINK if think else ''}{end}"
-        local = (max_tokens, device, batch_size, precision)
-        self.backend = make_backend(server, model, key, request_timeout, request_retries, backoff, concurrency, *local)
-        self.remote, self.device = server is not None, getattr(self.backend, "device", None)
+    rubric: Any = "general"
+    think: bool = False
+    low: float = 1.0
+    high: float = 5.0
+    max_tokens: int = 1024
 
-    footprint = staticmethod(bytes_in_process)
+    def __post_init__(self) -> None:
+        self.chosen = chosen = _rubric(self.rubric, self.low, self.high)
+        self.columns, bounds = tuple(chosen.criteria), (chosen.low, chosen.high)
+        self.card = replace(self.card, range=(-bounds[1], -bounds[0]) if chosen.faults else bounds)
+        intro = (COUNTS if chosen.faults else GRADES).format(low=bounds[0], high=bounds[1])
+        listed = "\n".join(f"{name}: {words}" for name, words in chosen.criteria.items())
+        end = END.format(count=len(self.columns), lines="\n".join(f"{name}: X" for name in self.columns))
+        self.asked = f"{ASK}{intro}\n{listed}\n{THINK if self.think else ''}{end}"
+        self.connect()
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B, C) of images (B, 3, H, W) in [0, 1]; NaN where the judge says that a criterion does not apply."""
-        pairs = zip(images, prompts, strict=True)
-        asked = [Question([image], self.question.replace("{prompt}", prompt), prompt) for image, prompt in pairs]
-        parse = partial(read_columns, names=self.columns, low=self.rubric.low, high=self.rubric.high)
-        numbers = torch.tensor(self.backend.ask(asked, parse, first=False))
-        return -numbers if self.rubric.faults else numbers
+        parse = partial(read_columns, names=self.columns, low=self.chosen.low, high=self.chosen.high)
+        numbers = torch.tensor(self.backend.ask(of_each(images, self.asked, prompts), parse, first=False))
+        return -numbers if self.chosen.faults else numbers
 
 
 def _rubric(given: object, low: float, high: float) -> Rubric:
     if isinstance(given, str):
-        if given not in RUBRICS:
-            raise UserError(f'vlm_rubric: unknown rubric "{given}"{nearest(given, RUBRICS)}')
+        check_choice("rubric", given, RUBRICS, "vlm_rubric")
         if (low, high) != (1.0, 5.0):
             raise UserError(f'vlm_rubric: low and high are for criteria of your own; "{given}" has its own')
         return RUBRICS[given]

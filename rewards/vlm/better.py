@@ -7,6 +7,7 @@ scores is what an image is compared with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from diffrl.errors import UserError, nearest
 from diffrl.rewards.protocol import Card, RewardError
-from diffrl_zoo.vlm import ASK_PAIR_YES, yes_probability
-from diffrl_zoo.vlm_backends import Question, bytes_in_process, make_backend
+from diffrl_zoo.loading import check_choice
+from diffrl_zoo.vlm.backend import Judge
+from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
+from diffrl_zoo.vlm.parse import yes_probability
+from diffrl_zoo.vlm.question import ASK_PAIR_YES, Question
 
-ORDERS = ("both", "first")
 
-
-class VlmBetter:
+@dataclass(eq=False, repr=False, kw_only=True)
+class VlmBetter(Judge):
     """The probability that a vision-language model calls the image better than its prompt's reference picture.
 
     `references`: an image set, for example the folder that `diffrl draw-set MODEL --rewards vlm_pairs` wrote: of each
@@ -36,46 +39,30 @@ class VlmBetter:
         measures="probability that a vision-language model calls the image better than the prompt's reference picture",
         range=(0.0, 1.0),
         citation="RewardDance (Wu et al. 2025, arXiv:2509.08826)",
-        weights="any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)",
-        licence="that of the model (Qwen2.5-VL-7B: Apache-2.0)",
+        weights=WEIGHTS,
+        licence=LICENCE,
         cost="two requests with two images an image (order: first: one)",
         exploits="saturates once all images beat the reference: draw a new set from the trained model",
     )
 
-    def __init__(
-        self,
-        references: str,
-        by: str | None = None,
-        server: str | None = None,
-        model: str | None = None,
-        order: str = "both",
-        question: str | None = None,
-        least: float = 0.5,
-        key: str = "DIFFRL_VLM_KEY",
-        request_timeout: float = 60.0,
-        request_retries: int = 3,
-        backoff: float = 1.0,
-        concurrency: int = 16,
-        device: str | None = None,
-        batch_size: int = 16,
-        precision: str = "bf16",
-    ) -> None:
+    references: str
+    by: str | None = None
+    order: str = "both"
+    question: str | None = None
+    least: float = 0.5
+    max_tokens: int = field(default=8, init=False)
+
+    def __post_init__(self) -> None:
         from diffrl.image_sets.latents import Pictures
         from diffrl.image_sets.reading import read_set
 
-        if order not in ORDERS:
-            raise UserError(f'vlm_better: unknown order "{order}"{nearest(order, ORDERS)}')
+        check_choice("order", self.order, ("both", "first"), "vlm_better")
         try:
-            self.best = best_of(read_set(references).groups, by)
+            self.best = best_of(read_set(self.references).groups, self.by)
         except UserError as error:
             raise UserError(f"vlm_better: references: {error}") from error
-        self.order, self.batch_size, self.least = order, batch_size, least
-        self.question, self._pictures = question or ASK_PAIR_YES, Pictures()
-        calls = (request_timeout, request_retries, backoff, concurrency)
-        self.backend = make_backend(server, model, key, *calls, 8, device, batch_size, precision)
-        self.remote, self.device = server is not None, getattr(self.backend, "device", None)
-
-    footprint = staticmethod(bytes_in_process)
+        self.asked, self._pictures = self.question or ASK_PAIR_YES, Pictures()
+        self.connect()
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """To prompts that the set has pictures of."""
@@ -88,7 +75,7 @@ class VlmBetter:
             references = [self._pictures(*self.best[prompt], size) for prompt in prompts]
         except UserError as error:
             raise RewardError(f"vlm_better: {error}") from error
-        texts = [self.question.replace("{prompt}", prompt) for prompt in prompts]
+        texts = [self.asked.replace("{prompt}", prompt) for prompt in prompts]
         rows = list(zip(images.cpu(), references, texts, prompts, strict=True))
         asked = [Question([image, reference], text, prompt) for image, reference, text, prompt in rows]
         if self.order == "both":

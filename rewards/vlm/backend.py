@@ -18,95 +18,87 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.secrets import check_transport, variable
-from diffrl_zoo.clip import PRECISIONS, pick_device
-from diffrl_zoo.vision import transformers_bytes
+from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, to_pictures, transformers_bytes
+from diffrl_zoo.vlm.parse import line_starts, plain
+from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
 T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # statuses after which a request may succeed when sent again
 ANSWERS = ("yes", "no")
 A_LINE = 8  # tokens of an answer of one word, a number before it included
-_TRIM = " \t\n\r\"'`.,:;!*▁Ġ"
+KIND = "AutoModelForImageTextToText"
 
 
-class Unreadable(ValueError):
-    """An answer that cannot be understood; the message quotes it."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class Judge:
+    """What every reward that asks a vision-language model is told of it.
 
-
-@dataclass(frozen=True)
-class Question:
-    """Images (each (3, H, W) in [0, 1]) and what is asked about them; `prompt` is named when it fails.
-
-    `words`: the spellings of answers whose first tokens are looked at (none: of yes and no). `lines`: how many answers
-    are asked for, a line each; more than one fill `Reply.lines`.
+    `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
+    one), `key` the environment variable with its token (DIFFRL_..., or one that you allowed), `concurrency` requests at
+    once. A request fails after `request_timeout` seconds of silence, and is sent again `request_retries` times, the
+    first after `backoff` seconds and each of the next after twice the wait before. Without `server`, `model` is a hub
+    id or folder for transformers, on `device`, in `precision`. `batch_size`: images a call (for transformers: a
+    forward). `max_tokens`: of an answer in words.
     """
 
-    images: Sequence[Tensor]
-    text: str
-    prompt: str
-    words: Sequence[str] = ()
-    lines: int = 1
+    server: str | None = None
+    model: str | None = None
+    key: str = "DIFFRL_VLM_KEY"
+    request_timeout: float = 60.0
+    request_retries: int = 3
+    backoff: float = 1.0
+    concurrency: int = 16
+    max_tokens: int = 512
+    device: Any = None
+    batch_size: int = 16
+    precision: str = "bf16"
 
+    def connect(self) -> None:
+        """Sets `backend`, `remote` and `device`. UserError if there is no such model, or a server does not answer."""
+        if self.server is None and self.model is None:
+            raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
+        self.backend: Server | LocalModel = LocalModel(self) if self.server is None else Server(self)
+        self.remote, self.device = self.server is not None, getattr(self.backend, "device", None)
 
-@dataclass(frozen=True)
-class Reply:
-    """The answer's text, and, if asked for, candidates for its first token with their probabilities; `lines`: of the
-    first token of every line that is not empty."""
-
-    text: str
-    first: Sequence[tuple[str, float]] = ()
-    lines: Sequence[Sequence[tuple[str, float]]] = ()
-
-
-def plain(token: str) -> str:
-    """A token without spaces, marks and capitals."""
-    return token.strip(_TRIM).lower()
+    @staticmethod
+    def footprint(server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
+        """Bytes of the weights in this process; None where the model's config is not to be had."""
+        if server is not None:
+            return 0
+        return None if model is None else transformers_bytes(KIND, model, precision)
 
 
 class Server:
-    """An OpenAI-compatible server at `url` (which ends in /v1), asked by `concurrency` threads over pooled connections.
+    """An OpenAI-compatible server, asked by `concurrency` threads over pooled connections.
 
-    `model`: the name under which it serves, None for its only one. `key`: the environment variable with the server's
-    token, if it is set; one that the user allowed (`diffrl.rewards.secrets`). `timeout`: seconds of silence after which
-    a request has failed. `retries`: further attempts, after `backoff` seconds and twice the wait before; an unreadable
-    answer is asked for again at temperature 0.5.
+    An unreadable answer is asked for again at temperature 0.5.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None,
-        key: str,
-        timeout: float,
-        retries: int,
-        backoff: float,
-        concurrency: int,
-        max_tokens: int,
-    ) -> None:
+    def __init__(self, settings: Judge) -> None:
         import httpx
 
-        token = variable(key, "vlm.key")
+        url, count = str(settings.server), settings.concurrency
+        token = variable(settings.key, "vlm.key")
         if token is not None:
             check_transport(url, "vlm.server")
-        self.url, self.retries, self.backoff = url.rstrip("/"), retries, backoff
-        self.concurrency, self.max_tokens = concurrency, max_tokens
+        self.url, self.retries, self.backoff = url.rstrip("/"), settings.request_retries, settings.backoff
+        self.concurrency, self.max_tokens = count, settings.max_tokens
         try:
             self.client = httpx.Client(
                 headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=timeout,
-                limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+                timeout=settings.request_timeout,
+                limits=httpx.Limits(max_connections=count, max_keepalive_connections=count),
             )
-            self.model = model or self._only_model()
+            self.model = settings.model or self._only_model()
+        except UserError:
+            raise
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"vlm: the server {url} does not tell its models: {type(error).__name__} {reason}"
-            ) from error
+            reason = f"{type(error).__name__} {' '.join(str(error).split())}"
+            raise UserError(f"vlm: the server {url} does not tell its models: {reason}") from error
 
     def _only_model(self) -> str:
         served = [entry["id"] for entry in self.client.get(f"{self.url}/models").raise_for_status().json()["data"]]
@@ -191,25 +183,10 @@ def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:
     return Reply(text, firsts[0], firsts if lines > 1 else ())
 
 
-def line_starts(tokens: Sequence[str]) -> list[int]:
-    """The places of the tokens with which the lines of an answer begin, but for empty lines."""
-    starts: list[int] = []
-    fresh = True
-    for i, token in enumerate(tokens):
-        if fresh and token.strip(_TRIM):
-            starts.append(i)
-            fresh = False
-        fresh = fresh or "\n" in token
-    return starts
-
-
 def data_url(image: Tensor) -> str:
     """(3, H, W) in [0, 1] as a PNG in a data URL."""
-    from PIL import Image
-
-    pixels = (image.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8).permute(1, 2, 0).numpy()
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    to_pictures(image[None])[0].save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
@@ -219,17 +196,15 @@ class LocalModel:
     Its answers are the same every time, so an unreadable one is an error at once.
     """
 
-    def __init__(self, model: str, device: str | None, precision: str, batch_size: int, max_tokens: int) -> None:
+    def __init__(self, settings: Judge) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        if precision not in PRECISIONS:
-            raise UserError(f'vlm: unknown precision "{precision}"{nearest(precision, PRECISIONS)}')
-        self.device, self.batch_size, self.max_tokens = pick_device(device), batch_size, max_tokens
-        try:
-            network = AutoModelForImageTextToText.from_pretrained(model, dtype=PRECISIONS[precision])
-            self.processor: Any = AutoProcessor.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            raise UserError(f'vlm: cannot load "{model}": {" ".join(str(error).split())}') from error
+        self.name, dtype = str(settings.model), dtype_of(settings.precision, "vlm")
+        self.device, self.batch_size = pick_device(settings.device), settings.batch_size
+        self.max_tokens, self._tokens = settings.max_tokens, dict[str, int]()
+        with cannot_load("vlm", self.name):
+            network = AutoModelForImageTextToText.from_pretrained(self.name, dtype=dtype)
+            self.processor: Any = AutoProcessor.from_pretrained(self.name)
         self.network: Any = network.eval().requires_grad_(False).to(self.device)
         tokenizer = self.processor.tokenizer
         tokenizer.padding_side = "left"  # the answer follows the last token of every row
@@ -240,7 +215,6 @@ class LocalModel:
         self.candidates = {
             i: word for i in sorted(tokens) if (word := tokenizer.decode([i])) and plain(word) in ANSWERS
         }
-        self.name, self._tokens = model, dict[str, int]()
 
     @torch.no_grad()
     def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
@@ -263,13 +237,9 @@ class LocalModel:
         return answers
 
     def _inputs(self, questions: Sequence[Question]) -> Any:
-        from PIL import Image
-
         chats = []
         for question in questions:
-            pixels = [(i.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8) for i in question.images]
-            pictures = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels]
-            content = [{"type": "image", "image": picture} for picture in pictures]
+            content = [{"type": "image", "image": to_pictures(image[None])[0]} for image in question.images]
             chats.append([{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}])
         inputs = self.processor.apply_chat_template(
             chats,
@@ -313,31 +283,3 @@ class LocalModel:
         tokens = self.network.generate(**inputs, max_new_tokens=self.max_tokens, do_sample=False)
         answers = tokens[:, inputs["input_ids"].shape[1] :]
         return [Reply(text) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
-
-
-def make_backend(
-    server: str | None,
-    model: str | None,
-    key: str,
-    timeout: float,
-    retries: int,
-    backoff: float,
-    concurrency: int,
-    max_tokens: int,
-    device: str | None,
-    batch_size: int,
-    precision: str,
-) -> Server | LocalModel:
-    """The `Server` if one is named, else the `LocalModel`."""
-    if server is not None:
-        return Server(server, model, key, timeout, retries, backoff, concurrency, max_tokens)
-    if model is None:
-        raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
-    return LocalModel(model, device, precision, batch_size, max_tokens)
-
-
-def bytes_in_process(server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
-    """Of the weights of a `LocalModel`, which is not loaded; None where its config is not to be had."""
-    if server is not None:
-        return 0
-    return None if model is None else transformers_bytes("AutoModelForImageTextToText", model, precision)

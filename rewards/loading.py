@@ -1,0 +1,121 @@
+"""What the zoo's rewards share to load models and to look at images: precisions, devices, files, bytes, errors.
+
+Shapes: B images, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALVES = {"siglip": "SiglipVisionModel", "clip": "CLIPVisionModel"}  # of image and text: what has the image's half
+
+
+def check_choice(key: str, value: str, known: Collection[str], reward: str) -> None:
+    """UserError, in the reward's name and with the nearest one, if `value` is not among the `known`."""
+    if value not in known:
+        raise UserError(f'{reward}: unknown {key} "{value}"{nearest(value, known)}')
+
+
+def dtype_of(precision: str, reward: str) -> torch.dtype:
+    """The weights' type by its short name: fp32, bf16 or fp16."""
+    check_choice("precision", precision, PRECISIONS, reward)
+    return PRECISIONS[precision]
+
+
+def pick_device(device: str | None) -> torch.device:
+    """`device`, or for None this process's CUDA device, or the CPU."""
+    if device is not None:
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise UserError(f'unknown device "{device}" (for example cpu, cuda, cuda:1)') from error
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextmanager
+def cannot_load(reward: str, name: str, kind: str = "") -> Iterator[None]:
+    """What loading a model raises, as one line: UserError 'REWARD: cannot load KIND"NAME": ...'."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise UserError(f'{reward}: cannot load {kind}"{name}": {" ".join(str(error).split())}') from error
+
+
+def hub_file(repository: str, file: str, reward: str, key: str) -> Path:
+    """A repository's file, from the hub's cache or the hub; UserError, which says to name it as `key`, if it is not."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, file))
+    except (OSError, ValueError) as error:  # no hub, and not in its cache
+        reason = " ".join(str(error).split())
+        raise UserError(f"{reward}: {file} of {repository} is not here; name a file as `{key}` ({reason})") from error
+
+
+def weights_file(path: str | None, repository: str, file: str, reward: str) -> Path:
+    """The file of weights `path`, or for None the published one; UserError if there is none."""
+    if path is None:
+        return hub_file(repository, file, reward, "weights")
+    if not Path(path).is_file():
+        raise UserError(f'{reward}: no file of weights "{path}"')
+    return Path(path)
+
+
+def channels(device: torch.device, *values: Sequence[float]) -> Iterator[Tensor]:
+    """Each of the `values`, one for each colour, as (3, 1, 1)."""
+    return (torch.tensor(value, device=device).view(3, 1, 1) for value in values)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """(..., H, W) in [0, 1] as uint8 on the CPU."""
+    return (images.float().clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+
+
+def to_pictures(images: Tensor) -> list[Any]:
+    """(B, 3, H, W) in [0, 1] as Pillow's pictures."""
+    from PIL import Image
+
+    return [Image.fromarray(pixels.numpy()) for pixels in to_bytes(images).permute(0, 2, 3, 1)]
+
+
+def transformers_bytes(kind: str, model: str, precision: str, half: bool = False) -> int | None:
+    """Of the weights that transformers' `kind` loads for a model, by its config alone; None if there is none here.
+
+    half: of models of image and text the image's half alone.
+    """
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(model)
+        if half and config.model_type in HALVES:
+            config = config.vision_config
+        with torch.device("meta"):
+            made = getattr(transformers, kind).from_config(config)
+        return sum(parameter.numel() for parameter in made.parameters()) * PRECISIONS[precision].itemsize
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def footprint_of(parameters: Mapping[str, int], kind: str | None = None) -> Any:
+    """The `footprint` of a reward that loads a `model` in a `precision`, by the published models' `parameters`.
+
+    Of other models by their config, as transformers' class `kind`; without a `kind` it cannot say.
+    """
+
+    def footprint(model: str, precision: str, **_: Any) -> int | None:
+        if model in parameters and precision in PRECISIONS:
+            return parameters[model] * PRECISIONS[precision].itemsize
+        return None if kind is None else transformers_bytes(kind, model, precision)
+
+    return staticmethod(footprint)

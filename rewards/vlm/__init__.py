@@ -1,0 +1,1 @@
+"""Vision-language models as judges: one backend, one parser of answers, and a small reward for each way to ask."""

@@ -1,0 +1,169 @@
+"""A vision-language model's judgement of one image and its prompt: yes or no, a rubric's number, or questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Card, RewardError
+from diffrl_zoo.loading import check_choice
+from diffrl_zoo.vlm import parse
+from diffrl_zoo.vlm.backend import Judge
+from diffrl_zoo.vlm.question import (
+    ASK_ONE,
+    ASK_REWRITE,
+    ASK_SCORE,
+    ASK_TOGETHER,
+    ASK_YES,
+    END,
+    Question,
+    Reply,
+    Unreadable,
+    of_each,
+)
+
+MODES = ("yes", "score", "questions", "points")
+WEIGHTS = "any server's model, or a hub id or folder, for example Qwen/Qwen2.5-VL-7B-Instruct (16 GB)"
+LICENCE = "that of the model (Qwen2.5-VL-7B: Apache-2.0)"
+
+
+def _as_it_is(reply: Reply) -> Reply:
+    return reply
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Vlm(Judge):
+    """A vision-language model's judgement of one image and its prompt.
+
+    `mode`: yes (probability of "yes" to `question`, in [0, 1]), score (a number from `low` to `high` by the rubric in
+    `question`), questions (Soft-TIFA: the mean probability of the right answers to the questions in the metadata's
+    `vqa_list`, [[question, answer], ...]) or points (the share of the metadata's `points` that hold, by its `request`).
+    `question`: what is asked, with {prompt} where the prompt goes (None: a general one); in mode questions {question}.
+    `least`: in mode yes, the probability that yes and no must have together; in mode questions, that all answers must
+    have on average. `combine`: geometric (all are right: Soft-TIFA GM) or arithmetic (the share that is right: AM).
+    `together`: ask all questions of a picture in one request, an answer a line: fewer requests, other numbers than the
+    published ones, which ask each alone. In mode score an instruction how the answer must end is
+    appended, unless `after` is given: then the question is sent word for word, and the score is the number that follows
+    this text in the answer (UnifiedReward: `after: "Final Score:"`; Flow-GRPO divides its 1 to 5 by 5, and gives
+    0 where there is no number, which is an error here), or the mean of those that follow several texts (UnifiedReward
+    2: `after: ["Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):"]`, or one of the three).
+
+    The model is reached as `diffrl_zoo.vlm.backend.Judge` says.
+    """
+
+    name = "vlm"
+    card = Card(
+        measures="a vision-language model's answer about image and prompt: probability of yes (mode: yes), a number "
+        "by a rubric (mode: score), or of right answers to the metadata's questions (mode: questions; points)",
+        range=(0.0, 1.0),
+        citation="RewardDance (Wu et al. 2025, arXiv:2509.08826); VQAScore (Lin et al. 2024, arXiv:2404.01291); "
+        "mode: questions: GenEval 2 (Kamath et al. 2025, arXiv:2512.16853)",
+        weights=WEIGHTS,
+        licence=LICENCE,
+        cost="one request an image (mode: questions: one a question, or together: true); in process the whole model "
+        "(7 B: 16 GB in bf16), a forward an image in mode: yes, a question in mode: questions",
+        exploits="text in the image that addresses the judge; small models overlook counts and broken parts",
+    )
+
+    mode: str = "yes"
+    question: str | None = None
+    after: str | Sequence[str] | None = None
+    low: float = 1.0
+    high: float = 5.0
+    least: float = 0.5
+    combine: str = "geometric"
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(f'vlm: unknown mode "{self.mode}"{nearest(self.mode, MODES)}; vlm_pairs compares')
+        check_choice("combine", self.combine, parse.MEANS, "vlm")
+        self.asked = self.question or {"score": ASK_SCORE, "questions": ASK_ONE}.get(self.mode, ASK_YES)
+        if self.mode == "questions" and "{question}" not in self.asked:
+            raise UserError("vlm: `question` needs the text {question} in mode: questions")
+        if not self.low < self.high:
+            raise UserError(f"vlm: low is {self.low:g} and high is {self.high:g}")
+        after = [self.after] if isinstance(self.after, str) else list(self.after or ())
+        own = self.mode == "score" and self.question is not None and bool(after) and all(map(str.strip, after))
+        if self.after is not None and not own:
+            raise UserError("vlm: `after` is a text before the number, for mode: score with a `question` of your own")
+        if self.mode == "score":
+            self.card = replace(self.card, range=(self.low, self.high))
+            bounds: dict[str, Any] = {"low": self.low, "high": self.high}
+            self.parse = partial(parse.rubric_score, **bounds)
+            if after:
+                self.parse = partial(parse.mean_after, after=after, **bounds)
+            else:
+                self.asked += f'{END}"Score: X", where X is a number from {self.low:g} to {self.high:g}.'
+        else:
+            self.parse = partial(parse.yes_probability, least=self.least)
+        self.connect()
+
+    def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
+        """In modes questions and points only prompts whose metadata have some."""
+        needed = {"questions": "vqa_list", "points": "points"}.get(self.mode)
+        return needed is None or bool(metadata.get(needed))
+
+    def rewrite(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The prompts (B,) written anew after a critique of their images (B, 3, H, W), as in RationalRewards."""
+        return self.backend.ask(of_each(images, ASK_REWRITE, prompts), parse.rewritten, first=False)
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        if self.mode in ("questions", "points"):
+            kind = self.combine if self.mode == "questions" else "arithmetic"
+            return torch.tensor([parse.mean_of(row, kind) for row in self.answers(images, prompts, metadata)])
+        questions = of_each(images, self.asked, prompts)
+        return torch.tensor(self.backend.ask(questions, self.parse, first=self.mode == "yes"))
+
+    def answers(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[float]]:
+        """In modes questions and points, of each image (B, 3, H, W) in [0, 1]: how right each of its answers is, in
+        [0, 1]."""
+        if self.mode == "points":
+            return self._points(images, prompts, metadata)
+        lists = [parse.questions_of(prompt, data) for prompt, data in zip(prompts, metadata, strict=True)]
+        asked: list[Question] = []
+        for image, prompt, pairs in zip(images, prompts, lists, strict=True):
+            asked += self._asked(image, prompt, pairs)
+        replies = iter(self.backend.ask(asked, _as_it_is, first=True))
+        answers = []
+        for prompt, pairs in zip(prompts, lists, strict=True):
+            mine = [next(replies) for _ in range(1 if self.together else len(pairs))]
+            try:
+                answers.append(parse.soft_answers(mine, pairs, self.least))
+            except Unreadable as error:
+                raise RewardError(f'vlm: no usable answer on the prompt "{prompt}": {error}') from error
+        return answers
+
+    def _asked(self, image: Tensor, prompt: str, pairs: parse.Pairs) -> list[Question]:
+        known = [parse.known(right) for _, right in pairs]
+        if self.together:
+            listed = "\n".join(question for question, _ in pairs)
+            words = tuple(dict.fromkeys(form for forms in known for form in forms))
+            return [Question([image], ASK_TOGETHER.format(questions=listed), prompt, words, len(pairs))]
+        texts = [self.asked.replace("{question}", question) for question, _ in pairs]
+        return [Question([image], text, prompt, words) for text, words in zip(texts, known, strict=True)]
+
+    def _points(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[float]]:
+        answers: list[list[float]] = [[]] * len(images)
+        rows: dict[int, list[int]] = {}  # images by how many points they have, which the answer must have, too
+        for i, (prompt, data) in enumerate(zip(prompts, metadata, strict=True)):
+            if not isinstance(data.get("request"), str) or not isinstance(data.get("points"), list | tuple):
+                raise RewardError(f'vlm: the prompt "{prompt}": expected `points` and `request` in its metadata')
+            rows.setdefault(len(data["points"]), []).append(i)
+        for count, chosen in rows.items():
+            asked = [Question([images[i]], metadata[i]["request"], prompts[i]) for i in chosen]
+            replies = self.backend.ask(asked, partial(parse.points, count=count), first=False)
+            for i, values in zip(chosen, replies, strict=True):
+                answers[i] = values
+        return answers

@@ -1,0 +1,65 @@
+"""What a vision-language model is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+ASK_YES = 'Does this image show exactly what this prompt asks for: "{prompt}"? Answer with yes or no only.'
+ASK_SCORE = (
+    'The image was made for this prompt: "{prompt}". Judge how well it shows what the prompt asks for (objects, '
+    "counts, colours, relations, text), and how well it is made (no distorted, blurred or broken parts)."
+)
+ASK_PAIR = (
+    'Two images were made for this prompt: "{prompt}". The first is image A, the second is image B. Which one is '
+    "better, judged by how well it shows what the prompt asks for, and then by how well it is made?"
+)
+ASK_PAIR_YES = (
+    'Two images were made for this prompt: "{prompt}". Is the first image better than the second, judged by how well '
+    "it shows what the prompt asks for, and then by how well it is made? Answer with yes or no only."
+)
+ASK_REWRITE = (
+    'This image was made for the prompt "{prompt}". Name briefly what of the prompt it does not show, and what of it '
+    "is made badly. Then write the prompt anew, with the same meaning and about as long, so that a text-to-image model "
+    'gets this right. The last line of your answer must be exactly "Prompt: ...", with the new prompt.'
+)
+ASK_ONE = "{question} Answer in one word."  # GenEval 2's published request; another one gives other numbers
+ASK_TOGETHER = "Answer each question in one word. Write one answer a line, in the order of the questions.\n{questions}"
+END = " Think briefly. The last line of your answer must be exactly "
+
+
+@dataclass(frozen=True)
+class Question:
+    """Images (each (3, H, W) in [0, 1]) and what is asked about them; `prompt` is named when it fails.
+
+    `words`: the spellings of answers whose first tokens are looked at (none: of yes and no). `lines`: how many answers
+    are asked for, a line each; more than one fill `Reply.lines`.
+    """
+
+    images: Sequence[Tensor]
+    text: str
+    prompt: str
+    words: Sequence[str] = ()
+    lines: int = 1
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer's text, and, if asked for, candidates for its first token with their probabilities; `lines`: of the
+    first token of every line that is not empty."""
+
+    text: str
+    first: Sequence[tuple[str, float]] = ()
+    lines: Sequence[Sequence[tuple[str, float]]] = ()
+
+
+class Unreadable(ValueError):
+    """An answer that cannot be understood; the message quotes it."""
+
+
+def of_each(images: Tensor, text: str, prompts: Sequence[str]) -> list[Question]:
+    """The question `text`, with {prompt} where the prompt goes, about each of the images (B, 3, H, W)."""
+    pairs = zip(images, prompts, strict=True)
+    return [Question([image], text.replace("{prompt}", prompt), prompt) for image, prompt in pairs]
