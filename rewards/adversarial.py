@@ -6,6 +6,7 @@ Shapes: B images, H x W pixels, N patches of which n are drawn, W the width of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from diffrl.rewards.learning import Learner, Reduce
 from diffrl.rewards.protocol import Card
 from diffrl.seeds import generator
 from diffrl_zoo.references import LearnsFromReferences, References, stacks
-from diffrl_zoo.vision import encoder_bytes, shared_encoder
+from diffrl_zoo.vision import Looker
 
 
 def score(logits: Tensor, share: float) -> Tensor:
@@ -39,7 +40,8 @@ def _logits(head: nn.Module, tokens: Tensor) -> Tensor:
     return head(tokens).squeeze(-1)  # type: ignore[no-any-return]
 
 
-class Adversarial(LearnsFromReferences):
+@dataclass(eq=False, repr=False, kw_only=True)
+class Adversarial(Looker, LearnsFromReferences):
     """How much an image looks like the reference pictures, by a head that is trained to tell them apart.
 
     The encoder is frozen; one head, a layer of `hidden` and GELU, reads its class token and its patches' tokens, all of
@@ -48,8 +50,8 @@ class Adversarial(LearnsFromReferences):
     epoch's images of the untrained model; that head is kept, and `NAME_first` judges held-out images by it.
 
     `references`: "playground" (the renderer's true pictures), "metadata" (paths under `reference`), or a folder for all
-    prompts. `features` (clip, transformers), `model`, `pretrained`, `precision`: the encoder. `share`: the class
-    token's part of the score; `patch_weight`: the patches' part of the loss.
+    prompts. `share`: the class token's part of the score; `patch_weight`: the patches' part of the loss. The encoder:
+    see `Looker`.
     """
 
     name = "adversarial"
@@ -64,40 +66,30 @@ class Adversarial(LearnsFromReferences):
         exploits="what the encoder does not see; with few references the head learns them by heart",
     )
 
-    def __init__(
-        self,
-        references: str = "playground",
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        share: float = 0.7,
-        patches: int = 64,
-        patch_weight: float = 0.3,
-        hidden: int = 512,
-        learning_rate: float = 1e-4,
-        steps: int = 9,
-        seed: int = 0,
-    ) -> None:
-        for key, value, least in (("patches", patches, 1), ("hidden", hidden, 1), ("steps", steps, 1)):
-            if value < least:
-                raise UserError(f'reward "{self.name}": {key} is {value}, not at least {least}')
-        if not 0.0 <= share <= 1.0:
-            raise UserError(f'reward "{self.name}": share is {share:g}, not from 0 to 1')
-        self.references = References(references, self.name)
-        self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
-        self.device, self.batch_size, self.share = self.encoder.device, batch_size, share
-        self.patches, self.patch_weight, self.steps, self.seed = patches, patch_weight, steps, seed
+    references: str = "playground"
+    share: float = 0.7
+    patches: int = 64
+    patch_weight: float = 0.3
+    hidden: int = 512
+    learning_rate: float = 1e-4
+    steps: int = 9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("patches", "hidden", "steps"):
+            if getattr(self, key) < 1:
+                raise UserError(f'reward "{self.name}": {key} is {getattr(self, key)}, not at least 1')
+        if not 0.0 <= self.share <= 1.0:
+            raise UserError(f'reward "{self.name}": share is {self.share:g}, not from 0 to 1')
+        self.pool = References(self.references, self.name)
+        self.look()
         width = self._tokens(torch.zeros(1, 3, 64, 64)).shape[-1]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            head = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1)).to(self.device)
-        self.learner = Learner(head, learning_rate, betas=(0.5, 0.999))
+            torch.manual_seed(self.seed)
+            layers = (nn.Linear(width, self.hidden), nn.GELU(), nn.Linear(self.hidden, 1))
+            head = nn.Sequential(*layers).to(self.device)
+        self.learner = Learner(head, self.learning_rate, betas=(0.5, 0.999))
         self._observed: list[tuple[Tensor, Tensor]] = []  # of the epoch: references' and generated images' tokens
-
-    footprint = staticmethod(encoder_bytes)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1] by the head as it is now."""
@@ -114,7 +106,7 @@ class Adversarial(LearnsFromReferences):
         self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], keys: Sequence[int]
     ) -> None:
         """Keep the tokens of training images (B, 3, H, W), and of a reference for each."""
-        pictures = self.references.draw(prompts, metadata, keys)
+        pictures = self.pool.draw(prompts, metadata, keys)
         real = torch.cat([self._tokens(part) for part in stacks(pictures)])
         pair = zip((real, self._last), ("reference", "generated"), strict=True)
         self._observed.append(tuple(self._drawn(tokens, keys, kind) for tokens, kind in pair))  # type: ignore[arg-type]
@@ -158,11 +150,12 @@ class Adversarial(LearnsFromReferences):
         return tokens.gather(1, chosen.to(tokens.device)[..., None].expand(-1, -1, tokens.shape[2]))
 
 
-class Similarity:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Similarity(Looker):
     """Cosine between an image's embedding and the nearest reference picture's, in [-1, 1]; nothing is trained.
 
-    Adv-GRPO's form for rewards by rule (OCR, GenEval): add it to one, with the weights l and 1 - l. `references`,
-    `features`, `model`, `pretrained`, `precision`: as in `Adversarial`; of the playground's pictures it takes eight.
+    Adv-GRPO's form for rewards by rule (OCR, GenEval): add it to one, with the weights l and 1 - l. All parameters as
+    in `Adversarial`; of the playground's pictures it takes eight.
     """
 
     name = "similarity"
@@ -177,26 +170,16 @@ class Similarity:
         exploits="copies of a reference",
     )
 
-    def __init__(
-        self,
-        references: str = "playground",
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-    ) -> None:
-        self.references = References(references, self.name)
-        self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
-        self.device, self.batch_size = self.encoder.device, batch_size
-        self._embedded: dict[tuple[str, ...], Tensor] = {}
+    references: str = "playground"
 
-    footprint = staticmethod(encoder_bytes)
+    def __post_init__(self) -> None:
+        self.pool = References(self.references, self.name)
+        self.look()
+        self._embedded: dict[tuple[str, ...], Tensor] = {}
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """Whether there is a reference for the prompt."""
-        return self.references.applies(prompt, metadata)
+        return self.pool.applies(prompt, metadata)
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
@@ -207,8 +190,8 @@ class Similarity:
     @torch.no_grad()
     def _targets(self, prompt: str, metadata: Mapping[str, Any]) -> Tensor:
         """The unit embeddings (R, D) of a prompt's references; each set of them is embedded once."""
-        name = self.references.identity(prompt, metadata)
+        name = self.pool.identity(prompt, metadata)
         if name not in self._embedded:
-            pictures = self.references.all(prompt, metadata)
+            pictures = self.pool.all(prompt, metadata)
             self._embedded[name] = torch.cat([self.encoder.embed_image(p[None].to(self.device)) for p in pictures])
         return self._embedded[name]

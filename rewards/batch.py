@@ -6,7 +6,9 @@ its leave-one-out gain. Shapes: N images of the batch, M exemplars, D the width 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.references import References
-from diffrl_zoo.vision import encoder_bytes, shared_encoder
+from diffrl_zoo.vision import Looker
 
 _AT_ONCE = 2**24  # float64 numbers of the matrices that are decomposed together: 128 MB
 
@@ -89,29 +91,21 @@ def _blocks(rows: Tensor) -> Iterator[Tensor]:
     return iter(rows.split(max(_AT_ONCE // max(rows.shape[1], 1) ** 2, 1)))
 
 
-class _OfBatch:
+@dataclass(eq=False, repr=False, kw_only=True)
+class _OfBatch(Looker):
     """What both rewards have in common: embeddings of the images."""
 
-    name = ""
     batchwise = True
-    _gains: Callable[[Tensor, Tensor], tuple[Tensor, float]]  # of rows (N, D) and `wanted`, on `_place`
 
-    def __init__(
-        self,
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-    ) -> None:
-        self.encoder = shared_encoder(features, model, pretrained, device, precision, self.name)
-        self.device, self.batch_size = self.encoder.device, batch_size
+    def __post_init__(self) -> None:
+        self.look()
         # Apple's devices have no float64.
         self._place = torch.device("cpu") if torch.device(self.device).type == "mps" else self.device
         self.width = self._embedded(torch.zeros(1, 3, 64, 64)).shape[1]
 
-    footprint = staticmethod(encoder_bytes)
+    @abstractmethod
+    def _gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
+        """Of rows (N, D) and `wanted`, on `_place`."""
 
     @torch.no_grad()
     def describe(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -158,6 +152,7 @@ class Vendi(_OfBatch):
         return vendi_gains(rows, wanted)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Frechet(_OfBatch):
     """How much nearer an image brings the whole batch to exemplars: the Frechet distance without it minus with it.
 
@@ -178,25 +173,18 @@ class Frechet(_OfBatch):
         exploits="two moments of an embedding say little of an image: it need not show what its prompt asks for",
     )
 
-    def __init__(
-        self,
-        exemplars: str = "playground",
-        count: int = 2048,
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-    ) -> None:
-        super().__init__(features, model, pretrained, device, precision, batch_size)
-        if count < 2:
-            raise UserError(f'reward "{self.name}": count is {count}, not at least 2')
-        parts = [self._embedded(part) for part in self._pictures(exemplars, count)]
+    exemplars: str = "playground"
+    count: int = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count < 2:
+            raise UserError(f'reward "{self.name}": count is {self.count}, not at least 2')
+        parts = [self._embedded(part) for part in self._pictures(self.exemplars, self.count)]
         embeddings = torch.cat(parts)
         if len(embeddings) < 2:
-            raise UserError(f'reward "{self.name}": exemplars: "{exemplars}" has one picture; two have a spread')
-        self.exemplars = Gaussian(embeddings.to(self._place))
+            raise UserError(f'reward "{self.name}": exemplars: "{self.exemplars}" has one picture; two have a spread')
+        self.gaussian = Gaussian(embeddings.to(self._place))
 
     def _pictures(self, exemplars: str, count: int) -> Iterator[Tensor]:
         """The exemplars (b, 3, H, W), in batches of one size of picture."""
@@ -215,4 +203,4 @@ class Frechet(_OfBatch):
                 yield torch.stack([picture for picture in drawn if picture.shape == shape])
 
     def _gains(self, rows: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
-        return self.exemplars.gains(rows, wanted)
+        return self.gaussian.gains(rows, wanted)

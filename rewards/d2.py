@@ -6,7 +6,8 @@ from typing import Any
 
 from diffrl.rewards.direction import Corrected, load_direction
 from diffrl.rewards.protocol import Card
-from diffrl.rewards.registry import footprint, load_reward, takes
+from diffrl.rewards.registry import footprint
+from diffrl_zoo.loading import inner
 
 
 class D2(Corrected):
@@ -32,9 +33,7 @@ class D2(Corrected):
         self, reward: str, direction: str, omega: float | None = None, device: str | None = None, **arguments: Any
     ) -> None:
         learned = load_direction(direction)
-        if device is not None and takes(reward, "device"):
-            arguments["device"] = device
-        base = load_reward(reward, **arguments)
+        base = inner(reward, device, arguments)
         super().__init__(base, learned.identity.omega if omega is None else omega, learned, reward)
 
     @staticmethod

@@ -6,7 +6,7 @@ Shapes: n images of a group, H x W pixels, D the width of an embedding. `x` are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo.loading import check_choice
-from diffrl_zoo.vision import encoder_bytes, shared_encoder
+from diffrl_zoo.vision import Looker
 
 RANGES = {"nearest": (0.0, 2.0), "vendi": (float("-inf"), float("inf"))}
 
@@ -43,12 +43,12 @@ def nearest_distances(x: Tensor) -> Tensor:
     return distances.min(dim=1).values.clamp(0.0, 2.0)
 
 
-class Diversity:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Diversity(Looker):
     """What each image adds to its group's diversity; group-wise, so a group needs two images at least.
 
     `mode`: nearest (cosine distance to the nearest other image) or vendi (Vendi score with minus without the image).
-    `features`: clip (parameters `model` and `pretrained` as in the reward `clip`, with which the model is shared) or
-    transformers (`model`: hub id or folder, for example facebook/dinov2-base). `batch_size`: images per forward.
+    The encoder: see `Looker`.
     """
 
     name = "diversity"
@@ -64,22 +64,13 @@ class Diversity:
         exploits="noise and failed images are diverse, too: gate it by a reward for the content",
     )
 
-    def __init__(
-        self,
-        mode: str = "nearest",
-        features: str = "clip",
-        model: str = "playground",
-        pretrained: str | None = None,
-        device: str | None = None,
-        batch_size: int = 32,
-        precision: str = "fp32",
-    ) -> None:
-        check_choice("mode", mode, RANGES, "diversity")
-        self.encoder = shared_encoder(features, model, pretrained, device, precision, "diversity")
-        self.mode, self.batch_size, self.device = mode, batch_size, self.encoder.device
-        self.card = replace(type(self).card, range=RANGES[mode])
+    mode: str = "nearest"
+    batch_size: int = 32
 
-    footprint = staticmethod(encoder_bytes)
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, RANGES, "diversity")
+        self.look()
+        self.card = replace(self.card, range=RANGES[self.mode])
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:

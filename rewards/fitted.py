@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diffrl.reward_tools.head import load_head
 from diffrl.rewards.protocol import Card, Embedder, ability
-from diffrl.rewards.registry import footprint, load_reward, takes
+from diffrl.rewards.registry import footprint
+from diffrl_zoo.loading import inner
 
 
 class Fitted:
@@ -35,10 +36,7 @@ class Fitted:
 
     def __init__(self, head: str, device: str | None = None, batch_size: int = 64) -> None:
         self.head = load_head(head)
-        arguments = dict(self.head.arguments)
-        if device is not None and takes(self.head.reward, "device"):
-            arguments["device"] = device
-        self.base = cast(Embedder, load_reward(self.head.reward, **arguments))
+        self.base = cast(Embedder, inner(self.head.reward, device, self.head.arguments))
         self.head.check(self.base, head)
         self.batch_size, self.device = batch_size, ability(self.base, "device")
         accuracy = self.head.figures.get("accuracy")

@@ -12,7 +12,7 @@ probability times mean mask probability), so the thresholds keep their meaning. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -159,6 +159,7 @@ def crop(image: Tensor, thing: Detection) -> Tensor:
     return image[:, y0:y1, x0:x1]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GenEval:
     """Whether the image shows the objects, counts, colours and positions that the prompt asks for.
 
@@ -187,28 +188,28 @@ class GenEval:
         exploits="objects that only the detector sees; pasted, isolated objects on plain ground; quality is ignored",
     )
 
-    def __init__(
-        self,
-        detector: str = DETECTOR,
-        clip: str = "ViT-L-14-quickgelu",
-        pretrained: str | None = "openai",
-        mode: str = "correct",
-        threshold: float = 0.3,
-        counting_threshold: float = 0.9,
-        overlap: float = 1.0,
-        max_objects: int = 16,
-        position_margin: float = 0.1,
-        device: str | None = None,
-        batch_size: int = 8,
-        precision: str = "fp32",
-    ) -> None:
-        check_choice("mode", mode, MODES, "geneval")
-        self.thresholds = Thresholds(threshold, counting_threshold, overlap, max_objects, position_margin)
-        self.mode, self.batch_size, self.device = mode, batch_size, pick_device(device)
-        if mode == "flow_grpo":  # as many as are counted where one is asked for
-            self.card = replace(type(self).card, range=(min(2.0 - max_objects, 0.0), 1.0))
-        self.detector = Detector(detector, self.device, precision)
-        self.colour = ColourClassifier(shared_clip(clip, pretrained, device, precision))
+    detector: str = DETECTOR
+    clip: str = "ViT-L-14-quickgelu"
+    pretrained: str | None = "openai"
+    mode: str = "correct"
+    threshold: float = 0.3
+    counting_threshold: float = 0.9
+    overlap: float = 1.0
+    max_objects: int = 16
+    position_margin: float = 0.1
+    device: Any = None
+    batch_size: int = 8
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, MODES, "geneval")
+        least = (self.threshold, self.counting_threshold)
+        self.thresholds = Thresholds(*least, self.overlap, self.max_objects, self.position_margin)
+        self.device = pick_device(self.device)
+        if self.mode == "flow_grpo":  # as many as are counted where one is asked for
+            self.card = replace(self.card, range=(min(2.0 - self.max_objects, 0.0), 1.0))
+        self.detect = Detector(self.detector, self.device, self.precision)
+        self.colour = ColourClassifier(shared_clip(self.clip, self.pretrained, self.device, self.precision))
 
     @staticmethod
     def footprint(detector: str, clip: str, pretrained: str | None, precision: str, **_: Any) -> int | None:
@@ -220,7 +221,7 @@ class GenEval:
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """True for prompts with GenEval's metadata, and for prompts in the words of its templates."""
-        return bool(metadata.get("include")) or parse_prompt(prompt, self.detector.names) is not None
+        return bool(metadata.get("include")) or parse_prompt(prompt, self.detect.names) is not None
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
@@ -233,7 +234,7 @@ class GenEval:
     ) -> Iterator[tuple[Objects, Mapping[str, Any], Colours]]:
         """Of each image what the rules ask for: the objects found, the prompt's metadata, and who names colours."""
         asked = [self._asked(*pair) for pair in zip(prompts, metadata, strict=True)]
-        detections = self.detector(images, min(self.thresholds.score, self.thresholds.counting))
+        detections = self.detect(images, min(self.thresholds.score, self.thresholds.counting))
         for image, found, wanted in zip(images, detections, asked, strict=True):
             yield filter_detections(found, wanted["tag"], self.thresholds), wanted, partial(self.colour, image)
 
@@ -241,13 +242,13 @@ class GenEval:
         """The prompt's metadata, checked: a class or colour that cannot be found must not look like a wrong image."""
         asked: Mapping[str, Any] | None = metadata if metadata.get("include") else None
         if asked is None:
-            asked = parse_prompt(prompt, self.detector.names)
+            asked = parse_prompt(prompt, self.detect.names)
         if asked is None:
             raise RewardError(f'geneval: the prompt "{prompt}" has no metadata `include` and is not of its templates')
         clauses = [*asked["include"], *asked.get("exclude", ())]
         for i, clause in enumerate(clauses):
-            if (name := clause.get("class")) not in self.detector.names:
-                hint = nearest(str(name), self.detector.names)
+            if (name := clause.get("class")) not in self.detect.names:
+                hint = nearest(str(name), self.detect.names)
                 raise RewardError(f'geneval: the prompt "{prompt}" asks for "{name}", which no class is{hint}')
             if (colour := clause.get("color")) and colour not in COLORS:
                 raise RewardError(f'geneval: the prompt "{prompt}": unknown colour "{colour}"{nearest(colour, COLORS)}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from diffrl_zoo.geneval import DETECTOR, GenEval
 from diffrl_zoo.geneval_rules import Colours, Detection, Objects, partial_credit, placed
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GenEvalRegions(GenEval):
     """A map in [-1, 1], object by object: 1 on an object that the prompt asks for, in its colour, -1 on one of such a
     class that has another colour or is one too many. Of other places the prompt says nothing. An image without any
@@ -37,22 +39,8 @@ class GenEvalRegions(GenEval):
         exploits="its mean counts pixels: a large right object hides a small wrong one; as `geneval`",
     )
 
-    def __init__(
-        self,
-        detector: str = DETECTOR,
-        clip: str = "ViT-L-14-quickgelu",
-        pretrained: str | None = "openai",
-        whole: bool = False,
-        threshold: float = 0.3,
-        counting_threshold: float = 0.9,
-        device: str | None = None,
-        batch_size: int = 8,
-        precision: str = "fp32",
-    ) -> None:
-        models: dict[str, Any] = {"detector": detector, "clip": clip, "pretrained": pretrained, "precision": precision}
-        least: dict[str, Any] = {"threshold": threshold, "counting_threshold": counting_threshold}
-        super().__init__(**models, **least, device=device, batch_size=batch_size)
-        self.whole = whole
+    whole: bool = False
+    mode: str = field(default="correct", init=False)
 
     def map(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """(B, 32, 32) in [-1, 1] of images (B, 3, H, W) in [0, 1]; NaN where the prompt says nothing of a place."""

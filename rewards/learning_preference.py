@@ -17,8 +17,9 @@ from diffrl.errors import UserError
 from diffrl.rewards.direction import embedder
 from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
-from diffrl.rewards.registry import footprint, load_reward, takes
+from diffrl.rewards.registry import footprint
 from diffrl_zoo.clip import fit
+from diffrl_zoo.loading import inner
 from diffrl_zoo.references import LearnsFromReferences, References
 
 Inputs = tuple[Tensor, ...]  # of B images, whatever their scores are computed from
@@ -38,9 +39,8 @@ class LearningPreference(LearnsFromReferences):
     ) -> None:
         if steps < 1:
             raise UserError(f'reward "{self.name}": steps is {steps}, not at least 1')
-        given = {"device": device} if device is not None and takes(reward, "device") else {}
-        self.base: Embedder = embedder(load_reward(reward, **arguments, **given), reward)
-        self.references, self.steps = References(references, self.name), steps
+        self.base: Embedder = embedder(inner(reward, device, arguments), reward)
+        self.pool, self.steps = References(references, self.name), steps
         self.device, self.batch_size = ability(self.base, "device"), ability(self.base, "batch_size")
         self._observed: list[Pairs] = []  # of the epoch: references and images
         self._beside: list[Pairs] = []  # of the epoch: pairs that are learned from whatever they score
@@ -87,7 +87,7 @@ class LearningPreference(LearnsFromReferences):
     ) -> None:
         """Keep training images (B, 3, H, W), and a reference for each, squashed to their size."""
         height, width = images.shape[-2:]
-        drawn = self.references.draw(prompts, metadata, keys)
+        drawn = self.pool.draw(prompts, metadata, keys)
         pictures = torch.cat([fit(picture[None], (height, width), "squash") for picture in drawn])
         self._observed.append((self.inputs(pictures, prompts), self._last))
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
+from diffrl.rewards.protocol import Reward
+from diffrl.rewards.registry import load_reward, takes
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALVES = {"siglip": "SiglipVisionModel", "clip": "CLIPVisionModel"}  # of image and text: what has the image's half
@@ -59,8 +61,8 @@ def hub_file(repository: str, file: str, reward: str, key: str) -> Path:
     try:
         return Path(hf_hub_download(repository, file))
     except (OSError, ValueError) as error:  # no hub, and not in its cache
-        reason = " ".join(str(error).split())
-        raise UserError(f"{reward}: {file} of {repository} is not here; name a file as `{key}` ({reason})") from error
+        text = f"cannot download {file} of {repository}; name its file as `{key}`"
+        raise UserError(f"{reward}: {text} ({' '.join(str(error).split())})") from error
 
 
 def weights_file(path: str | None, repository: str, file: str, reward: str) -> Path:
@@ -119,3 +121,9 @@ def footprint_of(parameters: Mapping[str, int], kind: str | None = None) -> Any:
         return None if kind is None else transformers_bytes(kind, model, precision)
 
     return staticmethod(footprint)
+
+
+def inner(reward: str, device: str | None, arguments: Mapping[str, Any]) -> Reward:
+    """The reward that another one is made of, on `device` if it takes one."""
+    given = {"device": device} if device is not None and takes(reward, "device") else {}
+    return load_reward(reward, **{**arguments, **given})

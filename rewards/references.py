@@ -97,7 +97,7 @@ class LearnsFromReferences(ABC):
 
     learns = True
     name: str
-    references: References
+    pool: References
     learner: Learner
 
     @abstractmethod
@@ -106,7 +106,7 @@ class LearnsFromReferences(ABC):
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """Whether there is a reference for the prompt."""
-        return self.references.applies(prompt, metadata)
+        return self.pool.applies(prompt, metadata)
 
     @property
     def first(self) -> First | None:

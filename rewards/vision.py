@@ -6,6 +6,7 @@ Shapes: B images, H x W pixels, D the width of an embedding.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,3 +143,28 @@ def shared_encoder(
     if pretrained is not None:
         raise UserError(f'{reward}: "{model}" of transformers has weights of its own; leave out `pretrained`')
     return shared_vision(model, device, precision, reward)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Looker:
+    """A reward that looks through a shared image encoder, see `shared_encoder`; `batch_size`: images per forward.
+
+    Of `features` clip `model` and `pretrained` are as in the reward `clip`; of transformers `model` is a hub id or a
+    folder, for example facebook/dinov2-base.
+    """
+
+    name = ""
+    features: str = "clip"
+    model: str = "playground"
+    pretrained: str | None = None
+    device: Any = None
+    precision: str = "fp32"
+    batch_size: int = 64
+
+    def look(self) -> None:
+        """Loads the `encoder`."""
+        chosen = (self.features, self.model, self.pretrained, self.device, self.precision)
+        self.encoder = shared_encoder(*chosen, self.name)
+        self.device = self.encoder.device
+
+    footprint = staticmethod(encoder_bytes)

@@ -118,7 +118,7 @@ def test_patches_are_drawn_by_the_images_own_keys() -> None:
 def test_references_of_a_folder_and_of_metadata(tmp_path: Path) -> None:
     for name, color in (("a", "red"), ("b", "blue")):
         Image.new("RGB", (40, 30), color).save(tmp_path / f"{name}.png")
-    pool = Adversarial(references=str(tmp_path)).references
+    pool = Adversarial(references=str(tmp_path)).pool
     assert {tuple(p[:, 0, 0].tolist()) for p in pool.draw(["x"] * 8, [{}] * 8, range(8))} == {(1, 0, 0), (0, 0, 1)}
     told = Similarity(references="metadata")
     assert told.applies("x", {"reference": "a.png"}) and not told.applies("x", {})

@@ -238,7 +238,7 @@ def test_the_embedding_rewards_conform(pickscore: Path, hpsv2: str, tmp_path: Pa
         ("pickscore", {"model": "/nowhere"}, 'pickscore: cannot load "/nowhere"'),
         ("pickscore", {"precision": "int8"}, 'unknown precision "int8"'),
         ("hpsv2", {"weights": "nowhere.pt"}, 'hpsv2: no file of weights "nowhere.pt"'),
-        ("hpsv2", {}, "name a file as `weights`"),
+        ("hpsv2", {}, "name its file as `weights`"),
         ("d2:clip", {"direction": "nowhere.safetensors"}, "`diffrl d2align learn CONFIG` writes one"),
         ("d2:clip", {}, 'the parameter "direction" is required'),
         ("clip:clip", {}, 'unknown parameter "reward"'),

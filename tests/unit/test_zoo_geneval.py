@@ -373,8 +373,8 @@ def test_geneval_conforms_on_a_tiny_mask2former(mask2former: str, clip_folder: s
 
 def test_detectors_without_masks_work(detr: str, clip_folder: str) -> None:
     reward: Any = load_reward("geneval", detector=detr, clip=clip_folder, pretrained=None, device="cpu", threshold=0.05)
-    found = reward.detector(pictures(2), 0.05)
-    assert reward.detector.names[2] == "tv" and all(things for things in found)
+    found = reward.detect(pictures(2), 0.05)
+    assert reward.detect.names[2] == "tv" and all(things for things in found)
     assert all(d.mask is None and d.box[2] > d.box[0] for things in found for ds in things.values() for d in ds)
     scores = reward(pictures(2), ["a photo of a red dog"] * 2, [{}] * 2)
     assert set(scores.tolist()) <= {0.0, 1.0}
@@ -461,7 +461,7 @@ def test_a_map_is_where_the_objects_are(mask2former: str, detr: str, clip_folder
         {"dog": [Detection((0.0, 0.0, 48.0, 40.0), 0.9), Detection((0.0, 20.0, 48.0, 80.0), 0.8)]},
         {},
     ]
-    reward.detector.names = ["dog"]
+    reward.detect.names = ["dog"]
     two = reward.map(images[:2], ["a photo of a dog"] * 2, [{}] * 2)
     assert bool((two[0, :16, :16] == 1).all() and (two[0, 16:, :16] == -1).all() and two[0, :, 16:].isnan().all())
     assert bool((two[1] == -1).all())
