@@ -457,7 +457,7 @@ def test_a_map_is_where_the_objects_are(mask2former: str, detr: str, clip_folder
         whole.map(images, prompts, [{}] * 15), cells * share[:, None, None], equal_nan=True, rtol=1e-5, atol=1e-6
     )
     # Pixel by pixel: an object in the upper left quarter, and a less sure one of the same class behind and below it.
-    reward.detector = lambda images, least: [
+    reward.detect = lambda images, least: [
         {"dog": [Detection((0.0, 0.0, 48.0, 40.0), 0.9), Detection((0.0, 20.0, 48.0, 80.0), 0.8)]},
         {},
     ]
