@@ -158,7 +158,9 @@ def test_pickscore_is_transformers_own_score(pickscore: Path) -> None:
             )
             expected = model(**inputs).logits_per_image.diagonal()
             scores = reward(tensors, texts, [{}] * 2)
-            assert (reward.preprocess(tensors) - inputs["pixel_values"]).abs().max() < 1.1 / 255 / min(reward.std)
+            assert (reward.clip.preprocess(tensors) - inputs["pixel_values"]).abs().max() < 1.1 / 255 / min(
+                reward.clip.std
+            )
         torch.testing.assert_close(scores / reward.factor, expected / reward.factor, atol=2e-3, rtol=0)
     assert reward.factor == pytest.approx(2.718281828**3, rel=1e-5)
     cosine = load_reward("pickscore", model=str(pickscore), device="cpu", scale=False)(tensors, texts, [{}] * 2)
