@@ -13,7 +13,6 @@ a result has: `experiments/league`. One in assets/results is written into the pa
 from __future__ import annotations
 
 import argparse
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 
 from diffrl.config import load_config
 from diffrl.run.interrupt import EXIT_CODE, Interrupted
+from experiments import command
 from experiments.league.judge import Task
 from experiments.league.results import result_of, write
 from experiments.league.running import run_all, show
@@ -85,8 +85,7 @@ def main() -> None:
     folders = {seed: args.runs / f"{Path(args.config).stem}{args.tag}-{seed}" for seed in args.seeds}
     settings = {"prompts": args.prompts, "per_prompt": args.per_prompt}
     runs = [one_seed(Task(args.config, args.overrides, *one, args.runs, **settings)) for one in folders.items()]
-    command = f"{PROGRAM} {shlex.join(sys.argv[1:])}"
-    result = result_of(runs, command, load_config(args.config, args.overrides).resolved(), settings)
+    result = result_of(runs, command(), load_config(args.config, args.overrides).resolved(), settings)
     write(args.out, result)
     if args.out.resolve().is_relative_to(RESULTS):
         tabulate()

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import numpy as np
 from scipy import stats
 
 from diffrl import __version__
+from experiments import command
 
 COLUMNS = {"ids": "IDS ↓", "asc": "ASC", "sdi": "SDI", "pvs": "PVS", "diversity": "group diversity", "vendi": "Vendi"}
 
@@ -75,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     golds = {label: gold(file) for label, _, file in (text.partition("=") for text in args.gold)}
     methods: dict[str, list[dict[str, float]]] = {}
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
+    result: dict[str, Any] = {"command": command(), "diffrl_version": __version__}
     for text in args.methods:
         label, _, folders = text.partition("=")
         scores = [values(folder) for folder in folders.split(",")]

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 
 from diffrl import __version__
 from diffrl.records.tracking import read_metrics
+from experiments import command
 
 
 def lowest_cosines(folder: str) -> list[float]:
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("variants", nargs="+", metavar="LABEL=RUN_DIR[,RUN_DIR...]")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "diffrl_version": __version__}
+    result: dict[str, Any] = {"command": command(), "diffrl_version": __version__}
     for text in args.variants:
         label, _, folders = text.partition("=")
         lowest = np.array([cosine for folder in folders.split(",") for cosine in lowest_cosines(folder)])

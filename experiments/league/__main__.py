@@ -6,7 +6,6 @@ Exit codes as of `diffrl`.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from diffrl.cli.comparing import asked_for
 from diffrl.cli.main import Parser, main
 from diffrl.errors import UserError, say
 from diffrl.records.disk import check_writable
+from experiments import command
 
 if TYPE_CHECKING:
     from experiments.league.checks import Verdict
@@ -134,14 +134,14 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.run.interrupt import EXIT_CODE, Interrupted
     from experiments.league.summary import summarise
 
-    every, command = league.experiments(arguments.out, seeds=arguments.seeds), _command()
+    every, started = league.experiments(arguments.out, seeds=arguments.seeds), command()
 
     def command_of(one: Experiment) -> str:
         track, _, name = one.name.partition("/")
         return f"{PROGRAM} run --tracks {track} --methods {name}"
 
     def after() -> None:
-        summarise(league, every, arguments.out, command)
+        summarise(league, every, arguments.out, started)
 
     try:
         failed = run_all(chosen, arguments.jobs, arguments.runs.resolve(), command_of, after)
@@ -194,19 +194,15 @@ def _cost(arguments: argparse.Namespace, rest: list[str]) -> int:
     from experiments.league.cost import measure_all
     from experiments.league.summary import summarise
 
-    command = _command()
+    started = command()
     try:
-        failed = measure_all(chosen, arguments.out, command)
+        failed = measure_all(chosen, arguments.out, started)
     except Interrupted as ended:
         say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
-    summarise(league, every, arguments.out, command)
+    summarise(league, every, arguments.out, started)
     print(f"costs: {arguments.out / 'league' / 'cost.json'}; summary: {arguments.out / 'league.json'}")
     return 1 if failed else 0
-
-
-def _command() -> str:
-    return f"{PROGRAM} {shlex.join(sys.argv[1:])}"
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> int:

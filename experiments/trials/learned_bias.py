@@ -10,8 +10,6 @@ as in `fitted_bias.py`, beside those of the published model.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from diffrl import __version__
 from diffrl.config import load_config
 from diffrl.rewards import load_reward
 from diffrl.rewards.learning import restore
+from experiments import command
 from experiments.league.results import commit, write
 
 
@@ -45,8 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     shown = Renderings(arguments.judged, np.random.default_rng(7))
-    command = shlex.join(["python", *sys.argv])
-    result: dict[str, Any] = {"command": command, "diffrl_version": __version__, "commit": commit()}
+    result: dict[str, Any] = {"command": command(), "diffrl_version": __version__, "commit": commit()}
     result |= {"judged": arguments.judged, "planted": PLANTED}
     result["published"] = [shown.regressed(shown.scores(load_reward("preference")))]
     for text in arguments.runs:

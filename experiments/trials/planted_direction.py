@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from diffrl_playground.grammar import STYLES, TONES, Caption
 from diffrl_playground.renderer import render
 from diffrl_playground.scenes import Scene, complete, sample_caption
 from diffrl_playground.taste import BIAS
+from experiments import command
 
 VALUES = {"style": STYLES, "tone": TONES}
 LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of b_v, against the learned length
@@ -164,7 +164,7 @@ def main() -> None:
     with torch.no_grad():
         e_text = reward.embed_text(texts).float()
     result: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "prompts": len(base),
         "dimensions": e_text.shape[1],
         "deviation of a random direction's cosine": round(e_text.shape[1] ** -0.5, 3),

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from diffrl_playground.scenes import prompt_set
 from diffrl_playground.taste import BIAS
 from diffrl_playground.variety import shown, variety
 from diffrl_playground.verifier import verify
+from experiments import command
 
 FACTS = {"style": grammar.STYLES, "tone": grammar.TONES}
 
@@ -81,7 +80,7 @@ def main() -> None:
         means = {key: round(float(np.mean([one[key] for one in methods[label]])), 3) for key in methods[label][0]}
         print(label, means, flush=True)
     result = {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "prompts": len(chosen),
         "per_prompt": args.per_prompt,
         "liked": {fact: value for fact, (value, _) in BIAS.items()},

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +29,7 @@ from diffrl_playground.renderer import draw
 from diffrl_playground.scenes import prompt_set
 from diffrl_playground.variety import variety
 from diffrl_playground.verifier import Verdict, verify
+from experiments import command
 
 BATCH, MEMBERS = 64, 8
 
@@ -136,7 +135,7 @@ def main() -> None:
     true = np.stack([draw(prompt, rng) for prompt in prompts])
     back = through(pipe.vae, true)
     result: dict[str, Any] = {
-        "command": "python " + shlex.join(sys.argv),
+        "command": command(),
         "renderings": shares(verify(true, prompts), prompts),
         "autoencoder": shares(verify(back, prompts), prompts) | {"artefact": round(float(artefact(back).median()), 4)},
     }

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ import torch
 
 from diffrl.prompts import load_prompts
 from diffrl_lab.search.run import Settings, search
+from experiments import command
 
 METHODS = ("best-of-n", "particles", "evo")
 WATCHED = {"playground": ("clip", "artefact"), "clip": ("playground", "artefact")}
@@ -88,7 +87,7 @@ def main() -> None:
     result: dict[str, Any] = {"recipe": args.recipe, "prompts": args.prompts, "rewards": {}}
     if args.out and args.out.exists():
         result = json.loads(args.out.read_text(encoding="utf-8"))
-    result["command"] = "python " + shlex.join(sys.argv).replace(f" --most {args.most}", "")
+    result["command"] = command().replace(f" --most {args.most}", "")
     done = 0
     for reward in WATCHED:
         rows = result["rewards"].setdefault(reward, [])

@@ -1,6 +1,6 @@
 """The LoRA's arithmetic against the bare model loop: plain diffusers + peft, and the same network under diffrl's path.
 
-python scripts/benchmarks/floor.py --out assets/results/floor.json
+python -m experiments.benchmarks.floor --out assets/results/floor.json
 
 One SD3 transformer of 6 layers of width 192 with random weights, 16 image and 78 text tokens, LoRA of rank 32, fp32.
 `sampling` is a forward without gradient; `nft` a forward of the trained LoRA, one of the lagging snapshot without
@@ -21,9 +21,7 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +35,7 @@ from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.policy.pipelines import JOINT_ATTENTION
 from diffrl.prompts import Prompt
 from diffrl.rewards.scoring import Scorer
+from experiments import command
 
 SIZES = {"sample_size": 8, "patch_size": 2, "in_channels": 8, "out_channels": 8, "num_layers": 6}
 SIZES |= {"attention_head_dim": 32, "num_attention_heads": 6, "caption_projection_dim": 192}
@@ -203,7 +202,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": f"{platform.machine()} CPU"}
+    result: dict[str, Any] = {"command": command(), "device": f"{platform.machine()} CPU"}
     result |= {"repeats": args.repeats, "load": os.getloadavg()[0], "torch": torch.__version__, "threads": {}}
     sides = {"bare": build(True), "diffrl": build(False)}
     network: Any = SD3Transformer2DModel(**SIZES)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """What balancing K rewards costs in the optimise phase: time beside the weighted sum's, in one run, on a CPU.
 
-OMP_NUM_THREADS=1 python scripts/benchmarks/marble.py --out assets/results/marble_cost.json
+OMP_NUM_THREADS=1 python -m experiments.benchmarks.marble --out assets/results/marble_cost.json
 
 `--model sd35` is a transformer of SD3.5-Medium's width with random weights; its blocks are alike, so a few of them have
 the ratios of all. On a GPU `scripts/gpu_proof.py` trains with 5 and with 50 rewards.
@@ -16,9 +16,7 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +37,7 @@ from diffrl.policy.sd3 import SD3
 from diffrl.resources import shipped
 from diffrl.rollout import SamplerSpec
 from diffrl.samplers import gaussian_log_prob, sde_kernel
+from experiments import command
 
 EVERY = 10
 SD35_MEDIUM = shipped("assets", "architectures", "stable-diffusion-3.5-medium")
@@ -184,7 +183,7 @@ def main() -> None:
     torch.manual_seed(0)
     bench = Bench(args)
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "rewards")}
-    result: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "device": f"{platform.machine()} CPU"}
+    result: dict[str, Any] = {"command": command(), "device": f"{platform.machine()} CPU"}
     result |= {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "torch": torch.__version__}
     result |= {"lora": sum(p.numel() for p in bench.parameters), **settings, "rewards": {}}
     args.out.parent.mkdir(parents=True, exist_ok=True)
