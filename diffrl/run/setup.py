@@ -44,10 +44,10 @@ from diffrl.run.clock import Clock
 from diffrl.run.device import check_device, prepare_engine
 from diffrl.run.evaluation import Evaluation
 from diffrl.run.folder import RunFolder
+from diffrl.run.heartbeat import Heartbeat
 from diffrl.run.hooks import Monitor, RunHook
 from diffrl.run.identity import contents, digests, of_training, started_with
 from diffrl.run.loop import Loop
-from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, Processes, check_agreement
 from diffrl.run.source import Rollouts
 from diffrl.run.start import config_identity
@@ -57,12 +57,12 @@ ALIKE = "start every process with the same config, prompts, weights and plugins"
 
 @dataclass(frozen=True)
 class Checked:
-    """`sharding`: how the network is divided among the processes; None: it is not. `peers`: the other processes."""
+    """`sharding`: how the network is divided among the processes; None: it is not. `heartbeat`: the other processes."""
 
     config: Config
     accelerator: Accelerator
     folder: RunFolder
-    peers: Peers
+    heartbeat: Heartbeat
     sharding: Any
 
 
@@ -104,19 +104,19 @@ class Built:
     identity: Identity
 
 
-def check(config: Config, folder: RunFolder | None, peers: Peers | None) -> Checked:
+def check(config: Config, folder: RunFolder | None, heartbeat: Heartbeat | None) -> Checked:
     """Join the other processes. UserError for what cannot be had."""
     accelerator = join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
     folder = folder or RunFolder(Path(config.run_dir), accelerator.is_main_process)
-    if peers is not None:
-        peers.join(accelerator)
+    if heartbeat is not None:
+        heartbeat.join(accelerator)
     check_agreement(accelerator, started_with(config), ALIKE)
     sharding = plugin_of(accelerator)
     if sharding is not None and config.engine.base != "full":
         raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
     if accelerator.is_main_process:
         check_launcher(accelerator, config.optimise.precision)
-    return Checked(config, accelerator, folder, peers or Peers(folder), sharding)
+    return Checked(config, accelerator, folder, heartbeat or Heartbeat(folder), sharding)
 
 
 def preflight(checked: Checked) -> Rewards:

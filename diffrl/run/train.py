@@ -14,10 +14,10 @@ from diffrl.errors import foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
+from diffrl.run.heartbeat import Heartbeat
 from diffrl.run.interrupt import Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
-from diffrl.run.peers import Peers
 from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
 
@@ -39,11 +39,11 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
     if dry_run:
         _dry_run(config, folder, resume is not None, override)
         return
-    with folder.held() as owner, Peers(folder) as peers:
+    with folder.held() as owner, Heartbeat(folder) as heartbeat:
         # A new run's folder is looked at by the first process only: it may have begun to write while others start.
         look = folder.main or resume is not None
         start = find_start(config, folder.path, resume is not None, override) if look else Start()
-        run = Run(config, folder, peers)
+        run = Run(config, folder, heartbeat)
         start.compare(run.identity)
         with _left_intact(run):
             facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
@@ -54,7 +54,7 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
                     run.restore(start)
                 with (
                     Journal(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as journal,
-                    run.peers.blamed(),
+                    run.heartbeat.attribute_errors(),
                 ):
                     run.train(journal)
 
@@ -88,8 +88,8 @@ def _left_intact(run: Run) -> Iterator[None]:
 @contextmanager
 def _interruptible(run: Run, checks: Sequence[Callable[[], None]]) -> Iterator[None]:
     """`checks` may raise, and signals and the other processes' endings do, wherever the run can be left."""
-    with Interrupts() as interrupts, run.peers.noting():
-        every = [*checks, run.peers.check, interrupts.check]
+    with Interrupts() as interrupts, run.heartbeat.forward_signals():
+        every = [*checks, run.heartbeat.check, interrupts.check]
         run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
             yield

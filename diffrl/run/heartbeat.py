@@ -1,9 +1,12 @@
-"""The other processes of a run, watched: what ends one of them ends all, and it is said which one it was.
+"""Heartbeat between ranks: if one rank dies or hangs, all ranks stop and the error names the rank.
 
-A process that waits in an exchange hears nothing of a peer that was stopped, and under NCCL nothing of one that died
+A process that waits in an exchange hears nothing of a rank that was stopped, and under NCCL nothing of one that died
 either; nor does it run Python's handlers of signals. So a thread in each process has a connection to rank 0's and sends
 a heartbeat, whatever its main thread is busy with; SIGSTOP stops both. Where the main thread cannot end the run within
 GRACE seconds, the thread does: it keeps what the last epoch began with, says why, and ends the process.
+
+Keys in the process group's TCPStore would not do: a store does not tell whether the process behind a key still lives.
+The end of a connection does, at once and on every machine.
 """
 
 from __future__ import annotations
@@ -40,20 +43,20 @@ JOINING = 20.0  # seconds for all to be connected
 log = logging.getLogger("diffrl")
 
 
-class Peers:
+class Heartbeat:
     """The processes that train together. Nothing happens before `join`, nor where there is one process only.
 
     Attributes:
-        turn: held by whoever writes what a resume needs, or ends this process.
+        lock: held by whoever writes what a resume needs, or ends this process.
         ended: why this process has to end, once it has; `check` raises it.
-        rescue: keeps what can be kept without the others.
+        on_failure: keeps what can be kept without the others.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self.ended: Exception | None = None
-        self.rescue: Callable[[Any], None] = lambda error: None
+        self.on_failure: Callable[[Any], None] = lambda error: None
         self.rank, self.table, self.limit = 0, [("", 0)], SECONDS
         self._links: dict[socket.socket, int] = {}  # to the rank
         self._silent: dict[socket.socket, int] = {}  # beats since something was heard
@@ -114,7 +117,7 @@ class Peers:
                     self._links[link] = int(rank)
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def forward_signals(self) -> Iterator[None]:
         """While entered the thread sees signals, too, which Python's handlers do not while an exchange waits."""
         if self._thread is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -131,7 +134,7 @@ class Peers:
             raise self.ended
 
     @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
+    def attribute_errors(self) -> Iterator[None]:
         """An error inside of it becomes the cause elsewhere that it follows from, if there is one."""
         try:
             yield
@@ -144,7 +147,7 @@ class Peers:
     def _cause(self, error: BaseException) -> BaseException:
         if self._thread is None:
             return error
-        self.turn.acquire()  # and never given back: from here on the main thread ends this process
+        self.lock.acquire()  # and never given back: from here on the main thread ends this process
         exchange = isinstance(error, RuntimeError) and not type(error).__module__.startswith("diffrl.")
         if exchange:
             self._decided.wait(PAUSE)
@@ -156,7 +159,7 @@ class Peers:
             )
         return error
 
-    def __enter__(self) -> Peers:
+    def __enter__(self) -> Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -212,7 +215,7 @@ class Peers:
             if self.ended is not None and last == math.inf:
                 last = time.monotonic() + GRACE
             if time.monotonic() >= last:
-                if self.turn.acquire(blocking=False):
+                if self.lock.acquire(blocking=False):
                     self._end()
                 last = time.monotonic() + 0.2  # the main thread is about to end, or keeps something
 
@@ -286,7 +289,7 @@ class Peers:
         """End this process, whose main thread is held up."""
         assert self.ended is not None
         try:
-            self.rescue(self.ended)
+            self.on_failure(self.ended)
         except Exception as error:
             say(f"diffrl: error: {in_one_line(error)}")
         final, code = self._final(self.ended), self._word["code"]
