@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.policy.fused import Fused
-from diffrl.policy.quantised import quantise
 
 TRAINED = "default"
 LARGEST_ALPHA = 1e6  # far beyond any that trains, and far from where its products overflow
@@ -84,7 +83,10 @@ class Adapters:
         self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
-        quantise(network, base, device)
+        if base != "full":
+            from diffrl.policy.quantised import quantise
+
+            quantise(network, base, device)
         self.fused = Fused(network, self.layers, self._active)
 
     @property
