@@ -25,8 +25,10 @@ from diffrl.config import Config, load_config
 from diffrl.errors import UserError
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.votes import Showing
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.gradients import SumOfLosses, penalties
-from diffrl.objectives.objective import Objective, Scored
+from diffrl.objectives.objective import Objective
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.prompts import MixedStream, PromptStream
@@ -240,20 +242,20 @@ class Witness(RunHook):
             "scores": own["scores"],
             "columns": columns,
             "advantage": own["advantage"],
-            "gate": self._gate(objective),
+            "gate": self._gate(objective.penalty),
             "gradient": None if self.shares is None else self.shares.steps,
             "group": group,
         }
 
-    def _gate(self, objective: Objective | Gardo) -> dict[str, Any] | None:
+    def _gate(self, gardo: Penalty) -> dict[str, Any] | None:
         """What GARDO's gate made of it; None without one."""
-        if not isinstance(objective, Gardo) or objective.judged is None:
+        if not isinstance(gardo, Gardo) or gardo.judged is None:
             return None
-        judged = objective.judged
-        auxiliary = dict(zip(objective.auxiliary, _plain(judged.auxiliary[self.number]), strict=True))
+        judged = gardo.judged
+        auxiliary = dict(zip(gardo.auxiliary, _plain(judged.auxiliary[self.number]), strict=True))
         uncertainty = _plain(judged.u[self.number : self.number + 1])[0]
         return {"uncertainty": uncertainty, "held_back": bool(judged.gate[self.number]),
-                "share": objective.gate_share.value, "auxiliary": auxiliary}  # fmt: skip
+                "share": gardo.gate_share.value, "auxiliary": auxiliary}  # fmt: skip
 
 
 class _Watched:
@@ -266,8 +268,8 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
 
-    def advantages(self, scored: Scored) -> Tensor:
-        self.witness.advantages = self.base.advantages(scored)
+    def shaped(self, scored: Scored) -> Tensor:
+        self.witness.advantages = self.base.shaped(scored)
         return self.witness.advantages
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
@@ -300,7 +302,8 @@ class Shares(SumOfLosses):
         which what the objective counts is as it was."""
         objective, parameters = self.watched.base, [parameter for _, parameter in policy.trainable]
         kept, means = [parameter.grad for parameter in parameters], dict(objective.means._sums)
-        kl = getattr(objective.penalty, "kl", None)  # GARDO's, which decides when it resets
+        gated = getattr(objective.penalty, "gated", None)  # GARDO's, whose KL decides when it resets
+        kl = None if gated is None else gated.kl
         for parameter in parameters:
             parameter.grad = None
         phi, on = objective.scalars(policy, rows), mine.to(policy.device)
@@ -314,8 +317,8 @@ class Shares(SumOfLosses):
         for parameter, before in zip(parameters, kept, strict=True):
             parameter.grad = before
         objective.means._sums = means
-        if kl is not None:
-            objective.penalty.kl = kl  # type: ignore[attr-defined]
+        if gated is not None:
+            gated.kl = kl
         return own
 
     def finish(self, parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor] | None) -> None:

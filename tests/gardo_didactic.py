@@ -200,7 +200,7 @@ def finetune(network: Velocity, variant: str, epochs: int, seed: int) -> Outcome
     objective: Any = nft
     scores: dict[str, Any] = {"proxy": Proxy()}
     if variant == "GARDO":
-        objective = Gardo(nft, auxiliary=["likely"], beta=BETA, reset_kl=RESET_KL, reset_steps=100)
+        Gardo(nft, auxiliary=["likely"], beta=BETA, reset_kl=RESET_KL, reset_steps=100)
         scores["likely"] = Likely()
     for name in objective.snapshots:
         policy.add_snapshot(name)

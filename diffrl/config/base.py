@@ -92,9 +92,11 @@ class Section(PlainSection):
     def correct(self, rewards: dict[str, Any]) -> None:
         """Put rewards of a method's own in the place of some of the optimised `rewards` {name: reward}."""
 
-    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
-        """What the method makes of an objective; `lower`: rewards of which a lower score is better."""
-        return objective
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
+        """Give an objective what the method puts around it: another rule, a penalty, a transform of its advantages.
+
+        `lower`: rewards of which a lower score is better.
+        """
 
     def combiner(self, config: Any) -> Any:
         """How the losses of a micro-batch become one gradient (`diffrl.objectives.gradients`); None: as without it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.rewards import learning
 from diffrl.rewards.learning import Learning
 from diffrl.rewards.offloading import Wrapper

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import weighted_sum
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.rewards.compose import Composition
 from diffrl.rollout import Rollout, generate

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.records.groups import FOLDER, ImageGroup, keep_newest, write_groups
 from diffrl.rewards.protocol import Answers, Asker

@@ -15,9 +15,8 @@ from diffrl.policy import Policy
 
 
 def penalties(objective: Objective, policy: Policy, rows: Rows) -> Tensor | None:
-    """(b,) sum of the penalty and the proximal one; None if there is neither."""
-    held = [one(policy, rows) for one in (objective.penalty, objective.proximal) if one is not None]
-    terms = [values for values in held if values is not None]
+    """(b,) sum of the penalties; None if there is none."""
+    terms = [values for one in objective.penalties if (values := one(policy, rows)) is not None]
     return sum(terms[1:], start=terms[0]) if terms else None
 
 

@@ -3,7 +3,7 @@
 The loop (`diffrl.run.loop`) is the same for every method:
 
     scores     = score(rewards, rollout)                   # (N, K), NaN: does not apply
-    advantages = objective.advantages(scored)              # (N, columns), by its `rule`
+    advantages = objective.shaped(scored)                  # (N, columns), by its `rule`
     for each optimiser step:
         objective.before_step(policy, step)                # what needs more than one micro-batch
         for each micro-batch of (sample, row number) pairs:
@@ -19,19 +19,18 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 `decays`, and no state is kept beyond whether theta has left "old". `methods/nft/objective.py` is the shortest example.
 
 **What may be replaced alone**
-- `rule`: from scores to advantages. MARBLE changes its columns, GARDO its standard deviation. Where a reward does not
-  apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing" (see CRD).
+- `rule`: from scores to advantages. MARBLE gives one with other columns, GARDO with another standard deviation. Where a
+  reward does not apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing".
 - `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
 - `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
 - `credit`: which plan the rollout follows, several scored views of a sample, and (N, T, columns) advantages of them.
 - `before_step`: called once for each optimiser step with all its pairs, on every process: targets over groups.
 - `learn`, `warmup`, `tensors`: for what it learns itself beside the LoRA (AC-Flow's critic).
-- `penalty`: an object (`Penalty`): its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
-  its place that acts on few rows; another regulariser is another subclass. `proximal`: a second one, on every row.
+- `penalties`: each a `Penalty`: its reference (`anchor`), its `divergence`, its `strength` by row. GARDO puts one in
+  the place of the first that acts on few rows; another regulariser is another subclass.
+- `transforms`: of advantages, after `advantages`. GARDO's diversity is one.
 - `Gradients`: how K losses become one gradient: their sum, or balanced (MARBLE).
-
-**A wrapper** (GARDO) holds the objective that it wraps as `base`; what it does not define itself is the base's.
 
 Symbols: n local samples, N samples of all processes, T training rows per sample, b rows of a micro-batch, K rewards,
 m scalars per row; latents (b, C, h, w).
@@ -44,34 +43,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
-from diffrl.advantages import Estimate, Std, decoupled_advantages, group_advantages, weighted_sum
+from diffrl.advantages import Std
 from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
 from diffrl.denoising import SamplePlan
-from diffrl.forward import Prediction
+from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, Scored
 from diffrl.objectives.minibatches import sample_pairs
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.objectives.running_stats import RunningMeans
 from diffrl.policy import Policy
 from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An epoch's scores over all processes, in global sample order, on the CPU."""
-
-    scores: Tensor  # (N, K), NaN where a reward does not apply
-    weights: Tensor  # (K,) of the config
-    groups: Tensor  # (N,) int64
-    features: Tensor  # (N, F) of the diversity measure
-    auxiliary: Tensor  # (N, A) of rewards that are read and never optimised (GARDO); A may be 0
-    views: Tensor | None = None  # (N, V, K) scores of all views; `scores` are the final one's. None: there is one
 
 
 @dataclass(frozen=True)
@@ -87,37 +74,6 @@ class Step:
     parts: Sequence[Tensor]
     key: tuple[int | str, ...]
     reduce: Callable[[Tensor], Tensor]
-
-
-class AdvantageRule:
-    """From scores to advantages. A method that wraps an objective may change `std` (GARDO), `each`, `total` (MARBLE).
-
-    `each`: one column for each reward. `total`: a column (the last) of all rewards together, which is the advantage of
-    the weighted sum of scores ("rewards") or the weighted sum of advantages ("advantages"); None: no such column.
-    """
-
-    def __init__(self, std: Std) -> None:
-        self.std: Std = std
-        self.each = False
-        self.total: Literal["rewards", "advantages"] | None = "rewards"
-        self.estimate: Estimate = group_advantages  # what a group's scores become
-
-    def __call__(self, scored: Scored) -> Tensor:
-        """(N, columns)."""
-        groups, columns = scored.groups, []
-        if self.each:  # the sizes of weights matter little to separate columns, their signs do
-            columns.append(self.estimate(scored.scores * scored.weights, groups, self.std))
-        if self.total == "advantages":
-            columns.append(decoupled_advantages(scored.scores, scored.weights, groups, self.std, self.estimate))
-        elif self.total == "rewards":
-            columns.append(self.estimate(weighted_sum(scored.scores, scored.weights), groups, self.std))
-        return torch.cat(columns, dim=1)
-
-    def known(self, scored: Scored) -> Tensor:
-        """(N, columns) bool: where a reward, or any of those of the total, applies."""
-        known = ~scored.scores.isnan()
-        total = [known.any(dim=1, keepdim=True)] if self.total is not None else []
-        return torch.cat([known, *total] if self.each else total, dim=1)
 
 
 class Credit(Protocol):
@@ -174,7 +130,6 @@ class Objective(ABC):
     passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
     frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
-    proximal: Penalty | None = None  # a second penalty, which stays as it is whatever gates the first
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
     warmup = 0  # epochs of the untrained model's images that `learn` sees before training
 
@@ -187,13 +142,20 @@ class Objective(ABC):
         decays: Mapping[str, Decay] | None = None,
     ) -> None:
         self.rule = AdvantageRule(advantage_std)
-        self.penalty = Penalty(self, beta)
+        self.transforms: list[AdvantageTransform] = []  # of advantages, once they are made
+        # The first holds to the reference, and may be gated; what follows stays as it is.
+        self.penalties: list[Penalty] = [Penalty(self, beta)]
         self.noising = noising or Noising()
         self.decays = dict(decays or {})
         self.snapshots: tuple[str, ...] = tuple(self.decays)
         # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
         self.on_policy = True
         self.means = RunningMeans()
+
+    @property
+    def penalty(self) -> Penalty:
+        """The first, which holds the objective to its reference."""
+        return self.penalties[0]
 
     @classmethod
     def of(cls, section: Section, given: Given) -> Objective:
@@ -204,8 +166,17 @@ class Objective(ABC):
         """Called once, before the snapshots are added: for what else it reads into the policy."""
 
     def advantages(self, scored: Scored) -> Tensor:
-        """(N, columns) or (N, T, columns): what `rule` says, unless a wrapper shapes it."""
+        """(N, columns) or (N, T, columns): what `rule` says."""
         return self.rule(scored)
+
+    def shaped(self, scored: Scored) -> Tensor:
+        """The `advantages` that are trained: the penalties have seen the epoch, and the transforms are applied."""
+        for penalty in self.penalties:
+            penalty.see_epoch(scored)
+        advantages = self.advantages(scored)
+        for transform in self.transforms:
+            advantages = transform(advantages, scored)
+        return advantages
 
     def rows_per_sample(self, rollout: Rollout) -> int:
         """T: training rows for each sample."""
@@ -279,44 +250,3 @@ class Objective(ABC):
 
     def load_tensors(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """The inverse of `tensors`."""
-
-
-class Penalty:
-    """`beta * mean (v_theta - v_ref)^2` of every row: what holds an objective to its reference.
-
-    Args:
-        objective: whose rows it penalises, and where its numbers are logged.
-        beta: its weight; 0: no reference forward.
-        guidance: of the pretrained model's prediction; None: that of the rows. A snapshot is a student, and students
-            run without guidance: held to its guided prediction, each reset would ask for the guidance's step once more.
-        name: its divergence is logged as this.
-    """
-
-    def __init__(self, objective: Objective, beta: float, guidance: float | None = None, name: str = "kl") -> None:
-        self.objective, self.beta, self.guidance, self.name = objective, beta, guidance, name
-        self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
-        self.share = 1.0  # of the rows that are penalised; for estimates
-
-    def anchor(self, policy: Policy, rows: Rows) -> Prediction:
-        """What the rows are held to, without gradient: a forward of the reference."""
-        guidance = rows.guidance if self.guidance is None or self.reference is not None else self.guidance
-        with torch.no_grad(), policy.using(self.reference):
-            return policy.predict(rows.x_t, rows.t, rows.cond, guidance)
-
-    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
-        """(b,) unweighted distance of the rows' predictions, which `scalars` left there, from `anchor`."""
-        assert rows.prediction is not None, "scalars() runs before the penalty"
-        return (rows.prediction.v - anchor.v).square().flatten(1).mean(1)
-
-    def strength(self, rows: Rows) -> float | Tensor:
-        """The weight, or one for each row (b,)."""
-        return self.beta
-
-    def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
-        """(b,) weighted regulariser, its divergence being logged; None, and nothing computed, where beta is 0."""
-        if self.beta == 0:
-            return None
-        kl = self.divergence(policy, rows, self.anchor(policy, rows))
-        self.objective.means.add(self.name, kl)
-        values = self.strength(rows) * kl
-        return values[:0] if self.objective.means.pausing else values

@@ -33,8 +33,9 @@ class Rows:
     t: Tensor  # (b,) sigma in [0, 1]
     cond: Conditioning  # of the b rows
     advantages: Tensor  # (b, K)
-    groups: Tensor  # (b,) int64
+    groups: Tensor  # (b,) int64 on the CPU
     on_policy: bool  # True while the trained LoRA equals the snapshot that sampled
+    pairs: Tensor  # (b, 2) int64 on the CPU: (local sample, row number)
     guidance: float = 1.0
     x_next: Tensor | None = None  # (b, C, h, w) stored next state of a stochastic step (GRPO)
     t_next: Tensor | None = None  # (b,)
@@ -46,13 +47,11 @@ class Rows:
     std: Tensor | None = None  # (b, 1, 1, 1)
     divergence: Tensor | None = None  # (b,) of the step from the old policy's (GRPO), left by `scalars`
     prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
-    pairs: Tensor | None = None  # (b, 2) of (local sample, row number), for what spans micro-batches (CRD)
     eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
     known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
     cells: Tensor | None = None  # (b, K, h, w) what each latent cell's advantage is above the row's (SRUM)
     weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
-    # (b,) int64 on the CPU, -1: none: the row's place among a step's saved references (GARDO); its teacher (OPD)
-    slot: Tensor | None = None
+    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's teacher, -1: none (OPD)
     rollout: Rollout | None = None  # for what draws its images again (direct.path)
     words: Tensor | None = None  # (b, 2) int64 on the CPU: the control words of a pair of prompts (SRPO)
     factors: Tensor | None = None  # (b, 2) on the CPU: what the scores for these two prompts count
@@ -71,9 +70,9 @@ class Rows:
         return Rows(**values)
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Local sample and row number, each (b,)."""
-        assert self.pairs is not None, "noised_rows() sets the pairs"
-        return self.pairs[:, 0], self.pairs[:, 1]
+        """Local sample and row number, each (b,), on the device."""
+        pairs = self.pairs.to(self.t.device, non_blocking=True)
+        return pairs[:, 0], pairs[:, 1]
 
     def velocity(self, process: Process) -> Tensor:
         """(b, C, h, w) the true velocity of the noised images."""
@@ -184,8 +183,7 @@ def noised_rows(
     sample, number = pairs[:, 0], pairs[:, 1]
     device = rollout.latents.device
     # Nothing here waits for the device: what is copied there is staged at once, and the host goes on.
-    on_device = pairs.to(device, non_blocking=True)
-    x0, t = rollout.latents[on_device[:, 0]], t.to(device, non_blocking=True)
+    x0, t = rollout.latents[sample.to(device, non_blocking=True)], t.to(device, non_blocking=True)
     if eps is None:
         eps = noise(tuple(x0.shape[1:]), [(*name, "eps", int(j)) for name, j in zip(names, number, strict=True)])
     eps = eps.to(device, non_blocking=True)
@@ -198,6 +196,6 @@ def noised_rows(
         groups=rollout.prompt_index[sample],
         on_policy=on_policy,
         guidance=rollout.guidance,
-        pairs=on_device,
+        pairs=pairs,
         eps=eps,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -59,9 +59,10 @@ def build_objective(
     if names := spatial(config.rewards):
         cast(Any, objective).see_regions([list(config.rewards).index(name) for name in names], names)
     if config.advantages is not None:
-        objective.rule.estimate = Checked(config.advantages.estimate(), config.advantages.rule)
+        estimate = Checked(config.advantages.estimate(), config.advantages.rule)
+        objective.rule = replace(objective.rule, estimate=estimate)
     for section in config.sections:
-        objective = section.around(objective, config, lower)
+        section.around(objective, config, lower)
     return objective
 
 

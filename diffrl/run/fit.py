@@ -112,7 +112,7 @@ class Estimator:
             kept = self.merged()
             if kept:
                 # Two references push the trained LoRA's out of the cache, and the graph still has them.
-                copies = KEPT + (objective.proximal is not None)
+                copies = KEPT + len(objective.penalties) - 1
                 parts[merged_part(copies)] = away = copies * sum(tensor.nbytes for tensor in kept)
             for number, (name, phase) in enumerate(phases.items(), start=1):
                 if known is not None and name in known.peaks:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.rollout import Rollout
 
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from diffrl.features import group_diversity
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.minibatches import holds_groups, optimiser_steps, part_sizes, sample_pairs
-from diffrl.objectives.objective import Objective, RunningMeans, Scored, Step
+from diffrl.objectives.objective import Objective, RunningMeans, Step
 from diffrl.objectives.rows import Rows
 from diffrl.objectives.running_stats import summaries
 from diffrl.policy import Policy
@@ -161,7 +162,7 @@ class Loop:
         columns = everything.shape[1] - features.shape[1]
         views_of, features = everything[:, :columns].unflatten(1, (views, -1)), everything[:, columns:]
         scored, plain = self._composed(rollout, views_of, features)
-        advantages = self.objective.advantages(scored)
+        advantages = self.objective.shaped(scored)
         return scored, plain, advantages[rollout.first : rollout.first + len(rollout.member)]
 
     def _composed(self, rollout: Rollout, views: Tensor, features: Tensor) -> tuple[Scored, Tensor]:
@@ -192,7 +193,10 @@ class Loop:
                 loss_of_step = torch.zeros((), device=self.policy.device)
                 parts, idle, rows_of_step = self._parts(rollout, advantages, samples, epoch)
                 key = (settings.seed, epoch, inner)
-                objective.before_step(self.policy, Step(rollout, advantages, parts, key, self.processes.sum))
+                step = Step(rollout, advantages, parts, key, self.processes.sum)
+                objective.before_step(self.policy, step)
+                for penalty in objective.penalties:
+                    penalty.before_step(self.policy, step)
                 for part in parts:
                     if not len(part):  # fewer rows than micro-batches were trained
                         continue
@@ -263,6 +267,8 @@ class Loop:
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         self.objective.after_step(self.policy, self.step)
+        for penalty in self.objective.penalties:
+            penalty.after_step(self.policy, self.step)
         if (decay := ema_decay(self.settings, self.step)) is not None:
             self.policy.follow("ema", decay)
         return norm.detach()
@@ -300,6 +306,8 @@ class Loop:
             metrics[f"{kind}/{name}/std"] = float(known.std(correction=0)) if len(known) else None
         total = torch.stack([*losses, torch.zeros((), device=self.policy.device)]).sum()
         sums = {"loss": torch.stack([total, total.new_tensor(len(losses))])} | self.objective.metrics()
+        for penalty in self.objective.penalties:
+            sums |= penalty.metrics()
         if self.processes.count > 1:
             packed = self.processes.accelerator.reduce(torch.cat(list(sums.values())), reduction="sum")
             sums = dict(zip(sums, packed.split([len(values) for values in sums.values()]), strict=True))
@@ -328,6 +336,7 @@ class Loop:
             "step": self.step,
             "skipped": [self.skipped, self._in_a_row],
             "objective": self.objective.state_dict(),
+            "penalties": [penalty.state_dict() for penalty in self.objective.penalties],
             "gradients": self.gradients.state_dict(),
             "compose": self.compose.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -337,6 +346,8 @@ class Loop:
         self.step = int(state["step"])
         self.skipped, self._in_a_row = state["skipped"]
         self.objective.load_state_dict(state["objective"])
+        for penalty, values in zip(self.objective.penalties, state["penalties"], strict=True):
+            penalty.load_state_dict(values)
         self.gradients.load_state_dict(state["gradients"])
         self.compose.load_state_dict(state["compose"])
         if state["scaler"]:

@@ -15,8 +15,9 @@ import torch
 from diffrl.config import Config
 from diffrl.config.reward import auxiliary_names
 from diffrl.denoising import Chain
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.minibatches import AUTO_ROWS, holds_groups, optimiser_steps, part_sizes
-from diffrl.objectives.objective import Objective, Scored
+from diffrl.objectives.objective import Objective
 from diffrl.prompts import Prompt, split_groups
 from diffrl.samplers import window_steps
 from diffrl.seeds import generator, seed_of
@@ -43,7 +44,7 @@ def most_rows(config: Config, objective: Objective, world: int = 1) -> int:
     total, group = rollout.images, rollout.group_size
     count, unit = total // world, group if objective.whole_groups else 1
     for epoch in sorted({*range(min(config.epochs, EPOCHS)), config.epochs - 1}):
-        advantages = objective.advantages(_scored(config, objective, epoch))
+        advantages = objective.shaped(_scored(config, objective, epoch))
         for rank in range(world):
             first = rank * count
             own, local = advantages[first : first + count], _rollout(config, objective, first, count)

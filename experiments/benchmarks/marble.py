@@ -88,6 +88,7 @@ def random_rows(policy: Policy, cond: Conditioning, objective: Objective, count:
         advantages=torch.randn(count, rewards),
         groups=torch.zeros(count, dtype=torch.int64),
         on_policy=False,
+        pairs=torch.zeros(count, 2, dtype=torch.int64),
     )
     if isinstance(objective, GRPO):
         rows.t_next = t - 0.1

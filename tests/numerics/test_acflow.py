@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffrl.methods.acflow.critic import Values, text_features
 from diffrl.methods.acflow.objective import ActorCritic, Scale
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Conditioning
 
@@ -21,7 +21,17 @@ def rows_of(x0: Tensor, t: Tensor, rewards: Tensor, seed: int) -> Rows:
     cond = Conditioning(torch.ones(len(x0), 2, 3), torch.zeros(len(x0), 0))
     x = x0.view(-1, 1, 1, 1)
     zeros = torch.zeros(len(x0), dtype=torch.int64)
-    return Rows(x, (1 - level) * x + level * eps, t, cond, rewards[:, None], zeros, True, eps=eps)
+    return Rows(
+        x,
+        (1 - level) * x + level * eps,
+        t,
+        cond,
+        rewards[:, None],
+        zeros,
+        True,
+        torch.zeros(len(x0), 2, dtype=torch.int64),
+        eps=eps,
+    )
 
 
 def expected(rows: Rows) -> Tensor:

@@ -89,7 +89,7 @@ def test_the_neighbour_has_the_rows_noise_at_a_level_beside_it(policy: Policy) -
 
 def test_each_reward_has_its_own_disagreement_for_marble(policy: Policy) -> None:
     direct = Direct({"a": Warmth(), "b": Warmth()}, [1.0, 3.0], timesteps=2, cap=CAP, confidence=Confidence(step=0.05))
-    direct.rule.each, direct.rule.total = True, None
+    direct.rule = replace(direct.rule, columns="each")
     rows = rows_of(policy, direct)
     phi = direct.scalars(policy, rows)
     torch.testing.assert_close(phi[:, 1], 3 * phi[:, 0])

@@ -19,7 +19,7 @@ from diffrl.methods.gardo.gate import (
 )
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 
 
 def brute_win_rates(scores: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ def judged_by(gate: str, auxiliary: list[str], lower: tuple[str, ...] = ()) -> t
 
 def test_uncertainty_is_of_the_auxiliary_scores_as_they_are_and_of_the_negative_where_lower_is_better() -> None:
     gardo, scored = judged_by("batch", ["up", "down"], ("down",))
-    gardo.advantages(scored)
+    gardo.see_epoch(scored)
     assert gardo.judged is not None
     auxiliary = torch.stack([scored.auxiliary[:, 0], -scored.auxiliary[:, 1]], dim=1)
     assert torch.equal(gardo.judged.u, uncertainty(scored.scores[:, 0], auxiliary))
@@ -188,11 +188,11 @@ def test_uncertainty_is_of_the_auxiliary_scores_as_they_are_and_of_the_negative_
 
 def test_without_auxiliary_rewards_there_is_no_gate_to_judge_by() -> None:
     gardo, scored = judged_by("all", [])
-    gardo.advantages(scored)
+    gardo.see_epoch(scored)
     assert gardo.judged is None
     gardo, scored = judged_by("batch", [])
     with pytest.raises(AssertionError, match="a gate needs auxiliary rewards"):
-        gardo.advantages(scored)
+        gardo.see_epoch(scored)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
         advantages=torch.zeros(4, 1),
         groups=torch.zeros(4),
         on_policy=False,
+        pairs=torch.zeros(4, 2, dtype=torch.int64),
         x_next=x,
         t_next=t_next,
         t_second=0.9,

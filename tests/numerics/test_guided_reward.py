@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,7 +159,8 @@ def row_of(policy: Any, dtype: torch.dtype = torch.float32) -> Rows:
     groups = torch.tensor([0, 0, 1, 1])
     prompts = [Prompt("red a"), Prompt("blue b")]
     x_t = policy.process.add_noise(x0, eps, t)
-    rows = Rows(x0, x_t, t, cond, torch.zeros(4, 1), groups, False, t_next=t - 0.15, eps=eps, prompts=prompts)
+    pairs = torch.zeros(4, 2, dtype=torch.int64)
+    rows = Rows(x0, x_t, t, cond, torch.zeros(4, 1), groups, False, pairs, t_next=t - 0.15, eps=eps, prompts=prompts)
     cond.embeds, cond.pooled = cond.embeds.to(dtype), cond.pooled.to(dtype)
     return rows
 
@@ -176,7 +178,7 @@ def test_the_loss_is_minus_the_reward_of_the_reconstruction(tiny: Any) -> None:
         expected = a + 0.5 * b * torch.tensor([0.0, 0.0, 1.0, 1.0])  # b does not judge "red a"
     torch.testing.assert_close(phi[:, 0].detach(), expected)
     torch.testing.assert_close(objective.loss(phi, rows).detach(), -expected.sum()[None])
-    objective.rule.each = True
+    objective.rule = replace(objective.rule, columns="each+rewards")
     each = objective.scalars(tiny, rows)
     torch.testing.assert_close(each.detach(), torch.stack([a, 0.5 * b * torch.tensor([0.0, 0.0, 1.0, 1.0])], dim=1))
     assert objective.loss(each, rows).shape == (2,)

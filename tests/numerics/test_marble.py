@@ -17,14 +17,15 @@ from torch import Tensor
 
 from diffrl.methods.crd.objective import CRD
 from diffrl.methods.grpo.objective import GRPO
-from diffrl.methods.marble.bank import Bank, loss_slopes, set_columns
+from diffrl.methods.marble.bank import Bank, columns_of, loss_slopes
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.marble.gradients import _GRAM_CHUNK, LoraGradients, gram_matrix
 from diffrl.methods.marble.simplex import min_norm_weights, residual
 from diffrl.methods.nft.objective import NFT, nft_loss
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.gradients import SumOfLosses
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Objective, Scored, Step
+from diffrl.objectives.objective import Objective, Step
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
@@ -111,7 +112,7 @@ def make(policy: Policy) -> Callable[..., Case]:
     def case(name: str = "nft", rewards: int = 2, pieces: int = 1, beta: float = 0.0, on_policy: bool = False) -> Case:
         plain(policy)
         objective = make_objective(name, beta)
-        set_columns(objective.rule, "fresh", True)
+        objective.rule = replace(objective.rule, columns=columns_of("fresh", True))
         scramble(policy, std=0.1)
         for snapshot in ("old", "sampling"):
             policy.copy("default", snapshot)
@@ -357,7 +358,7 @@ def test_uniform_coefficients_from_the_start_or_at_the_end(make) -> None:
 
 def test_the_told_loss_of_a_weighted_sum_is_that_of_the_sum(make) -> None:
     case = make("nft", 2)
-    set_columns(case.objective.rule, "sum", True)
+    case.objective.rule = replace(case.objective.rule, columns=columns_of("sum", True))
     scores, empty = torch.rand(2 * GROUP, 2, generator=torch.Generator().manual_seed(5)), torch.zeros(2 * GROUP, 0)
     groups = torch.arange(2).repeat_interleave(GROUP)
     case.advantages = case.objective.advantages(Scored(scores, torch.ones(2), groups, empty, empty))

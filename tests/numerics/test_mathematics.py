@@ -194,7 +194,8 @@ def test_the_published_kl_leaves_the_step_size_out(name: str) -> None:
     step = torch.tensor([0.02, 0.1, 0.25], dtype=torch.float64)
     values = {}
     for kl in ("exact", "published"):
-        rows = Rows(x, x, t, SimpleNamespace(), torch.zeros(3, 1), torch.zeros(3), False)  # type: ignore[arg-type]
+        pairs = torch.zeros(3, 2, dtype=torch.int64)
+        rows = Rows(x, x, t, SimpleNamespace(), torch.zeros(3, 1), torch.zeros(3), False, pairs)  # type: ignore[arg-type]
         rows.x_next, rows.t_next, rows.t_second = x, t - step, 0.9
         objective, policy = GRPO(SamplerSpec(sampler=name, noise_level=0.7), beta=1.0, kl=kl), Analytic()
         objective.scalars(policy, rows)
@@ -252,7 +253,9 @@ def test_nft_masks_rows_that_a_reward_does_not_apply_to() -> None:
     """Their (L+ + L-) / 2 would hold theta to old for the sake of a reward that says nothing about them."""
     objective = NFT(b=0.5)
     phi = torch.rand(4, 2, dtype=torch.float64)
-    rows = Rows(*[torch.zeros(4)] * 3, SimpleNamespace(), torch.tensor([[1.0, 0.0]] * 4), torch.zeros(4), False)  # type: ignore[arg-type]
+    pairs = torch.zeros(4, 2, dtype=torch.int64)
+    advantages = torch.tensor([[1.0, 0.0]] * 4)
+    rows = Rows(*[torch.zeros(4)] * 3, SimpleNamespace(), advantages, torch.zeros(4), False, pairs)  # type: ignore[arg-type]
     full = objective.loss(phi, rows)
     rows.known = torch.tensor([[True, True], [True, False], [True, False], [True, True]])
     masked = objective.loss(phi, rows)

@@ -39,9 +39,10 @@ from diffrl.methods.rwr import SFTSection
 from diffrl.methods.rwr.objective import Regression
 from diffrl.methods.shared.coupling import measured
 from diffrl.methods.tree.credit import Branched
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.gradients import SumOfLosses, penalties
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Objective, Scored, Step
+from diffrl.objectives.objective import Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import Rollout, SamplerSpec, collect

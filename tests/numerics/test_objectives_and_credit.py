@@ -23,7 +23,7 @@ from diffrl.methods.prdp.objective import prdp_loss
 from diffrl.methods.rwr.objective import reward_weights
 from diffrl.methods.shared.coupling import best_and_worst, best_of_group, chosen_pairs
 from diffrl.methods.tree.credit import Branched
-from diffrl.objectives.objective import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, Scored
 
 NAN = math.nan
 

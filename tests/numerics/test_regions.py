@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,11 @@ from diffrl.advantages import group_advantages
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.forward import FlowMatching, Prediction
-from diffrl.methods.marble.bank import loss_slopes, set_columns
+from diffrl.methods.marble.bank import columns_of, loss_slopes
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.rwr.objective import Regression
 from diffrl.methods.shared.regions import Regions, centred_cells
-from diffrl.objectives.objective import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, Scored
 from diffrl.objectives.rows import Rows
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
@@ -52,7 +53,14 @@ def rows_of(cells: Tensor | None, advantages: Tensor) -> tuple[Any, Rows, Tensor
 
     policy: Any = SimpleNamespace(process=process, predict=predict, using=using, name=None)
     rows = Rows(
-        x0=x0, x_t=x_t, t=t, cond=None, advantages=advantages, groups=torch.zeros(B, dtype=torch.long), on_policy=False
+        x0=x0,
+        x_t=x_t,
+        t=t,
+        cond=None,
+        advantages=advantages,
+        groups=torch.zeros(B, dtype=torch.long),
+        on_policy=False,
+        pairs=torch.zeros(B, 2, dtype=torch.long),
     )  # type: ignore[arg-type]
     rows.eps, rows.cells = eps, cells
     return policy, rows, v
@@ -142,7 +150,7 @@ def test_a_cells_advantage_is_that_of_its_score_at_the_groups_statistics(std: An
     groups = torch.arange(8) // 4
     rule = AdvantageRule(std)
     if mode is not None:
-        set_columns(rule, mode, True)
+        rule = replace(rule, columns=columns_of(mode, True))
     scored = Scored(scores, weights, groups, torch.zeros(8, 1), torch.zeros(8, 0))
     regions = Regions([1], ["mapped"])
     regions.see(rule, scored)

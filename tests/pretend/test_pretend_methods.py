@@ -54,7 +54,7 @@ def test_a_method_learns_and_waits_no_more_than_the_table_says(config_file: Any,
     assert not [key for key in seen if key[2] not in BATCH]
     assert all(count <= 4 for count in seen.values())  # two batches, two rewards: not 3 or 4 sampling steps more
     scores = scores if scores.ndim == 3 else scores[:, None]
-    advantages = run.objective.advantages(run.loop._composed(rollout, scores.cpu(), features.cpu())[0])
+    advantages = run.objective.shaped(run.loop._composed(rollout, scores.cpu(), features.cpu())[0])
     with pretend_cuda.waits() as seen:
         losses, _ = run.loop._optimise(rollout, advantages, 2)
     steps = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tiny import count_forwards, scramble
 from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.methods.crd.objective import CRD, anchor_strength, external_reward
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.minibatches import optimiser_steps, sample_pairs
-from diffrl.objectives.objective import Scored, Step
+from diffrl.objectives.objective import Step
 from diffrl.objectives.rows import Rows
 from diffrl.run.train import Run
 
@@ -80,8 +82,7 @@ def prepared(config_file: Any, overrides: list[str], columns: int = 1) -> Run:
     rollout, _, features = run.loop.source(0)
     scores = torch.randn(16, columns, generator=torch.Generator().manual_seed(3))
     scores[8:, 1:] = torch.nan
-    run.objective.rule.each = columns > 1
-    run.objective.rule.total = None if columns > 1 else "rewards"
+    run.objective.rule = replace(run.objective.rule, columns="each" if columns > 1 else "rewards")
     ROLLOUTS[run] = rollout
     SCORED[run] = Scored(scores, torch.ones(columns), torch.arange(16) // 4, features, torch.zeros(16, 0))
     return run

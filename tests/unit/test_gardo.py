@@ -17,8 +17,9 @@ from diffrl.errors import UserError
 from diffrl.methods.gardo.gallery import gallery
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Scored, Step
+from diffrl.objectives.objective import Step
 from diffrl.prompts import Prompt
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
@@ -52,19 +53,21 @@ def make(config_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Run]
 
 
 def gardo_of(run: Run) -> Gardo:
-    assert isinstance(run.objective, Gardo)
-    return run.objective
+    gardo = run.objective.penalty
+    assert isinstance(gardo, Gardo)
+    return gardo
 
 
 def first_step(run: Run) -> tuple[Gardo, Step]:
     """A rollout of a policy that has left its reference, judged, and one optimiser step before its first backward."""
     gardo = gardo_of(run)
     scramble(run.policy)
-    gardo.base.after_step(run.policy, 1)
+    run.objective.after_step(run.policy, 1)
     rollout, scores, features = run.loop.source(0)
     scored = Scored(scores[:, :1], torch.ones(1), torch.arange(16) // 4, features, scores[:, 1:])
-    parts = sample_pairs(torch.arange(16), gardo.rows_per_sample(rollout)).split(8)
-    step = Step(rollout, gardo.advantages(scored), parts, (0, 0, 0), lambda values: values)
+    parts = sample_pairs(torch.arange(16), run.objective.rows_per_sample(rollout)).split(8)
+    step = Step(rollout, run.objective.shaped(scored), parts, (0, 0, 0), lambda values: values)
+    run.objective.before_step(run.policy, step)
     gardo.before_step(run.policy, step)
     return gardo, step
 
@@ -104,10 +107,10 @@ def test_penalty_is_the_bases_divergence_on_gated_rows_and_zero_elsewhere(make, 
     gardo, step = first_step(run)
     assert gardo.judged is not None and 0 < int(gardo.judged.gate.sum()) < 16
     for part in step.parts:
-        rows = gardo.rows(step.rollout, step.advantages, part, step.key)
-        gardo.scalars(run.policy, rows)
-        penalty = gardo.penalty(run.policy, rows)
-        kl = gardo.base.penalty.divergence(run.policy, rows, gardo.base.penalty.anchor(run.policy, rows))
+        rows = run.objective.rows(step.rollout, step.advantages, part, step.key)
+        run.objective.scalars(run.policy, rows)
+        penalty = gardo(run.policy, rows)
+        kl = gardo.gated.penalty.divergence(run.policy, rows, gardo.gated.penalty.anchor(run.policy, rows))
         gated = gardo.judged.gate[part[:, 0]]
         assert (penalty is None) == (not gated.any())
         if penalty is not None:
@@ -127,9 +130,9 @@ def test_normalised_over_gated_rows_the_penalty_is_their_mean(make) -> None:
         gardo, step = first_step(run)
         total = 0.0
         for part in step.parts:
-            rows = gardo.rows(step.rollout, step.advantages, part, step.key)
-            gardo.scalars(run.policy, rows)
-            penalty = gardo.penalty(run.policy, rows)
+            rows = run.objective.rows(step.rollout, step.advantages, part, step.key)
+            run.objective.scalars(run.policy, rows)
+            penalty = gardo(run.policy, rows)
             total += float(penalty.detach().sum()) if penalty is not None else 0.0
         totals.append(total)
         assert gardo.judged is not None
@@ -191,7 +194,7 @@ def test_an_auxiliary_reward_of_which_less_is_better_counts_the_other_way() -> N
     judged = []
     for lower in ([], ["a"]):
         gardo = Gardo(NFT(), auxiliary=["a"], lower=lower)
-        gardo.advantages(scored)
+        gardo.see_epoch(scored)
         assert gardo.judged is not None
         judged.append(gardo.judged.u.tolist())
     assert judged == [[0.0, 0.0, 0.0], [1.0, -1.0, 0.0]]
@@ -235,7 +238,7 @@ def test_state_survives_json(make) -> None:
     for epoch in range(4):
         run.loop.run_epoch(epoch)
     state = json.loads(json.dumps(gardo_of(run).state_dict()))
-    assert len(state["window"]) == 3 and {"old_is_theta"} == state["base"].keys()
+    assert len(state["window"]) == 3 and {"old_is_theta"} == run.objective.state_dict().keys()
     other = gardo_of(make({"window": 3}))
     other.load_state_dict(state)
     assert other.state_dict() == state == gardo_of(run).state_dict()

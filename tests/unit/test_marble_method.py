@@ -14,10 +14,10 @@ from diffrl.advantages import decoupled_advantages, group_advantages
 from diffrl.config import Config, load_config
 from diffrl.config.schema import config_class
 from diffrl.errors import UserError
-from diffrl.methods.marble.bank import Bank, set_columns
+from diffrl.methods.marble.bank import Bank, columns_of
 from diffrl.methods.marble.combiner import Marble
+from diffrl.objectives.advantages import AdvantageRule, Scored
 from diffrl.objectives.gradients import SumOfLosses
-from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.policy.lora import Adapters, LoraSpec
 from diffrl.records.tracking import Tracker
 from diffrl.report import write_report
@@ -38,8 +38,7 @@ def config(**marble: Any) -> Config:
 
 
 def test_each_reward_has_a_column_with_its_weights_sign_and_nan_is_no_signal() -> None:
-    rule = AdvantageRule("group")
-    set_columns(rule, "fresh", True)
+    rule = AdvantageRule("group", columns_of("fresh", True))
     columns = rule(scored())
     assert torch.allclose(columns[:, :1], group_advantages(SCORES[:, :1], GROUPS))
     assert torch.allclose(columns[:, 1:], -group_advantages(SCORES[:, 1:], GROUPS), atol=1e-5)
@@ -51,11 +50,9 @@ def test_a_total_stands_last_and_alone_where_nothing_is_measured() -> None:
     plain = AdvantageRule("group")
     total = plain(scored())
     assert total.shape == (6, 1) and plain.known(scored()).shape == (6, 1)
-    rule = AdvantageRule("group")
-    set_columns(rule, "sum", True)
+    rule = AdvantageRule("group", columns_of("sum", True))
     assert torch.equal(rule(scored())[:, 2:], total) and rule.known(scored()).shape == (6, 3)
-    set_columns(rule, "advantages", False)
-    alone = rule(scored())
+    alone = AdvantageRule("group", columns_of("advantages", False))(scored())
     assert torch.equal(alone, decoupled_advantages(SCORES, torch.tensor([1.0, -2.0]), GROUPS))
 
 

@@ -14,8 +14,6 @@ from diffrl.config import door, load_config
 from diffrl.config.schema import Config
 from diffrl.conformance.objective import Case, accumulation, around, plain_loss
 from diffrl.errors import UserError
-from diffrl.methods.gardo.penalty import Gardo
-from diffrl.methods.nft.objective import NFT
 from diffrl.run.train import train
 from diffrl.sharing import publish
 from diffrl.sharing.card import _cited
@@ -58,15 +56,6 @@ def test_densegrpo_stands_beside_the_flow_grpo_that_it_is_a_part_of() -> None:
     config = Config(objective="grpo", dense={})
     cited = [_cited(one, getattr(config, one.name)) for one in config.methods]
     assert [text.partition("]")[0] for text in cited] == ["[Flow-GRPO", "[DenseGRPO"]
-
-
-def test_what_is_added_to_an_objective_is_there_under_gardo() -> None:
-    base = NFT()
-    base.something_new = 3  # type: ignore[attr-defined]
-    gardo = Gardo(base, auxiliary=["a"])
-    assert gardo.something_new == 3 and gardo.samples_from == "old"
-    with pytest.raises(AttributeError):
-        _ = gardo.nothing_like_this
 
 
 def test_a_strangers_objective_is_trained_resumed_reported_and_published(mine: str, config_file: Any) -> None:

@@ -20,6 +20,7 @@ E[W v | x_t] / E[W | x_t]: it changes how much a state counts, and by how much t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,9 +30,15 @@ from diffrl.config.base import Section
 from diffrl.methods.acflow import ACFlowSection
 from diffrl.methods.acflow.critic import Values
 from diffrl.methods.shared.coupling import own_error
-from diffrl.objectives.objective import Given, Objective, Scored, Step
+from diffrl.objectives.advantages import Scored
+from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
+
+
+def scores_themselves(scores: Tensor, groups: Tensor, std: str) -> Tensor:
+    """(N, K) as they are."""
+    return scores
 
 
 class Scale:
@@ -65,7 +72,7 @@ class ActorCritic(Objective):
     def __init__(self, keys: ACFlowSection | None = None, *, seed: int = 0, **values: Any) -> None:
         keys = ACFlowSection.of(keys, values)
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
-        self.rule.estimate = lambda scores, groups, std: scores  # no group: the critic is what is compared with
+        self.rule = replace(self.rule, estimate=scores_themselves)  # no group: the critic is what is compared with
         self.tau, self.adv_clip = keys.tau, keys.adv_clip
         self.critic_steps, self.warmup = keys.critic_steps, keys.warmup
         self.values, self.scale = Values(keys.critic_rate, seed), Scale()

@@ -25,7 +25,8 @@ from torch import Tensor
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.objective import Objective, Penalty
+from diffrl.objectives.objective import Objective
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
@@ -60,11 +61,12 @@ class AWM(Objective):
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
         self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, keys.adv_clip
         if keys.beta_average:
-            self.proximal = Penalty(self, keys.beta_average, name="awm/average_kl")
-            self.proximal.reference = "average"
+            proximal = Penalty(self, keys.beta_average, name="awm/average_kl")
+            proximal.reference = "average"
+            self.penalties.append(proximal)
 
     def forwards(self, split: bool, steps: int) -> float:
-        return 1 - 1 / steps + (self.proximal is not None)  # old, but for the epoch's first step; the average
+        return 1 - 1 / steps + len(self.penalties) - 1  # old, but for the epoch's first step; the average
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1): W; leaves W_old in the rows as the log-likelihood that it stands for."""

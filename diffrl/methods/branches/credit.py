@@ -24,8 +24,8 @@ from diffrl.denoising import SamplePlan
 from diffrl.methods.branches import BranchesSection
 from diffrl.methods.branches.plan import Branches
 from diffrl.methods.shared.credit import by_row, views_of
+from diffrl.objectives.advantages import AdvantageRule, Scored
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 

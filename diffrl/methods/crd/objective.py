@@ -23,7 +23,9 @@ from diffrl.advantages import group_advantages, weighted_sum
 from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error
-from diffrl.objectives.objective import Objective, Penalty, Scored, Step
+from diffrl.objectives.advantages import Scored
+from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
@@ -73,7 +75,7 @@ class CRD(Objective):
         noising = Noising.of(keys, group_level=True, group_noise=keys.same_noise)
         decays = {"old": keys.old, "sampling": keys.sampling}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
-        self.penalty = Anchor(self, keys.beta, keys.anchor_guidance)
+        self.penalties = [Anchor(self, keys.beta, keys.anchor_guidance)]
         self.b, self.adv_clip, self.kind, self.tau = keys.b, keys.adv_clip, keys.loss, keys.tau
         self.weighted, self.adaptive = keys.weighted, keys.adaptive
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
@@ -101,10 +103,10 @@ class CRD(Objective):
         if self._targets is None or self._targets.advantages is not step.advantages:
             q = external_reward(step.advantages, self.adv_clip)
             self._targets = Targets.of(step, q, self._known, self.tau, policy.device)
-            if self.adaptive and self.penalty.beta:
+            if self.adaptive and self.penalties[0].beta:
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]
-                self.strength = anchor_strength(q, self.penalty.beta).to(policy.device, non_blocking=True)
+                self.strength = anchor_strength(q, self.penalties[0].beta).to(policy.device, non_blocking=True)
         self._r_mean = self._old_error = None
         if not self.on_policy and not self._targets.whole(step):
             self._measure(policy, step, self._targets)

@@ -21,7 +21,8 @@ from torch.nn.functional import logsigmoid
 
 from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
-from diffrl.objectives.objective import Objective, Penalty, Step
+from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
@@ -47,7 +48,7 @@ class DGPO(Objective):
         keys = DGPOSection.of(keys, values)
         noising = of_groups(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": keys.old})
-        self.penalty = Unstopped(self, keys.beta, keys.anchor_guidance)
+        self.penalties = [Unstopped(self, keys.beta, keys.anchor_guidance)]
         self.b, self.clip = keys.b, keys.clip
         self.reference, self.sample_old = keys.reference, keys.sample_old
         self.coupling = Coupling(self._slopes, count=2)

@@ -58,6 +58,6 @@ def path_images(path: Literal["all", "random"], policy: Policy, rows: Rows) -> T
     """The clean latents (b, C, h, w) that are judged, with gradient; "random" leaves its prediction in the rows."""
     if path == "all":
         assert rows.rollout is not None, "path_rows() leaves the rollout"
-        return redraw(policy, rows.rollout, rows.places()[0], rows.cond)
+        return redraw(policy, rows.rollout, rows.pairs[:, 0], rows.cond)
     rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
     return rows.prediction.x0

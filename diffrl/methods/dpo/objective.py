@@ -21,6 +21,7 @@ reference fits x^w better than theta does, x^l counts as a second winner (`flipp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class DPO(Objective):
         keys = DPOSection.of(keys, values)
         noising = of_groups(keys)
         super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
-        self.rule.estimate = first_and_last if rival else best_and_worst
+        self.rule = replace(self.rule, estimate=first_and_last if rival else best_and_worst)
         self.b, self.follow, self.flip = keys.b, keys.follow, keys.flip
         self.anchor = None if keys.follow is None else "old"
         self.ring = None if keys.ring is None else Ring(keys.ring, keys.every, seed)

@@ -77,6 +77,7 @@ class FDFO(Objective):
             cond=rollout.cond.select(rollout.prompt_index[sample]),
             advantages=row_advantages(advantages, sample, number).to(path.t.device, non_blocking=True),
             groups=rollout.prompt_index[sample],
+            pairs=pairs,
             on_policy=self.on_policy,
             guidance=self.guidance_scale,
         )

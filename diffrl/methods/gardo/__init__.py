@@ -76,16 +76,16 @@ class GardoSection(Section):
     window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
     reset: Reset = section(Reset, "when the trained weights become the reference")
 
-    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
         from diffrl.methods.gardo.penalty import Gardo
 
-        return Gardo.of(self, objective, config, lower)
+        Gardo.of(self, objective, config, lower)
 
     def build(self, build: Any) -> None:
         if self.auxiliary:
             from diffrl.methods.gardo.gallery import Gallery
 
-            build.add(Gallery(build, build.objective))
+            build.add(Gallery(build, build.objective.penalty))
 
     def reset_kl(self, config: Whole) -> float | None:
         """reset.kl, with "auto" in the units of the objective's KL."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.methods.gardo.penalty import Gardo
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.policy import Policy
 from diffrl.records.disk import write_text, writing
 from diffrl.records.tracking import save_image

@@ -3,14 +3,14 @@
 symbol      name here            meaning
 A_i d_i     shape_advantages     positive advantages grow with the distance to the nearest image of the group
 U, k        uncertainty, share   who is penalised: the k share of the samples with the highest U
-KL          base.penalty         divergence of the penalised rows from the reference
+KL          gated                divergence of the penalised rows from the reference
 eps_KL, m   reset_kl, _counters  when the trained weights become the reference
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,10 +21,11 @@ from diffrl.config import Config
 from diffrl.methods.gardo import GardoSection
 from diffrl.methods.gardo.gate import GateShare, gate_of, nearest_distance, shape_advantages, uncertainty
 from diffrl.methods.gardo.references import Gated
-from diffrl.objectives.objective import Objective, Scored, Step
+from diffrl.objectives.advantages import Scored
+from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
-from diffrl.rollout import Rollout
 
 REFERENCE = "reference"  # the snapshot that a reset renews
 Gate = Literal["batch", "group", "all"]
@@ -40,23 +41,19 @@ class Judged:
     gate: Tensor
 
 
-class Gardo:
-    """An `Objective` whose advantages are shaped by diversity and whose penalty acts on the uncertain samples only.
-
-    All that it does not define itself is the base's (`__getattr__`): its rows, its loss, its snapshots, and whatever an
-    objective of tomorrow has.
+class Gardo(Penalty):
+    """Takes the place of an objective's penalty and acts on the uncertain samples only; shapes advantages by diversity.
 
     Args:
-        base: the objective; its loss stays as it is. Its `rule.std` and its penalty are set here.
-        auxiliary: names of the columns of `Scored.auxiliary`.
-        lower: those of them of which a lower score is better.
-        beta: weight of the penalty; None keeps the base's. 0: no reference is kept and no forward of it run.
-        advantage_std: None keeps the base's.
-        diversity, gate: see `shape_advantages` and `gate_of`. Gate "all" is the base's own penalty, on every row.
-        share, share_range, window, window_full: see `GateShare`.
+        base: the objective; its loss stays as it is. Its rule's std, its penalties and its transforms are set here.
+        keys: `auxiliary`: names of the columns of `Scored.auxiliary`. `beta`: weight of the penalty; None keeps the
+            base's. 0: no reference is kept and no forward of it run. `advantage_std`: None keeps the base's.
+            `diversity`, `gate`: see `shape_advantages` and `gate_of`; gate "all" is the base's own penalty, on every
+            row. `share`, `share_range`, `window`, `window_full`: see `GateShare`. `normalise`: see `Gated`.
+        lower: names of auxiliary rewards of which a lower score is better.
         reset_kl, reset_steps: the reference becomes the trained LoRA after a step whose mean KL (of the penalised rows;
             with gate "all" the base's penalty over beta) is above `reset_kl`, or `reset_steps` steps after the last
-            reset. Both None: the reference stays the base's. normalise: see `Gated`.
+            reset. Both None: the reference stays the base's.
     """
 
     def __init__(
@@ -70,21 +67,24 @@ class Gardo:
         **values: Any,
     ) -> None:
         keys = GardoSection.of(keys, values)
-        self.base, self.auxiliary, self.gate, self.diversity = base, keys.auxiliary, keys.gate, keys.diversity
+        self.auxiliary, self.gate, self.diversity = keys.auxiliary, keys.gate, keys.diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in keys.auxiliary])
         self.gate_share = GateShare(keys.share, keys.share_range, keys.window, keys.window_full)
         if keys.advantage_std is not None:
-            base.rule.std = keys.advantage_std
+            base.rule = replace(base.rule, std=keys.advantage_std)
         if keys.beta is not None:
             base.penalty.beta = keys.beta
+        super().__init__(base, base.penalty.beta, base.penalty.guidance)
         self.reset_kl, self.reset_steps = reset_kl, reset_steps
-        self.resets = base.penalty.beta != 0 and (reset_kl is not None or reset_steps is not None)
+        self.resets = self.beta != 0 and (reset_kl is not None or reset_steps is not None)
         if self.resets:
-            base.penalty.reference = REFERENCE
-        self.snapshots = (*base.snapshots, REFERENCE) if self.resets else base.snapshots
-        how: dict[str, Any] = {"gated": keys.gate != "all", "normalise": keys.normalise}
-        self.penalty = self.gated = Gated(base, **how)
-        self.gated.share = 1.0 if keys.gate == "all" else keys.share
+            base.penalty.reference = self.reference = REFERENCE
+            base.snapshots = (*base.snapshots, REFERENCE)
+        self.share = 1.0 if keys.gate == "all" else keys.share
+        self.gated = Gated(base, gated=keys.gate != "all", normalise=keys.normalise)
+        base.penalties = [self, *base.penalties[1:]]
+        if keys.diversity != "off":
+            base.transforms = [*base.transforms, self.diverse]
         self.judged: Judged | None = None  # of this epoch
         self._epoch: dict[str, float] = {}  # this epoch's numbers, the same on every process
         self._reduce: Callable[[Tensor], Tensor] = lambda values: values  # sums over processes
@@ -95,25 +95,9 @@ class Gardo:
         """With the reset's two thresholds."""
         return cls(base, section, lower=lower, reset_kl=section.reset_kl(config), reset_steps=section.reset.steps)
 
-    def __getattr__(self, name: str) -> Any:
-        """Asked for what is not Gardo's own."""
-        if name == "base":  # before it is set: a copy in the making
-            raise AttributeError(name)
-        return getattr(self.base, name)
-
     # ---- once an epoch, on the CPU, on the scores of all processes: every process decides the same
 
-    def advantages(self, scored: Scored) -> Tensor:
-        advantages = self.base.advantages(scored)
-        self._judge(scored)
-        if self.diversity != "off":
-            distance = nearest_distance(scored.features, scored.groups)
-            self._epoch["gardo/nearest"] = float(distance.mean())
-            flat = advantages.flatten(1)  # of (N, T, K), too: every row of a sample by the same distance
-            advantages = shape_advantages(flat, distance, scored.groups, self.diversity).view_as(advantages)
-        return advantages
-
-    def _judge(self, scored: Scored) -> None:
+    def see_epoch(self, scored: Scored) -> None:
         proxy = weighted_sum(scored.scores, scored.weights)[:, 0]
         everyone = torch.ones(len(proxy), dtype=torch.bool)
         if not self.auxiliary:
@@ -133,19 +117,24 @@ class Gardo:
             "gardo/penalised": float(gate.double().mean()),
         }
 
-    # ---- the base's rows, loss and snapshots, and a penalty of the judged samples
+    def diverse(self, advantages: Tensor, scored: Scored) -> Tensor:
+        """Advantages (N, K) or (N, T, K), shaped by each sample's distance: every row of it by the same."""
+        distance = nearest_distance(scored.features, scored.groups)
+        self._epoch["gardo/nearest"] = float(distance.mean())
+        shaped = shape_advantages(advantages.flatten(1), distance, scored.groups, self.diversity)
+        return shaped.view_as(advantages)
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        return self.gated.mark(self.base.rows(rollout, advantages, pairs, key), pairs)
+    # ---- the penalty of the judged samples, and its reference
+
+    def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
+        return self.gated(policy, rows)
 
     def before_step(self, policy: Policy, step: Step) -> None:
-        self.base.before_step(policy, step)
         self._reduce = step.reduce
-        self.gated.before_step(policy, step, None if self.judged is None else self.judged.gate)
+        self.gated.judge(policy, step, None if self.judged is None else self.judged.gate)
 
     def after_step(self, policy: Policy, step: int) -> None:
-        self.base.after_step(policy, step)
-        self.gated.after_step()
+        self.gated.forget()
         if self.resets:
             self._reset(policy)
 
@@ -163,18 +152,16 @@ class Gardo:
         self._counters = torch.stack([torch.where(due, 0, since), self._counters[1] + due])
 
     def metrics(self) -> dict[str, Tensor]:
-        sums = self.base.metrics()
         device = self.gated.kl.device
         numbers = {name: torch.tensor([value, 1.0], device=device) for name, value in self._epoch.items()}
         numbers["gardo/resets"] = torch.stack([self._counters[1].to(device).float(), torch.ones((), device=device)])
         if self.gated.beta != 0:
             numbers["gardo/forwards_saved"] = self.gated.saved()
-        return sums | numbers
+        return numbers
 
     def state_dict(self) -> dict[str, Any]:
         since, resets = self._counters.tolist()
         return {
-            "base": self.base.state_dict(),
             "share": self.gate_share.value,
             "window": list(self.gate_share.means),
             "since_reset": since,
@@ -182,6 +169,5 @@ class Gardo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.base.load_state_dict(state["base"])
         self.gate_share.value, self.gate_share.means = float(state["share"]), [float(mean) for mean in state["window"]]
         self._counters = torch.tensor([int(state["since_reset"]), int(state["resets"])])

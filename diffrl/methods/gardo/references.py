@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from diffrl.forward import Prediction
-from diffrl.objectives.objective import Objective, Penalty, Step
+from diffrl.objectives.objective import Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 Normalise = Literal["rows", "gated"]
 
 
-class Gated(Penalty):
-    """Stands in for the penalty of `base`, whose anchor and divergence it uses.
+class Gated:
+    """`beta` times the divergence of the judged rows, by the penalty of `base`: its anchor and its divergence.
 
     Args:
         gated: False: the base's own penalty on every row, of which only the divergence is noted.
@@ -25,8 +25,8 @@ class Gated(Penalty):
     """
 
     def __init__(self, base: Objective, *, gated: bool, normalise: Normalise) -> None:
-        super().__init__(base, base.penalty.beta)
-        self.base_penalty, self.reference, self.means = base.penalty, base.penalty.reference, base.means
+        self.objective, self.penalty, self.beta = base, base.penalty, base.penalty.beta
+        self.means = base.means
         self.gated, self.normalise = gated and self.beta != 0, normalise
         self.kl = torch.zeros(2)  # [sum, count] of the step's KL, on the policy's device
         self.seen = self.forwards = 0  # trained rows, and reference forwards of them, since the last `saved`
@@ -34,7 +34,7 @@ class Gated(Penalty):
         self._anchors: Prediction | None = None  # of the step's penalised rows
         self._slots = torch.empty(0)  # (n, T) int64 on the CPU: where a pair's anchor is in them, or -1
 
-    def before_step(self, policy: Policy, step: Step, gate: Tensor | None) -> None:
+    def judge(self, policy: Policy, step: Step, gate: Tensor | None) -> None:
         """Reference forwards of the rows of the gated samples (N,), as many at once as a micro-batch has rows."""
         self.kl = torch.zeros(2, device=policy.device)
         self.seen += sum(len(part) for part in step.parts)
@@ -54,40 +54,35 @@ class Gated(Penalty):
         with policy.together():  # processes have unevenly many
             for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
                 rows = self.objective.rows(rollout, step.advantages, part, step.key)
-                anchors.append(self.base_penalty.anchor(policy, rows))
+                anchors.append(self.penalty.anchor(policy, rows))
         self.forwards += len(chosen)
         self._anchors = _joined(anchors)
-
-    def mark(self, rows: Rows, pairs: Tensor) -> Rows:
-        """The rows of `pairs` with their places among the anchors."""
-        if self.gated:
-            rows.slot = self._slots[pairs[:, 0], pairs[:, 1]]
-        return rows
 
     def __call__(self, policy: Policy, rows: Rows) -> Tensor | None:
         """(b,) `beta * KL` of the penalised rows and 0 of the others; None if the micro-batch has none."""
         if self.beta == 0:
             return None
         if not self.gated:
-            penalty = self.base_penalty(policy, rows)
+            penalty = self.penalty(policy, rows)
             self.forwards += len(rows.t)
             if penalty is not None:
                 self._observe(penalty.detach() / self.beta)
             return penalty
-        assert rows.slot is not None, "the rows were made after before_step()"
-        here = (rows.slot >= 0).nonzero().flatten()
-        if not len(here):
+        slots = self._slots[rows.pairs[:, 0], rows.pairs[:, 1]]
+        here = (slots >= 0).nonzero().flatten()
+        if not len(here) or self.means.pausing:
             return None
         assert self._anchors is not None
-        kl = self.base_penalty.divergence(policy, rows.select(here), _selected(self._anchors, rows.slot[here]))
+        kl = self.penalty.divergence(policy, rows.select(here), _selected(self._anchors, slots[here]))
         self._observe(kl.detach())
-        return kl.new_zeros(len(rows.slot)).index_add(0, here.to(kl.device, non_blocking=True), self._weight * kl)
+        return kl.new_zeros(len(slots)).index_add(0, here.to(kl.device, non_blocking=True), self._weight * kl)
 
     def _observe(self, kl: Tensor) -> None:
         self.means.add("gardo/kl_gated", kl)
         self.kl = self.kl + torch.stack([kl.sum(), kl.new_full((), len(kl))])
 
-    def after_step(self) -> None:
+    def forget(self) -> None:
+        """The step's references."""
         self._anchors = None
 
     def saved(self) -> Tensor:

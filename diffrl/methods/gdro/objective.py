@@ -17,6 +17,7 @@ k = 2 with tau -> 0 is DPO. Whether the paper's e is a mean or a sum over dims i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class GDRO(Objective):
         keys = GDROSection.of(keys, values)
         noising = of_groups(keys)
         super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
-        self.rule.estimate = lambda scores, groups, std: group_advantages(scores, groups, "none")
+        # Centred, whatever std a method around it asks for.
+        self.rule = replace(self.rule, estimate=lambda scores, groups, std: group_advantages(scores, groups, "none"))
         self.b, self.tau, self.best, self.top = keys.b, keys.tau, keys.best, keys.top
         self.coupling = Coupling(self._slopes)
 

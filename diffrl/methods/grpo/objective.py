@@ -30,7 +30,9 @@ from diffrl.config.methods import Decay
 from diffrl.forward import Prediction
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
-from diffrl.objectives.objective import Credit, Given, Objective, Penalty, Scored
+from diffrl.objectives.advantages import Scored
+from diffrl.objectives.objective import Credit, Given, Objective
+from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -61,7 +63,7 @@ class GRPO(Objective):
         self.prediction_options = {"hold_empty": True} if keys.guidance_gradient == "published" else {}
         self.skip_zero = keys.skip_zero
         self.selects = keys.skip_zero or (credit is not None and credit.selects)
-        self.penalty = StepKL(self, keys.beta)
+        self.penalties = [StepKL(self, keys.beta)]
 
     @classmethod
     def of(cls, section: Section, given: Given) -> GRPO:
@@ -107,6 +109,7 @@ class GRPO(Objective):
             cond=rollout.cond.select(rollout.prompt_index[sample]),
             advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
             groups=rollout.prompt_index[sample],
+            pairs=pairs,
             on_policy=self.on_policy,
             guidance=self.spec.guidance_scale,
             x_next=trajectory.x_next[i, j],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Literal
 
 from diffrl.config.base import Method, Problem, Section, Share, Whole, key
@@ -40,12 +41,11 @@ class MarbleSection(Section):
         True, "modes advantages, sum: log each reward's gradient and its cosine to the step (more time)"
     )
 
-    def around(self, objective: Any, config: Any, lower: Collection[str]) -> Any:
+    def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
         """With the columns of advantages that are balanced."""
-        from diffrl.methods.marble.bank import set_columns
+        from diffrl.methods.marble.bank import columns_of
 
-        set_columns(objective.rule, self.mode, self.measure)
-        return objective
+        objective.rule = replace(objective.rule, columns=columns_of(self.mode, self.measure))
 
     def combiner(self, config: Any) -> Any:
         from diffrl.methods.marble.combiner import build_combiner

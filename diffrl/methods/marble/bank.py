@@ -12,21 +12,24 @@ from torch import Tensor, nn
 
 from diffrl.methods.marble.gradients import gram_matrix
 from diffrl.methods.marble.simplex import Array
+from diffrl.objectives.advantages import Columns
 from diffrl.objectives.gradients import SumOfLosses
-from diffrl.objectives.objective import AdvantageRule, Objective
+from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
 
 Mode = Literal["fresh", "full", "amortised", "uniform", "advantages", "sum"]
 TOTALS: dict[str, Literal["rewards", "advantages"]] = {"sum": "rewards", "advantages": "advantages"}
 
 
-def set_columns(rule: AdvantageRule, mode: Mode, measure: bool) -> None:
+def columns_of(mode: Mode, measure: bool) -> Columns:
     """Which columns the advantages have: one for each reward, and in the modes of `TOTALS` a last one of all together.
 
     Such a total alone, which is trained as if there was one reward, where nothing is measured.
     """
-    rule.total = TOTALS.get(mode)
-    rule.each = rule.total is None or measure
+    if mode not in TOTALS:
+        return "each"
+    each: dict[str, Columns] = {"rewards": "each+rewards", "advantages": "each+advantages"}
+    return each[TOTALS[mode]] if measure else TOTALS[mode]
 
 
 def loss_slopes(objective: Objective, phi: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -123,7 +123,7 @@ class Marble:
             gradients = self._zeros(columns + self._passes.shared, self._capture.size, device)
             # Modes that balance nothing are as one pass of the losses would be.
             counts = None if self.mode in TOTALS else torch.zeros(2, columns, device=device)
-            held = objective.penalty.beta != 0 or objective.proximal is not None
+            held = any(penalty.beta for penalty in objective.penalties)
             self._bank = Bank(gradients, torch.zeros(columns, device=device), held, counts)
             self._scaler = scaler
         self._bank.see(rows)

@@ -20,7 +20,7 @@ from torch import Tensor
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
 from diffrl.methods.shared.regions import Spatial
-from diffrl.objectives.objective import Scored
+from diffrl.objectives.advantages import Scored
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout

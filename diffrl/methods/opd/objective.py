@@ -156,6 +156,7 @@ class OPD(Objective):
             cond=rollout.cond.select(groups),
             advantages=row_advantages(advantages, sample, number).to(t.device, non_blocking=True),
             groups=groups,
+            pairs=pairs,
             on_policy=self.on_policy,
             guidance=self.spec.guidance_scale,
             weight=target_weight(self.target, self.spec, rollout.process, t, t_next, a, rollout.t_second),

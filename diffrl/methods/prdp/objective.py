@@ -58,7 +58,7 @@ class PRDP(Objective):
         self.b, self.clip = keys.b, keys.clip
         self.steps = GRPO(spec, beta=keys.beta)
         self.steps.means, self.guidance_scale = self.means, spec.guidance_scale
-        self.penalty = StepKL(self.steps, keys.beta)
+        self.penalties = [StepKL(self.steps, keys.beta)]
         self.coupling = Coupling(self._slopes, count=2)
 
     @classmethod
@@ -70,7 +70,7 @@ class PRDP(Objective):
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         rows = self.steps.rows(rollout, advantages, pairs, key)
-        rows.pairs, rows.on_policy = pairs.to(rows.t.device, non_blocking=True), self.on_policy
+        rows.on_policy = self.on_policy
         return rows
 
     def forwards(self, split: bool, steps: int) -> float:

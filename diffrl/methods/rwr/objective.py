@@ -15,13 +15,14 @@ Published Flow-RWR weighs by exp(r) and has no factor (1 - t)^2; Flow-GRPO's bas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import group_advantages
+from diffrl.advantages import Estimate, group_advantages
 from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Spatial
@@ -63,10 +64,11 @@ class Regression(Spatial):
         keys = RWRSection(**values) if keys is None else keys
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
         self.label = "sft" if isinstance(keys, SFTSection) else "rwr"  # of its metrics
-        if isinstance(keys, SFTSection):
-            self.rule.estimate = best_of_group
-        else:
-            self.rule.estimate = partial(reward_weights, weights=keys.weights, tau=keys.tau, constraint=keys.constraint)
+        estimate: Estimate = best_of_group
+        if isinstance(keys, RWRSection):
+            how = partial(reward_weights, weights=keys.weights, tau=keys.tau, constraint=keys.constraint)
+            estimate = how
+        self.rule = replace(self.rule, estimate=estimate)
 
     def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
         super().see_regions(columns, names)

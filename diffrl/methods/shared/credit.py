@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffrl.objectives.objective import AdvantageRule, Scored
+from diffrl.objectives.advantages import AdvantageRule, Scored
 
 
 def by_row(rule: AdvantageRule, scored: Scored, values: Tensor, groups: Tensor | None = None) -> Tensor:

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Std, group_scale, weighted_sum
-from diffrl.objectives.objective import AdvantageRule, Objective, Scored
+from diffrl.objectives.advantages import AdvantageRule, Scored
+from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
 from diffrl.rewards.mapped import known_means
 from diffrl.rollout import Rollout

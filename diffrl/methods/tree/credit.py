@@ -28,8 +28,8 @@ from diffrl.denoising import SamplePlan
 from diffrl.methods.shared.credit import by_row
 from diffrl.methods.tree import TreeSection
 from diffrl.methods.tree.plan import Tree
+from diffrl.objectives.advantages import AdvantageRule, Scored
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import AdvantageRule, Scored
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 
