@@ -6,9 +6,8 @@ Symbols: n local samples, T training rows per sample, b rows of a micro-batch, K
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from diffrl.config.methods import ForwardProcess, noisiest
 from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Conditioning
-from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout
 from diffrl.seeds import noise
 
@@ -26,7 +24,7 @@ Names = list[tuple[int | str, ...]]  # what each row's random numbers are keyed 
 
 @dataclass
 class Rows:
-    """A micro-batch of (sample, timestep) pairs; everything that an objective needs to compute its scalars."""
+    """A micro-batch of (sample, timestep) pairs; a method whose scalars need more of them has a subclass."""
 
     x0: Tensor  # (b, C, h, w) clean latents of the generated images
     x_t: Tensor  # (b, C, h, w) network input
@@ -37,26 +35,11 @@ class Rows:
     on_policy: bool  # True while the trained LoRA equals the snapshot that sampled
     pairs: Tensor  # (b, 2) int64 on the CPU: (local sample, row number)
     guidance: float = 1.0
-    x_next: Tensor | None = None  # (b, C, h, w) stored next state of a stochastic step (GRPO)
-    t_next: Tensor | None = None  # (b,)
-    t_second: float = 1.0  # second sigma of the schedule, where s(t = 1) is evaluated
-    noise_level: Tensor | None = None  # (b,) of the stored step; None: the sampler's one for all
-    log_prob: Tensor | None = None  # (b,) of the stored step when it was sampled
     prediction: Prediction | None = None  # of the trained LoRA, left here by `scalars` for the penalty
-    mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA (GRPO), left by `scalars`
-    std: Tensor | None = None  # (b, 1, 1, 1)
-    divergence: Tensor | None = None  # (b,) of the step from the old policy's (GRPO), left by `scalars`
-    prompts: Sequence[Prompt] = ()  # all of the epoch's, row i has prompts[groups[i]]: for rewards in the loss (direct)
-    eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, for what needs the true velocity (CRD)
+    eps: Tensor | None = None  # (b, C, h, w) the noise in x_t, of images that are noised again
     known: Tensor | None = None  # (b, K) bool: where a reward applies; None: everywhere
-    cells: Tensor | None = None  # (b, K, h, w) what each latent cell's advantage is above the row's (SRUM)
-    weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
-    slot: Tensor | None = None  # (b,) int64 on the CPU: the row's teacher, -1: none (OPD)
-    rollout: Rollout | None = None  # for what draws its images again (direct.path)
-    words: Tensor | None = None  # (b, 2) int64 on the CPU: the control words of a pair of prompts (SRPO)
-    factors: Tensor | None = None  # (b, 2) on the CPU: what the scores for these two prompts count
 
-    def select(self, index: Tensor) -> Rows:
+    def select(self, index: Tensor) -> Self:
         """The rows `index` (n,) int64 on the CPU, with whatever `scalars` left in them."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, value in values.items():
@@ -67,7 +50,7 @@ class Rows:
             elif isinstance(value, Prediction):
                 on = index.to(value.v.device, non_blocking=True)
                 values[name] = Prediction(value.x0[on], value.eps[on], value.v[on])
-        return Rows(**values)
+        return type(self)(**values)
 
     def places(self) -> tuple[Tensor, Tensor]:
         """Local sample and row number, each (b,), on the device."""

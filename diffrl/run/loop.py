@@ -240,7 +240,6 @@ class Loop:
     def _keep_step(self, rows: Rows) -> None:
         """The passes of a micro-batch that counts as nothing: gradients of 0, and no share in a loss or a metric."""
         rows.advantages = torch.zeros_like(rows.advantages)
-        rows.slot = None if rows.slot is None else torch.full_like(rows.slot, -1)  # no penalty of its own
         with RunningMeans.paused():
             self.gradients.add(self.objective, self.policy, rows, math.inf, self.scaler)
 

@@ -29,6 +29,8 @@ from torch import nn
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.marble.combiner import Marble
 from diffrl.methods.nft.objective import NFT
+from diffrl.methods.shared.regions import SpatialRows
+from diffrl.methods.shared.steps import StepRows
 from diffrl.objectives.gradients import Gradients, SumOfLosses
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.rows import Rows
@@ -91,13 +93,14 @@ def random_rows(policy: Policy, cond: Conditioning, objective: Objective, count:
         pairs=torch.zeros(count, 2, dtype=torch.int64),
     )
     if isinstance(objective, GRPO):
-        rows.t_next = t - 0.1
+        t_next = t - 0.1
         with torch.no_grad():
             prediction = policy.predict(rows.x_t, t, rows.cond)
-            mean, std = sde_kernel("flow_sde", rows.x_t, prediction, t, rows.t_next, 0.7, 0.9, policy.process)
-            rows.t_second, rows.x_next = 0.9, mean + std * eps
-            rows.log_prob = gaussian_log_prob(rows.x_next, mean, std)
-    return rows
+            mean, std = sde_kernel("flow_sde", rows.x_t, prediction, t, t_next, 0.7, 0.9, policy.process)
+            x_next = mean + std * eps
+            log_prob = gaussian_log_prob(x_next, mean, std)
+        return StepRows(**vars(rows), x_next=x_next, t_next=t_next, t_second=0.9, log_prob=log_prob)
+    return SpatialRows(**vars(rows))
 
 
 class Bench:

@@ -10,7 +10,7 @@ import torch
 
 from diffrl.forward import FlowMatching
 from diffrl.methods.grpo.objective import GRPO
-from diffrl.objectives.rows import Rows
+from diffrl.methods.shared.steps import StepRows
 from diffrl.rollout import SamplerSpec
 
 SHAPE = (2, 3, 3)
@@ -44,7 +44,7 @@ def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
     x = torch.randn(4, *SHAPE, generator=generator, dtype=torch.float64)
     t, t_next = torch.full((4,), 0.8, dtype=torch.float64), torch.full((4,), 0.7, dtype=torch.float64)
     objective = GRPO(SamplerSpec(sampler="flow_sde", noise_level=0.7), beta=0.04)
-    rows = Rows(
+    rows = StepRows(
         x0=x,
         x_t=x,
         t=t,
@@ -56,6 +56,7 @@ def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
         x_next=x,
         t_next=t_next,
         t_second=0.9,
+        log_prob=torch.zeros(4, dtype=torch.float64),
     )
     policy = Analytic()
     objective.scalars(policy, rows)

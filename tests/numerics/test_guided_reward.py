@@ -18,6 +18,7 @@ from tiny import SPEC, inputs, scramble
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
 from diffrl.methods.d2align.direction import learn, reconstructed, word_direction
 from diffrl.methods.direct.objective import Direct
+from diffrl.methods.direct.rows import DirectRows
 from diffrl.objectives.rows import Rows
 from diffrl.policy import base as policy_base
 from diffrl.policy import load_policy
@@ -160,7 +161,9 @@ def row_of(policy: Any, dtype: torch.dtype = torch.float32) -> Rows:
     prompts = [Prompt("red a"), Prompt("blue b")]
     x_t = policy.process.add_noise(x0, eps, t)
     pairs = torch.zeros(4, 2, dtype=torch.int64)
-    rows = Rows(x0, x_t, t, cond, torch.zeros(4, 1), groups, False, pairs, t_next=t - 0.15, eps=eps, prompts=prompts)
+    rows = DirectRows(
+        x0, x_t, t, cond, torch.zeros(4, 1), groups, False, pairs, t_next=t - 0.15, eps=eps, prompts=prompts
+    )
     cond.embeds, cond.pooled = cond.embeds.to(dtype), cond.pooled.to(dtype)
     return rows
 

@@ -24,9 +24,10 @@ from diffrl.methods.gardo.gate import GateShare
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.nft.objective import NFT
-from diffrl.methods.shared.steps import step_weights
+from diffrl.methods.shared.regions import SpatialRows
+from diffrl.methods.shared.steps import StepRows, step_weights
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.rows import Rows, row_sigmas
+from diffrl.objectives.rows import row_sigmas
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.prompts import Prompt
 from diffrl.rollout import Rollout, SamplerSpec, collect
@@ -195,8 +196,9 @@ def test_the_published_kl_leaves_the_step_size_out(name: str) -> None:
     values = {}
     for kl in ("exact", "published"):
         pairs = torch.zeros(3, 2, dtype=torch.int64)
-        rows = Rows(x, x, t, SimpleNamespace(), torch.zeros(3, 1), torch.zeros(3), False, pairs)  # type: ignore[arg-type]
-        rows.x_next, rows.t_next, rows.t_second = x, t - step, 0.9
+        cond: Any = SimpleNamespace()
+        stored: dict[str, Any] = {"x_next": x, "t_next": t - step, "t_second": 0.9, "log_prob": torch.zeros(3)}
+        rows = StepRows(x, x, t, cond, torch.zeros(3, 1), torch.zeros(3), False, pairs, **stored)
         objective, policy = GRPO(SamplerSpec(sampler=name, noise_level=0.7), beta=1.0, kl=kl), Analytic()
         objective.scalars(policy, rows)
         values[kl] = objective.penalty(policy, rows)
@@ -255,7 +257,7 @@ def test_nft_masks_rows_that_a_reward_does_not_apply_to() -> None:
     phi = torch.rand(4, 2, dtype=torch.float64)
     pairs = torch.zeros(4, 2, dtype=torch.int64)
     advantages = torch.tensor([[1.0, 0.0]] * 4)
-    rows = Rows(*[torch.zeros(4)] * 3, SimpleNamespace(), advantages, torch.zeros(4), False, pairs)  # type: ignore[arg-type]
+    rows = SpatialRows(*[torch.zeros(4)] * 3, SimpleNamespace(), advantages, torch.zeros(4), False, pairs)  # type: ignore[arg-type]
     full = objective.loss(phi, rows)
     rows.known = torch.tensor([[True, True], [True, False], [True, False], [True, True]])
     masked = objective.loss(phi, rows)

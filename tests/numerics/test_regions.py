@@ -19,7 +19,7 @@ from diffrl.forward import FlowMatching, Prediction
 from diffrl.methods.marble.bank import columns_of, loss_slopes
 from diffrl.methods.nft.objective import NFT
 from diffrl.methods.rwr.objective import Regression
-from diffrl.methods.shared.regions import Regions, centred_cells
+from diffrl.methods.shared.regions import Regions, SpatialRows, centred_cells
 from diffrl.objectives.advantages import AdvantageRule, Scored
 from diffrl.objectives.rows import Rows
 from diffrl.records import checkpoint
@@ -52,7 +52,7 @@ def rows_of(cells: Tensor | None, advantages: Tensor) -> tuple[Any, Rows, Tensor
         return _Leaving(policy)
 
     policy: Any = SimpleNamespace(process=process, predict=predict, using=using, name=None)
-    rows = Rows(
+    rows = SpatialRows(
         x0=x0,
         x_t=x_t,
         t=t,

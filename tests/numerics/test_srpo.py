@@ -17,6 +17,7 @@ from torch import Tensor
 from diffrl.forward import FlowMatching, Prediction, VariancePreserving
 from diffrl.methods.direct import Align, Pair
 from diffrl.methods.direct.objective import Direct
+from diffrl.methods.direct.rows import DirectRows
 from diffrl.methods.direct.srpo import Contrast, drawn_words, factors, step_levels
 from diffrl.objectives.minibatches import sample_pairs
 from diffrl.objectives.rows import Rows
@@ -165,7 +166,7 @@ def double(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def words_of(rows: Rows, pair: Pair, inversion: bool) -> Rows:
     """The rows as `Direct.rows` leaves them, of one branch and with the only words."""
-    count = len(rows.t)
+    count, rows = len(rows.t), DirectRows(**vars(rows))
     rows.prompts = [Prompt("red a")] * 2
     rows.words = torch.zeros(count, 2, dtype=torch.int64)
     rows.factors = factors(pair, torch.rand(count).double(), torch.full((count,), inversion))

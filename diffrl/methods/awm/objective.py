@@ -17,6 +17,7 @@ On policy r is 1 and the gradient A dW/de grad e: "huber" is DiffusionNFT's up t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from diffrl.objectives.objective import Objective
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
+from diffrl.rollout import Rollout
 
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 POWERS = {"huber": 0.5, "ghuber": 0.25}
@@ -51,6 +53,11 @@ def awm_loss(loss: Tensor, old: Tensor, advantages: Tensor, clip: float) -> tupl
     return torch.maximum(plain, clipped), clipped > plain
 
 
+@dataclass
+class MatchedRows(Rows):
+    old: Tensor | None = None  # (b,) W_old, left by `scalars`
+
+
 class AWM(Objective):
     """Any sampler draws the images, with theta."""
 
@@ -68,18 +75,22 @@ class AWM(Objective):
     def forwards(self, split: bool, steps: int) -> float:
         return 1 - 1 / steps + len(self.penalties) - 1  # old, but for the epoch's first step; the average
 
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> MatchedRows:
+        return MatchedRows(**vars(super().rows(rollout, advantages, pairs, key)))
+
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        """phi (b, 1): W; leaves W_old in the rows as the log-likelihood that it stands for."""
+        """phi (b, 1): W; leaves W_old in the rows."""
+        assert isinstance(rows, MatchedRows), "rows() makes them"
         e = own_error(policy, rows)[:, 0]
         loss = matching_loss(e, rows.t, self.weighting)
         old = loss if rows.on_policy else matching_loss(error_under(policy, rows, "old"), rows.t, self.weighting)
-        rows.log_prob = -old.detach()
+        rows.old = old.detach()
         self.means.add("awm/error", e)
         return loss[:, None]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        assert rows.log_prob is not None, "scalars() runs before loss()"
+        assert isinstance(rows, MatchedRows) and rows.old is not None, "scalars() runs before loss()"
         advantages = rows.advantages.clamp(-self.adv_clip, self.adv_clip) / self.adv_clip
-        losses, stopped = awm_loss(phi[:, 0], -rows.log_prob, advantages, self.clip)
+        losses, stopped = awm_loss(phi[:, 0], rows.old, advantages, self.clip)
         self.means.add("awm/stopped", stopped.float().flatten())
         return losses.sum(0)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from diffrl.forward import Process
-from diffrl.objectives.rows import Rows
+from diffrl.methods.direct.rows import DirectRows
 
 
-def neighbours(rows: Rows, process: Process, step: float) -> Rows:
+def neighbours(rows: DirectRows, process: Process, step: float) -> DirectRows:
     """The rows' images with their noise, `step` above each level; below it where that would leave the schedule."""
     assert rows.rollout is not None and rows.eps is not None, "rows of `direct` with confidence"
     above = rows.t + step

@@ -24,6 +24,7 @@ from diffrl.config.base import Section
 from diffrl.methods.direct import Align, DirectSection
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows
+from diffrl.methods.direct.rows import DirectRows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Names, Noising, Rows, noised_rows, row_sigmas
@@ -72,13 +73,13 @@ class Direct(Objective):
         # Each step is computed again, and all but one are trained beside the row's own.
         return 4 * self.drawn_steps - 3 if self.path == "all" else 3 * (self.confidence is not None)
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> DirectRows:
         if self.align is not None:
             rows = self._aligned(self.align, rollout, advantages, pairs, key)
         elif self.path is not None:
             rows = path_rows(self.path, rollout, advantages, pairs, key, self.on_policy)
         else:
-            rows = super().rows(rollout, advantages, pairs, key)
+            rows = DirectRows(**vars(super().rows(rollout, advantages, pairs, key)))
             schedule = rollout.schedule.to(rows.t.device, non_blocking=True)
             rows.t_next = schedule[(rows.t[:, None] == schedule[:-1]).int().argmax(1) + 1]
             rows.rollout = rollout if self.confidence else None
@@ -87,7 +88,7 @@ class Direct(Objective):
 
     def _aligned(
         self, align: Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
-    ) -> Rows:
+    ) -> DirectRows:
         """Direct-Align's rows; the branches of a level stand side by side and share noise, target and words."""
         sample, level, inversion = pairs[:, 0], pairs[:, 1] // align.rows, pairs[:, 1] % align.rows == 1
         images: Names = [(*key, *rollout.identity(int(i))) for i in sample]
@@ -96,7 +97,7 @@ class Direct(Objective):
         t, t_next, place = step_levels(align, u, inversion)
         initial = align.noise == "initial"
         eps = rollout.initial_noise(sample) if initial else noise(tuple(rollout.latents.shape[1:]), names)
-        rows = noised_rows(rollout, advantages, pairs, t, images, self.on_policy, eps)
+        rows = DirectRows(**vars(noised_rows(rollout, advantages, pairs, t, images, self.on_policy, eps)))
         rows.t_next = t_next.to(rows.t.device, non_blocking=True)
         if self.pair is not None:
             rows.words, rows.factors = drawn_words(self.pair, names), factors(self.pair, place, inversion)
@@ -108,6 +109,7 @@ class Direct(Objective):
             vae.enable_gradient_checkpointing()
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        assert isinstance(rows, DirectRows), "rows() makes them"
         x0 = self._images(policy, rows)
         prompts, contrast = [rows.prompts[i] for i in rows.groups.tolist()], None
         if self.pair is not None:
@@ -134,13 +136,13 @@ class Direct(Objective):
         columns = zip(self.weights, scores.unbind(1), strict=True)
         return torch.stack([weight * column for weight, column in columns], dim=1)
 
-    def _images(self, policy: Policy, rows: Rows) -> Tensor:
+    def _images(self, policy: Policy, rows: DirectRows) -> Tensor:
         """(b, C, h, w), the clean latents that are judged; with gradient."""
         if self.path is not None:
             return path_images(self.path, policy, rows)
         return self._step(policy, rows)
 
-    def _step(self, policy: Policy, rows: Rows) -> Tensor:
+    def _step(self, policy: Policy, rows: DirectRows) -> Tensor:
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         assert rows.t_next is not None and rows.eps is not None, "direct rows carry the next level and their noise"
         return one_step(rows.x_t, rows.prediction, rows.t, rows.t_next, rows.eps, policy.process)

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffrl.objectives.rows import Names, Rows, row_advantages, row_sigmas
+from diffrl.methods.direct.rows import DirectRows
+from diffrl.objectives.rows import Names, row_advantages, row_sigmas
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, redraw
 
@@ -26,7 +27,7 @@ def path_rows(
     pairs: Tensor,
     key: tuple[int | str, ...],
     on_policy: bool,
-) -> Rows:
+) -> DirectRows:
     """The rows of `pairs` (b, 2); which steps are drawn ("random") is keyed by `key` and the image, without repeats."""
     sample = pairs[:, 0]
     device, on = rollout.latents.device, sample.to(rollout.latents.device, non_blocking=True)
@@ -41,7 +42,7 @@ def path_rows(
         t = row_sigmas(rollout, names, pairs[:, 1], 0, "schedule")
         step = (t[:, None] == rollout.schedule[:steps]).int().argmax(1).to(device, non_blocking=True)
         x_t = rollout.trajectory.x[on, step]
-    return Rows(
+    return DirectRows(
         x0=rollout.latents[on],
         x_t=x_t,
         t=t.to(device, torch.float32, non_blocking=True),
@@ -54,7 +55,7 @@ def path_rows(
     )
 
 
-def path_images(path: Literal["all", "random"], policy: Policy, rows: Rows) -> Tensor:
+def path_images(path: Literal["all", "random"], policy: Policy, rows: DirectRows) -> Tensor:
     """The clean latents (b, C, h, w) that are judged, with gradient; "random" leaves its prediction in the rows."""
     if path == "all":
         assert rows.rollout is not None, "path_rows() leaves the rollout"

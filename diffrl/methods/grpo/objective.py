@@ -20,24 +20,30 @@ through both; with `guidance_gradient: published` v_empty is a constant, as in a
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
-from diffrl.forward import Prediction
 from diffrl.methods.grpo import GRPOSection
-from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, outward, step_divergence, step_weights
+from diffrl.methods.shared.steps import (
+    StepKL,
+    StepRows,
+    StoredSteps,
+    grpo_loss,
+    masked_loss,
+    normalised,
+    outward,
+    step_divergence,
+)
 from diffrl.objectives.advantages import Scored
 from diffrl.objectives.objective import Credit, Given, Objective
-from diffrl.objectives.penalty import Penalty
-from diffrl.objectives.rows import Rows, row_advantages
+from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
-from diffrl.samplers import gaussian_log_prob, sde_kernel
-from diffrl.seeds import noise
+from diffrl.samplers import gaussian_log_prob
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +61,15 @@ class GRPO(Objective):
         self.replays = self.normalised or keys.trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
         decays = {"old": Decay(slope=0.0)} if self.replays else {}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, decays=decays)
-        self.spec, self.clip, self.adv_clip = spec, keys.clip, keys.adv_clip
-        self.kl, self.timesteps, self.order = keys.kl, keys.timesteps, keys.order
+        self.clip, self.adv_clip = keys.clip, keys.adv_clip
         weights = {"even": keys.weighting == "even", "normalised": self.normalised}
-        self.weights = None if keys.weighting == "uniform" else weights
+        how = None if keys.weighting == "uniform" else weights
+        self.steps = StoredSteps(spec, keys.timesteps, keys.order == "random", how)
         self.credit, self.guidance_scale = credit, spec.guidance_scale
         self.prediction_options = {"hold_empty": True} if keys.guidance_gradient == "published" else {}
         self.skip_zero = keys.skip_zero
         self.selects = keys.skip_zero or (credit is not None and credit.selects)
-        self.penalties = [StepKL(self, keys.beta)]
+        self.penalties = [StepKL(self, keys.beta, self.steps, published=keys.kl == "published")]
 
     @classmethod
     def of(cls, section: Section, given: Given) -> GRPO:
@@ -73,8 +79,7 @@ class GRPO(Objective):
         return objective
 
     def rows_per_sample(self, rollout: Rollout) -> int:
-        assert rollout.trajectory is not None, "GRPO needs the trajectory"
-        return self.timesteps or rollout.trajectory.t.shape[1]
+        return self.steps.count(rollout)
 
     def advantages(self, scored: Scored) -> Tensor:
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
@@ -92,45 +97,13 @@ class GRPO(Objective):
     def forwards(self, split: bool, steps: int) -> float:
         return 1 - 1 / steps if self.replays else 0.0  # on policy the old mean is theta's
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        trajectory = rollout.trajectory
-        assert trajectory is not None, "GRPO needs the trajectory"
-        device = trajectory.x.device
-        sample, number = pairs[:, 0], pairs[:, 1]
-        stored = trajectory.t.shape[1]
-        if self.order == "random" and self.rows_per_sample(rollout) < stored:
-            names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
-            number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
-        i, j = (index.to(device, non_blocking=True) for index in (sample, number))
-        return Rows(
-            x0=rollout.latents[i],
-            x_t=trajectory.x[i, j],
-            t=trajectory.t[i, j],
-            cond=rollout.cond.select(rollout.prompt_index[sample]),
-            advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
-            groups=rollout.prompt_index[sample],
-            pairs=pairs,
-            on_policy=self.on_policy,
-            guidance=self.spec.guidance_scale,
-            x_next=trajectory.x_next[i, j],
-            t_next=trajectory.t_next[i, j],
-            t_second=rollout.t_second,
-            log_prob=trajectory.log_prob[i, j],
-            weight=None if self.weights is None else step_weights(self.spec, rollout, **self.weights)[i, j],
-            noise_level=None if trajectory.noise_level is None else trajectory.noise_level[i, j],
-        )
-
-    def step(self, policy: Policy, rows: Rows, prediction: Prediction) -> tuple[Tensor, Tensor]:
-        """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
-        spec, process = self.spec, policy.process
-        assert rows.t_next is not None, "GRPO rows carry the step's end"
-        noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
-        return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> StepRows:
+        return self.steps.rows(rollout, advantages, pairs, key, self.on_policy)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        assert rows.x_next is not None, "GRPO rows carry the stored next state"
+        assert isinstance(rows, StepRows), "rows() makes them"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
-        rows.mean, rows.std = self.step(policy, rows, rows.prediction)
+        rows.mean, rows.std = self.steps.step(policy, rows, rows.prediction)
         if self.replays:
             old = rows.mean.detach() if rows.on_policy else self._old_mean(policy, rows)
             rows.divergence = step_divergence(rows.mean, old, rows.std)
@@ -142,14 +115,14 @@ class GRPO(Objective):
             rows.log_prob = gaussian_log_prob(rows.x_next, old, rows.std)
         return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
 
-    def _old_mean(self, policy: Policy, rows: Rows) -> Tensor:
+    def _old_mean(self, policy: Policy, rows: StepRows) -> Tensor:
         """(b, C, h, w) mean of the stored step under the policy that drew it, without gradient."""
         with torch.no_grad(), policy.using("old"):
             old = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
-            return self.step(policy, rows, old)[0]
+            return self.steps.step(policy, rows, old)[0]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
-        assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
+        rows = cast(StepRows, rows)
         log_prob = phi[:, 0]
         # On policy the ratio is 1 by definition. Taking the log-probability just computed instead of the stored one
         # keeps rounding (other batch sizes, bf16) from using up a clip range of 1e-4.
@@ -169,18 +142,3 @@ class GRPO(Objective):
         for sign, where in (("positive", rows.advantages > 0), ("negative", rows.advantages < 0)):
             self.means.add(f"grpo/stopped/{sign}", stopped, where.flatten())
         return (losses if rows.weight is None else losses * rows.weight[:, None]).sum(0)
-
-
-class StepKL(Penalty):
-    """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions; published: without `(-dt)`."""
-
-    objective: GRPO
-
-    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
-        assert rows.mean is not None and rows.std is not None, "scalars() runs before the penalty"
-        mean, _ = self.objective.step(policy, rows, anchor)
-        width = rows.std
-        if self.objective.kl == "published" and self.objective.spec.facts.timed:
-            assert rows.t_next is not None, "GRPO rows carry the step's end"
-            width = width / (rows.t - rows.t_next).sqrt().view(-1, 1, 1, 1)
-        return ((rows.mean - mean).square() / (2 * width.square())).flatten(1).mean(1)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
-from diffrl.methods.shared.regions import Spatial
+from diffrl.methods.nft.cells import contrast_of_cells, excess_of_cells
+from diffrl.methods.shared.regions import Spatial, SpatialRows
 from diffrl.objectives.advantages import Scored
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
@@ -49,25 +50,6 @@ def nft_loss(phi: Tensor, advantages: Tensor, adv_clip: float, b: float) -> Tens
     return adv_clip / b * (r * phi[:, :1] + (1 - r) * phi[:, 1:])
 
 
-def contrast_of_cells(x0: Tensor, x0_theta: Tensor, x0_old: Tensor, b: float) -> Tensor:
-    """(B, h, w): `L+ - L-` by latent cells, a mean over the channels, whose mean over the cells is that of phi."""
-
-    def one(x0_side: Tensor) -> Tensor:
-        difference = x0_side - x0
-        w = difference.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
-        return difference.square().mean(1) / w[:, None, None]
-
-    return one((1 - b) * x0_old + b * x0_theta) - one((1 + b) * x0_old - b * x0_theta)
-
-
-def excess_of_cells(contrast: Tensor, advantages: Tensor, cells: Tensor, adv_clip: float) -> Tensor:
-    """(B, K): mean over cells of `(r(A + dA) - r(A)) (L+ - L-)`, for advantages (B, K) and what cells have above them,
-    dA (B, K, h, w): what the loss with an advantage for each cell has above that with one for all."""
-    whole = advantages[:, :, None, None]
-    r, r_whole = (a.clamp(-adv_clip, adv_clip) / (2 * adv_clip) for a in (whole + cells, whole))
-    return ((r - r_whole) * contrast[:, None]).mean((2, 3))
-
-
 class NFT(Spatial):
     """The objective of DiffusionNFT. Its penalty is `beta * mean (v_theta - v_ref)^2`, v_ref the pretrained model."""
 
@@ -93,13 +75,14 @@ class NFT(Spatial):
         self._known = None if bool(known.all()) else known
         return super().advantages(scored)
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> SpatialRows:
         rows = super().rows(rollout, advantages, pairs, key)
         if self._known is not None:
             rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
         return rows
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        assert isinstance(rows, SpatialRows), "rows() makes them"
         rows.prediction = theta = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         if self.on_policy:  # then no second forward is needed
             old = Prediction(*(form.detach() for form in (theta.x0, theta.eps, theta.v)))
@@ -115,6 +98,7 @@ class NFT(Spatial):
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         """Rows that a reward does not apply to are masked: an advantage of 0 is not nothing, it holds theta to old."""
+        assert isinstance(rows, SpatialRows), "rows() makes them"
         losses = nft_loss(phi[:, :2], rows.advantages, self.adv_clip, self.b)
         if rows.cells is not None:
             losses = losses + self.adv_clip / self.b * phi[:, 2:]

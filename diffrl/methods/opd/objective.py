@@ -19,6 +19,7 @@ over dims. Rewards do not enter; they are scored and logged. The released code o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,6 +62,14 @@ def target_weight(
     unit = process.from_velocity(zero, zero + 1, t)  # the mean is linear in v, and 0 here for x = v = 0
     mean, std = sde_kernel(spec.sampler, zero, unit, t, t_next, a, t_second, process)
     return (mean.square() / (2 * std.square())).flatten()
+
+
+@dataclass(kw_only=True)
+class TaughtRows(Rows):
+    """States of the student's path."""
+
+    weight: Tensor  # (b,) of the distance from a teacher
+    owner: Tensor  # (b,) int64 on the CPU: the row's teacher, or NOBODY
 
 
 class OPD(Objective):
@@ -138,7 +147,7 @@ class OPD(Objective):
         own = [samples[order == index] for index in sorted(set(order.tolist()))]
         return torch.cat([sample_pairs(part, self.rows_per_sample(rollout)) for part in own])
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> TaughtRows:
         path = rollout.trajectory
         assert path is not None, "OPD needs the path's states"
         sample, number = pairs[:, 0], pairs[:, 1]
@@ -149,7 +158,7 @@ class OPD(Objective):
         t, t_next = path.t[i, j], path.t_next[i, j]
         a = self.spec.noise_level if path.noise_level is None else path.noise_level[i, j]
         groups = rollout.prompt_index[sample]
-        return Rows(
+        return TaughtRows(
             x0=rollout.latents[i],
             x_t=path.x[i, j],
             t=t,
@@ -160,16 +169,18 @@ class OPD(Objective):
             on_policy=self.on_policy,
             guidance=self.spec.guidance_scale,
             weight=target_weight(self.target, self.spec, rollout.process, t, t_next, a, rollout.t_second),
-            slot=self.owners(rollout, groups),
+            owner=self.owners(rollout, groups),
         )
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (b, 1 + number of anchors): e of the row's own teacher, and of those that teach everywhere."""
+        assert isinstance(rows, TaughtRows), "rows() makes them"
+        if self.means.pausing:  # rows that count as nothing have no teacher
+            rows.owner = torch.full_like(rows.owner, NOBODY)
         targets = self._targets(policy, rows)  # before the student's graph is there
         rows.prediction = theta = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        assert rows.weight is not None and rows.slot is not None, "rows() sets them"
         errors = torch.stack([(theta.v - target).square().flatten(1).mean(1) for target in targets], dim=1)
-        owned = rows.slot.to(theta.v.device, non_blocking=True)
+        owned = rows.owner.to(theta.v.device, non_blocking=True)
         for index, name in enumerate(self.teachers):
             if index in self.owner_of.values():
                 self.means.add(f"opd/{name}", errors[:, 0], where=owned == index)
@@ -179,13 +190,12 @@ class OPD(Objective):
         return torch.cat([own[:, None], errors[:, 1:]], dim=1) * rows.weight[:, None]
 
     @torch.no_grad()
-    def _targets(self, policy: Policy, rows: Rows) -> list[Tensor]:
+    def _targets(self, policy: Policy, rows: TaughtRows) -> list[Tensor]:
         """Velocities (b, C, h, w): of each row's own teacher (0: it has none), and of those that teach everywhere."""
-        assert rows.slot is not None, "rows() sets it"
         own, everywhere = torch.zeros_like(rows.x_t, dtype=torch.float32), []
         with policy.together():  # processes have unevenly many teachers in a micro-batch
             for index, teacher in enumerate(self.teachers.values()):
-                here = (rows.slot == index).nonzero().flatten()
+                here = (rows.owner == index).nonzero().flatten()
                 part = rows if index in self.everywhere else rows.select(here)
                 if not len(part.t):
                     continue

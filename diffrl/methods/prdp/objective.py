@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
-from diffrl.methods.grpo.objective import GRPO, StepKL
 from diffrl.methods.prdp import PRDPSection
 from diffrl.methods.shared.coupling import Coupling
+from diffrl.methods.shared.steps import StepKL, StepRows, StoredSteps
 from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -47,7 +47,7 @@ def prdp_loss(ratio: Tensor, old: Tensor, rewards: Tensor, clip: float) -> Tenso
 
 
 class PRDP(Objective):
-    """Rows, steps and their log-probabilities are those of GRPO; the loss is the regression above."""
+    """Rows, steps and their log-probabilities are GRPO's; the loss is the regression above."""
 
     keep_trajectory = True
     whole_groups = True
@@ -56,9 +56,8 @@ class PRDP(Objective):
         keys = PRDPSection.of(keys, values)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std)
         self.b, self.clip = keys.b, keys.clip
-        self.steps = GRPO(spec, beta=keys.beta)
-        self.steps.means, self.guidance_scale = self.means, spec.guidance_scale
-        self.penalties = [StepKL(self.steps, keys.beta)]
+        self.steps, self.guidance_scale = StoredSteps(spec), spec.guidance_scale
+        self.penalties = [StepKL(self, keys.beta, self.steps)]
         self.coupling = Coupling(self._slopes, count=2)
 
     @classmethod
@@ -66,12 +65,10 @@ class PRDP(Objective):
         return cls(given.spec, section)  # type: ignore[arg-type]
 
     def rows_per_sample(self, rollout: Rollout) -> int:
-        return self.steps.rows_per_sample(rollout)
+        return self.steps.count(rollout)
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        rows = self.steps.rows(rollout, advantages, pairs, key)
-        rows.on_policy = self.on_policy
-        return rows
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> StepRows:
+        return self.steps.rows(rollout, advantages, pairs, key, self.on_policy)
 
     def forwards(self, split: bool, steps: int) -> float:
         return 2 - 1 / steps  # the log-probabilities of the reference and, but for the epoch's first step, of theta
@@ -94,19 +91,22 @@ class PRDP(Objective):
 
     def _ratios(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
         """log p_theta / p_ref and log p_old / p_ref, (b,) each, without gradient; on policy they are the same."""
-        assert rows.log_prob is not None, "GRPO rows carry the sampled log-probability"
+        assert isinstance(rows, StepRows), "rows() makes them"
         with policy.using(None):
             anchor = self._log_prob(policy, rows)
         old = rows.log_prob - anchor
         return (old, old) if self.on_policy else (self._log_prob(policy, rows) - anchor, old)
 
-    def _log_prob(self, policy: Policy, rows: Rows) -> Tensor:
-        assert rows.x_next is not None, "GRPO rows carry the stored next state"
+    def _log_prob(self, policy: Policy, rows: StepRows) -> Tensor:
         prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         return gaussian_log_prob(rows.x_next, *self.steps.step(policy, rows, prediction))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
-        return self.steps.scalars(policy, rows)
+        """phi (b, 1): log p_theta of the stored step."""
+        assert isinstance(rows, StepRows), "rows() makes them"
+        rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
+        rows.mean, rows.std = self.steps.step(policy, rows, rows.prediction)
+        return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         return self.coupling.loss(phi, rows)

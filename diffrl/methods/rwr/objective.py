@@ -25,7 +25,7 @@ from torch import Tensor
 from diffrl.advantages import Estimate, group_advantages
 from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
-from diffrl.methods.shared.regions import Spatial
+from diffrl.methods.shared.regions import Spatial, SpatialRows
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
@@ -84,6 +84,7 @@ class Regression(Spatial):
         return chosen_pairs(advantages, samples, self.rows_per_sample(rollout))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
+        assert isinstance(rows, SpatialRows), "rows() makes them"
         phi = own_error(policy, rows)
         if rows.cells is None:
             return phi
@@ -92,6 +93,7 @@ class Regression(Spatial):
         return torch.cat([phi, (rows.cells * errors[:, None]).mean((2, 3))], dim=1)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
+        assert isinstance(rows, SpatialRows), "rows() makes them"
         self.means.add(f"{self.label}/error", phi[:, 0])
         losses = rows.advantages * phi[:, :1]
         return (losses if rows.cells is None else losses + phi[:, 1:]).sum(0)

@@ -21,6 +21,7 @@ GARDO and penalties are what they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -84,6 +85,11 @@ class Regions:
         return spread.to(rollout.latents.device, torch.float32, non_blocking=True)
 
 
+@dataclass(kw_only=True)
+class SpatialRows(Rows):
+    cells: Tensor | None = None  # (b, K, h, w) what each latent cell's advantage is above the row's; None: nothing
+
+
 class Spatial(Objective):
     """An objective whose rows may have advantages of latent cells."""
 
@@ -98,8 +104,8 @@ class Spatial(Objective):
             self.regions.see(self.rule, scored)
         return super().advantages(scored)
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
-        rows = super().rows(rollout, advantages, pairs, key)
+    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> SpatialRows:
+        rows = SpatialRows(**vars(super().rows(rollout, advantages, pairs, key)))
         if self.regions is not None:
             rows.cells = self.regions.of(rollout, pairs)
         return rows

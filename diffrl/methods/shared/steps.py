@@ -13,11 +13,109 @@ spread that differs from step to step; log r^ has the mean 0, and is linear in m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from diffrl.forward import Prediction
+from diffrl.objectives.objective import Objective
+from diffrl.objectives.penalty import Penalty
+from diffrl.objectives.rows import Rows, row_advantages
+from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import sde_kernel
+from diffrl.seeds import noise
+
+
+@dataclass(kw_only=True)
+class StepRows(Rows):
+    """Rows that are stored steps of the rollout's trajectory."""
+
+    x_next: Tensor  # (b, C, h, w) the stored next state
+    t_next: Tensor  # (b,)
+    log_prob: Tensor  # (b,) of the step when it was sampled
+    t_second: float = 1.0  # second sigma of the schedule, where s(t = 1) is evaluated
+    noise_level: Tensor | None = None  # (b,) of the stored step; None: the sampler's one for all
+    weight: Tensor | None = None  # (b,) of the row's loss (TempFlow); None: 1
+    mean: Tensor | None = None  # (b, C, h, w) of the step under the trained LoRA, left by `scalars`
+    std: Tensor | None = None  # (b, 1, 1, 1)
+    divergence: Tensor | None = None  # (b,) of the step from the old policy's, left by `scalars`
+
+
+@dataclass
+class StoredSteps:
+    """The stored steps as rows.
+
+    Args:
+        timesteps: how many of them are trained; None: all. drawn: which ones, anew for each image and epoch; else the
+            first.
+        weights: arguments of `step_weights`; None: all steps weigh the same.
+    """
+
+    spec: SamplerSpec
+    timesteps: int | None = None
+    drawn: bool = True
+    weights: Mapping[str, bool] | None = None
+
+    def count(self, rollout: Rollout) -> int:
+        """T: rows of each sample."""
+        assert rollout.trajectory is not None, "steps are trained, so the trajectory is kept"
+        return self.timesteps or rollout.trajectory.t.shape[1]
+
+    def rows(
+        self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...], on_policy: bool
+    ) -> StepRows:
+        """The rows of `pairs` (b, 2)."""
+        trajectory = rollout.trajectory
+        assert trajectory is not None, "steps are trained, so the trajectory is kept"
+        device = trajectory.x.device
+        sample, number = pairs[:, 0], pairs[:, 1]
+        stored = trajectory.t.shape[1]
+        if self.drawn and self.count(rollout) < stored:
+            names = [(*key, *rollout.identity(int(i)), "timesteps") for i in sample]
+            number = noise((stored,), names).argsort(dim=1).gather(1, number[:, None]).squeeze(1)
+        i, j = (index.to(device, non_blocking=True) for index in (sample, number))
+        return StepRows(
+            x0=rollout.latents[i],
+            x_t=trajectory.x[i, j],
+            t=trajectory.t[i, j],
+            cond=rollout.cond.select(rollout.prompt_index[sample]),
+            advantages=row_advantages(advantages, sample, number).to(device, non_blocking=True),
+            groups=rollout.prompt_index[sample],
+            pairs=pairs,
+            on_policy=on_policy,
+            guidance=self.spec.guidance_scale,
+            x_next=trajectory.x_next[i, j],
+            t_next=trajectory.t_next[i, j],
+            t_second=rollout.t_second,
+            log_prob=trajectory.log_prob[i, j],
+            weight=None if self.weights is None else step_weights(self.spec, rollout, **self.weights)[i, j],
+            noise_level=None if trajectory.noise_level is None else trajectory.noise_level[i, j],
+        )
+
+    def step(self, policy: Policy, rows: StepRows, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """Mean (b, C, h, w) and standard deviation (b, 1, 1, 1) of the stored step under a prediction."""
+        spec, process = self.spec, policy.process
+        noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
+        return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
+
+
+class StepKL(Penalty):
+    """`beta * ||mean_theta - mean_ref||^2 / (2 s^2 (-dt))`, mean over latent dimensions; published: without `(-dt)`."""
+
+    def __init__(self, objective: Objective, beta: float, steps: StoredSteps, published: bool = False) -> None:
+        super().__init__(objective, beta)
+        self.steps, self.timed = steps, published and steps.spec.facts.timed
+
+    def divergence(self, policy: Policy, rows: Rows, anchor: Prediction) -> Tensor:
+        assert isinstance(rows, StepRows) and rows.mean is not None and rows.std is not None, "scalars() ran before"
+        mean, _ = self.steps.step(policy, rows, anchor)
+        width = rows.std
+        if self.timed:
+            width = width / (rows.t - rows.t_next).sqrt().view(-1, 1, 1, 1)
+        return ((rows.mean - mean).square() / (2 * width.square())).flatten(1).mean(1)
 
 
 def grpo_loss(log_prob: Tensor, sampled: Tensor, advantages: Tensor, clip: float, adv_clip: float) -> Tensor:
