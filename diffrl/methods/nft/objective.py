@@ -11,7 +11,6 @@ L+, L-        phi[:, 0], [:, 1]  self-normalised reconstruction losses of the tw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,17 +55,12 @@ class NFT(Spatial):
     samples_from = "old"
     # L+ + L- weighs the same for all rewards (r and 1 - r sum to 1), and does not change with theta while old is theta;
     # L+ - L- carries the advantages.
-    basis: Sequence[Sequence[float]] | None = ((1.0, 1.0), (1.0, -1.0))
-
-    def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
-        super().see_regions(columns, names)
-        self.basis = None  # each reward has a scalar of its own
+    basis = ((1.0, 1.0), (1.0, -1.0))
 
     def __init__(self, keys: NFTSection | None = None, **values: Any) -> None:
         keys = NFTSection.of(keys, values)
-        noising = Noising.of(keys)
-        decays = {"old": keys.old}
-        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
+        how: dict[str, Any] = {"noising": Noising.of(keys), "decays": {"old": keys.old}}
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, **how)
         self.b, self.adv_clip = keys.b, keys.adv_clip
         self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
 

@@ -98,6 +98,7 @@ class Spatial(Objective):
     def see_regions(self, columns: Sequence[int], names: Sequence[str]) -> None:
         """Train with the advantages of cells from now on, by the maps of these rewards, columns of the scores."""
         self.regions = Regions(columns, names)
+        self.basis = None  # each reward has a scalar of its own
 
     def advantages(self, scored: Scored) -> Tensor:
         if self.regions is not None:
