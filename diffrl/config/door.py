@@ -15,6 +15,11 @@ from diffrl.plugins import installed, is_path, load
 SHIPPED = "diffrl.methods."
 
 
+def place_of(kind: type[Section]) -> int:
+    """Where a method's section stands: objectives come first."""
+    return KINDS.index(kind.method.kind if kind.method else "objective")
+
+
 def is_method(name: str) -> bool:
     """Is a method of this name installed?"""
     return name in installed("method")
@@ -32,13 +37,7 @@ def find_method(name: str) -> type[Section]:
 def shipped() -> dict[str, type[Section]]:
     """The sections of all shipped methods by their names: objectives first, what is put around them last."""
     found = {name: find_method(name) for name, entry in installed("method").items() if entry.value.startswith(SHIPPED)}
-
-    def order(name: str) -> tuple[int, str]:
-        method = found[name].method
-        assert method is not None, "find_method() asks for it"
-        return KINDS.index(method.kind), name
-
-    return {name: found[name] for name in sorted(found, key=order)}
+    return {name: found[name] for name in sorted(found, key=lambda name: (place_of(found[name]), name))}
 
 
 def methods() -> dict[str, Method]:

@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from diffrl.config import door
 from diffrl.config.base import (
-    KINDS,
     PAIR,
     Method,
     PathText,
@@ -392,14 +391,9 @@ def complete(kind: type[Config]) -> type[Config]:
 
 @functools.lru_cache(maxsize=256)
 def _made(chosen: str | None, sections: tuple[tuple[str, type[Section]], ...], rule: Any) -> type[Config]:
-    def place(named: tuple[str, type[Section]]) -> int:
-        assert named[1].method is not None, "a method's section says what it is"
-        return KINDS.index(named[1].method.kind)
-
     fields: dict[str, Any] = {}
-    for name, kind in sorted(sections, key=place):
-        on = kind.method is not None and kind.method.kind == "objective"
-        fields[name] = (kind if on else kind | None, methods_section(kind))
+    for name, kind in sorted(sections, key=lambda named: door.place_of(named[1])):
+        fields[name] = (kind if door.place_of(kind) == 0 else kind | None, methods_section(kind))
     if rule is not Groups:
         fields["advantages"] = (rule | None, Config.model_fields["advantages"])
     made: Any = create_model("Config", __base__=Config, **fields)

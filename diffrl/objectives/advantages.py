@@ -48,8 +48,7 @@ class AdvantageRule:
 
     @property
     def each(self) -> bool:
-        """Has each reward a column?"""
-        return self.columns.startswith("each")
+        return self.columns.startswith("each")  # has each reward a column?
 
     @property
     def total(self) -> str | None:

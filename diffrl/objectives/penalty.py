@@ -60,22 +60,16 @@ class Penalty:
         values = self.strength(rows) * kl
         return values[:0] if self.objective.means.pausing else values
 
-    def see_epoch(self, scored: Scored) -> None:
-        """Called with an epoch's scores, on every process, before the objective makes advantages of them."""
+    def see_epoch(self, scored: Scored) -> None: ...  # an epoch's scores, before advantages are made of them
 
-    def before_step(self, policy: Policy, step: Step) -> None:
-        """Called before the first backward pass of an optimiser step, after the objective's own."""
+    def before_step(self, policy: Policy, step: Step) -> None: ...  # after the objective's own
 
-    def after_step(self, policy: Policy, step: int) -> None:
-        """Called after every optimiser step with the number of steps so far."""
+    def after_step(self, policy: Policy, step: int) -> None: ...  # with the number of optimiser steps so far
 
     def metrics(self) -> dict[str, Tensor]:
-        """As `Objective.metrics`, of what it does not add to the objective's means."""
-        return {}
+        return {}  # as `Objective.metrics`, of what is not in the objective's means
 
     def state_dict(self) -> dict[str, Any]:
-        """What shapes the future, as JSON takes it."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
