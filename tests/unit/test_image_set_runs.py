@@ -23,6 +23,7 @@ from diffrl.image_sets.reading import read_set
 from diffrl.policy import Policy
 from diffrl.records.tracking import save_image
 from diffrl.rollout import collect
+from diffrl.run import setup
 from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
 from tests.unit.test_image_sets import paint, write
@@ -242,7 +243,7 @@ def test_a_set_that_is_not_there_is_missed_when_the_run_begins_and_not_before(
 ) -> None:
     """A recipe is valid, and its memory is counted, before its set has been drawn."""
     config = load_config(config_file("later", objective="dpo", image_set={"source": str(tmp_path / "sets")}))
-    monkeypatch.setattr(Run, "_load", lambda *_, **__: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(setup, "load_policy", lambda *_, **__: pytest.fail("the model is loaded"))
     with pytest.raises(UserError, match=r"image_set\.source: no file or folder"):
         Run(config)
     work = estimate(config).work
