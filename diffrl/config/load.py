@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from diffrl.config.base import Problem
 from diffrl.config.checks import check
-from diffrl.config.explain import explain
 from diffrl.config.schema import Config, config_class, names_of
 from diffrl.config.source import Dumper, Source, read
 from diffrl.errors import UserError, nearest
@@ -99,6 +98,8 @@ def _validated(source: Source, folder: str, world: int | None) -> Config:
     try:
         config = kind.model_validate(source.data)
     except ValidationError as error:
+        from diffrl.config.explain import explain
+
         raise UserError(explain(error, source.where, *names_of(kind))) from error
     if not config.run_dir:
         config = config.model_copy(update={"run_dir": folder})

@@ -33,7 +33,6 @@ from diffrl.config.base import (
 from diffrl.config.caching import ScoutSection
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
-from diffrl.config.explain import explain
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
 from diffrl.config.methods import ForwardProcess
@@ -190,6 +189,8 @@ class _OneLine(type(BaseModel)):  # type: ignore[misc]
             try:
                 return super(_OneLine, kind).__call__(**values)
             except ValidationError as error:
+                from diffrl.config.explain import explain
+
                 raise UserError(explain(error, lambda path: "Config", *names_of(kind))) from error
 
 
