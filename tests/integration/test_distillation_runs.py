@@ -89,18 +89,18 @@ def test_each_row_has_the_target_of_its_prompts_teacher(build: Any, teacher: Any
     compared = 0
     for row, phi in rows[: 8 * 3]:  # of the first optimiser step: then the students part
         key = (float(row.t), float(row.x_t.sum()))
-        name = "ab"[int(row.slot)]
+        name = "ab"[int(row.owner)]
         compared += key in lookup[name]
         assert key not in lookup[name] or torch.equal(phi, lookup[name][key])
-        other = lookup["ba"[int(row.slot)]].get(key)
+        other = lookup["ba"[int(row.owner)]].get(key)
         assert other is None or not torch.equal(phi, other)
-    assert compared == 24 and {int(row.slot) for row, _ in rows[:24]} == {0, 1}
+    assert compared == 24 and {int(row.owner) for row, _ in rows[:24]} == {0, 1}
 
 
 def test_rows_are_sorted_by_teacher_and_all_steps_are_trained(build: Any, teacher: Any, sources: list[str]) -> None:
     own = {"a": {"lora": teacher("a"), "prompts": [sources[0]]}, "b": {"prompts": [sources[1]], "guidance": 3.0}}
     rows = seen(Run(load_config(build("order", own))))
-    teachers = torch.cat([row.slot for row, _ in rows[:2]]).tolist()
+    teachers = torch.cat([row.owner for row, _ in rows[:2]]).tolist()
     assert teachers == sorted(teachers) and len(teachers) == 8 * 3
     assert len({float(t) for row, _ in rows for t in row.t}) == 3
 
