@@ -56,7 +56,7 @@ class Advantages(Section):
 
 
 class Groups(Advantages):
-    made: ClassVar[str] = "diffrl.advantages:Estimator"
+    made: ClassVar[str] = "diffrl.objectives.estimates:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
         "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: a least std",

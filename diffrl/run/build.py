@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Checked
 from diffrl.config import Config
 from diffrl.config.base import Method
 from diffrl.config.reward import auxiliary_names, read_on_training_images, spatial
@@ -59,6 +58,8 @@ def build_objective(
     if names := spatial(config.rewards):
         cast(Any, objective).see_regions([list(config.rewards).index(name) for name in names], names)
     if config.advantages is not None:
+        from diffrl.objectives.estimates import Checked
+
         estimate = Checked(config.advantages.estimate(), config.advantages.rule)
         objective.rule = replace(objective.rule, estimate=estimate)
     for section in config.sections:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffrl.advantages import Estimator, group_advantages
+from diffrl.advantages import group_advantages
+from diffrl.objectives.estimates import Estimator
 
 NAN = math.nan
 GROUPS = torch.arange(24) // 4

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from diffrl.advantages import Checked, Estimator, group_advantages
+from diffrl.advantages import group_advantages
 from diffrl.config import Config, load_config
 from diffrl.config.estimates import RULES, find_rule
 from diffrl.errors import UserError
+from diffrl.objectives.estimates import Checked, Estimator
 from diffrl.run.build import build_objective
 from diffrl.run.identity import contents
 from diffrl.run.start import config_identity
