@@ -39,7 +39,7 @@ class Deletes:
 
     def __call__(self, images, prompts, metadata):
         Deletes.calls += 1
-        if Deletes.calls == 2:  # in the first epoch, which is evaluated and saved afterwards
+        if Deletes.calls == 4:  # after two on random images and an evaluation: in the first epoch
             shutil.rmtree(self.folder)
         return images.mean((1, 2, 3))
 """
