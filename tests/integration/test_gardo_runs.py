@@ -40,10 +40,13 @@ def gardo_file(config_file: Callable[..., Path], tmp_path: Path) -> Callable[...
     return write
 
 
-def objective_state(run_dir: Path) -> dict[str, Any]:
+def method_state(run_dir: Path) -> dict[str, Any]:
+    """What the newest checkpoint has of the objective and of GARDO, its only penalty with counters."""
     path = checkpoint.latest(run_dir)
     assert path is not None
-    return checkpoint.load(path)[1]["loop"]["objective"]
+    loop = checkpoint.load(path)[1]["loop"]
+    (gardo,) = (state for state in loop["penalties"] if "resets" in state)
+    return loop["objective"] | gardo
 
 
 def test_resume_is_exact_with_gate_window_and_reference(gardo_file) -> None:
@@ -58,8 +61,8 @@ def test_resume_is_exact_with_gate_window_and_reference(gardo_file) -> None:
     for part, tensors in expected.items():
         for name, tensor in tensors.items():
             assert torch.equal(ours[part][name], tensor), f"{part}/{name} differs after a resume"
-    state = objective_state(folder)
-    assert state == objective_state(other) and state["resets"] > 0 and len(state["window"]) == 2
+    state = method_state(folder)
+    assert state == method_state(other) and state["resets"] > 0 and len(state["window"]) == 2
     files = [sorted(path.name for path in (run / "gardo").iterdir()) for run in (folder, other)]
     assert files[0] == files[1] and "epoch-0002.json" in files[0]
     for name in files[0]:
@@ -76,7 +79,7 @@ def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (Path(load_config(path).run_dir) for path in (alone, shared))
     assert same_lora(lora_of(two), lora_of(one))
-    a, b = objective_state(one), objective_state(two)
+    a, b = method_state(one), method_state(two)
     assert (a["since_reset"], a["resets"]) == (b["since_reset"], b["resets"]) and a["resets"]
     assert a["share"] == b["share"] and a["window"] == pytest.approx(b["window"])
     names = ("gate", "uncertainty", "penalised", "kl_gated", "resets", "forwards_saved", "nearest")
