@@ -158,7 +158,7 @@ def test_a_resume_compares_with_the_checkpoint_and_not_with_the_config_file(fini
     for old, new, said in (
         ("learning_rate: 0.001", "learning_rate: 0.01", "optimise.learning_rate: 0.01, but"),
         ("seed: 0", "seed: 1", "seed: 1, but"),
-        ("objective: nft", "objective: crd", "objective: "),
+        ("objective: nft\nnft:", "objective: crd\ncrd:", 'objective: "crd", but'),
         ("weight: 1.0", "weight: 2.0", "rewards.redness.weight: 2.0, but"),
         ("rank: 4", "rank: 8", "lora.rank: 8, but"),
     ):
