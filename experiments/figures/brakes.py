@@ -73,10 +73,11 @@ class Trial:
         pairs = self.objective.pairs(images, advantages, index, 0)
         self.step = Step(images, advantages, [pairs], (0,), lambda tensor: tensor)
         self.old, batch, self.a = self.draw(len(pairs)), self.rows(), advantages[pairs[:, 0]][..., None, None]
-        self.r = r = SimpleNamespace(t=batch.t, e=torch.tensor(ERRORS)[batch.groups], k=batch.weight)
+        self.r = r = SimpleNamespace(t=batch.t, e=torch.tensor(ERRORS)[batch.groups])
+        r.k = batch.weight if self.objective.keep_trajectory else None  # of steps, TempFlow's
         if self.objective.keep_trajectory:  # v is the velocity that would have led to the state that was drawn
             forms = [self.process.from_velocity(batch.x_t, self.old + one, batch.t) for one in (0, 1)]
-            (mean, s), (further, _) = (self.objective.step(self, batch, form) for form in forms)
+            (mean, s), (further, _) = (self.objective.steps.step(self, batch, form) for form in forms)
             c, noise, place = further - mean, self.draw(len(pairs)), tuple(pairs.T)
             self.residual, r.c, r.s = -s * noise / c, c.flatten(1)[:, 0], s.flatten()
             ends[place] = mean + s * noise
