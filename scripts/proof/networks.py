@@ -42,9 +42,11 @@ class Pool:
         return round(taken, 2)
 
     def tensors(self) -> list[Tensor]:
-        """All weights and buffers that are held."""
+        """All weights and buffers that are held, and tables of positions that are plain attributes (Qwen-Image)."""
         modules = [] if self._pipe is None else [m for m in vars(self._pipe).values() if isinstance(m, nn.Module)]
-        return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        named = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        plain = [value for module in modules for one in module.modules() for value in vars(one).values()]
+        return named + [value for value in plain if isinstance(value, Tensor)]
 
     def unused(self, *modules: nn.Module) -> int:
         """Bytes of the held weights that none of these modules has: the full ones beside a quantised network."""
