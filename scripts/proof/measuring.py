@@ -99,11 +99,11 @@ def measure(
             lines.append(line | recorder.seconds)
         found |= _figures(run.config, lines)
         if cuda:
-            found["peak_gib"] = round((torch.cuda.max_memory_allocated() - beside) / GIB, 3)
+            found["peak_gib"] = round((torch.cuda.max_memory_allocated() - beside) / GIB, 6)  # to the KiB: a tiny model has no 0.000
         if fit is not None:
             peaks = [size for name, size in fit.peaks.items() if name != ENCODING]  # here are no text encoders
             counted = (sum(fit.parts.values()) + max(peaks)) / GIB
-            found |= {"counted_gib": round(counted, 3)}
+            found |= {"counted_gib": round(counted, 6)}
             found |= {"peak_to_counted": round(found["peak_gib"] / counted, 3)} if cuda else {}
         tell(found)
         if rates is not None:
