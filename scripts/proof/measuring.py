@@ -99,7 +99,8 @@ def measure(
             lines.append(line | recorder.seconds)
         found |= _figures(run.config, lines)
         if cuda:
-            found["peak_gib"] = round((torch.cuda.max_memory_allocated() - beside) / GIB, 6)  # to the KiB: a tiny model has no 0.000
+            # To the KiB: a tiny model's peak is not 0.000, which nothing can be divided by.
+            found["peak_gib"] = round((torch.cuda.max_memory_allocated() - beside) / GIB, 6)
         if fit is not None:
             peaks = [size for name, size in fit.peaks.items() if name != ENCODING]  # here are no text encoders
             counted = (sum(fit.parts.values()) + max(peaks)) / GIB
