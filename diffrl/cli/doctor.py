@@ -58,10 +58,10 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
 
     `gpu`: GiB of the devices that it is meant for; None: what is free here. `processes`: None: WORLD_SIZE.
     """
+    from diffrl.memory.advice import advise
+    from diffrl.memory.fit import PICTURE, estimate
+    from diffrl.memory.rewards import RATE
     from diffrl.policy.sharding import launched_with_fsdp
-    from diffrl.run.advice import advise
-    from diffrl.run.fit import PICTURE, estimate
-    from diffrl.run.judges import RATE
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
     sharded = launched_with_fsdp()

@@ -29,10 +29,10 @@ from diffrl.conformance.subject import (
     scramble,
 )
 from diffrl.forward import FlowMatching
+from diffrl.memory import fit
+from diffrl.memory.buffers import Alive
 from diffrl.policy import Conditioning, Policy
 from diffrl.policy.merged import KEPT
-from diffrl.run import fit
-from diffrl.run.buffers import Alive
 from diffrl.samplers import ode_step
 
 

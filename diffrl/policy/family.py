@@ -135,7 +135,7 @@ class Family:
         return Conditioning(torch.empty(shape, dtype=dtype), torch.empty(rows, pooled, dtype=dtype))
 
     def counting(self) -> AbstractContextManager[None]:
-        """Inside, the network runs on tensors without values, but for masks and positions (`diffrl.run.layout`)."""
+        """Inside, the network runs on tensors without values, but for masks and positions (`diffrl.memory.layout`)."""
         return nullcontext()
 
     # ---- prediction

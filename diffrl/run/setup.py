@@ -39,6 +39,7 @@ from diffrl.run.build import (
     build_scorers,
     features_name,
     loop_settings,
+    named,
 )
 from diffrl.run.clock import Clock
 from diffrl.run.device import check_device, prepare_engine
@@ -137,9 +138,9 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
     config, accelerator = checked.config, checked.accelerator
     policy = _load_policy(config, accelerator.device, whole=checked.sharding is None)
     if config.optimise.micro_batch == "auto":
-        from diffrl.run.fit import auto_micro_batch
-
-        config = auto_micro_batch(config, accelerator.device, accelerator, checked.sharding is not None)
+        config = named("diffrl.memory.fit:auto_micro_batch")(
+            config, accelerator.device, accelerator, checked.sharding is not None
+        )
     objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
     objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
     snapshots = [*objective.snapshots, *(["ema"] if config.optimise.ema else [])]

@@ -146,9 +146,9 @@ def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[s
 def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     """Floating-point operations of one image, text encoders left out, and in words of what; nothing is loaded."""
     from diffrl.config import Config, check_model
-    from diffrl.run.fit import GIB
-    from diffrl.run.hollow import bytes_of, counting, hollow_backbone
-    from diffrl.run.phases import Phases
+    from diffrl.memory.fit import GIB
+    from diffrl.memory.hollow import bytes_of, counting, hollow_backbone
+    from diffrl.memory.phases import Phases
 
     at("--model", check_model, arguments.model)
     steps, guidance = arguments.steps or 10, arguments.guidance_scale or 1.0

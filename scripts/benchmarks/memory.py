@@ -20,11 +20,11 @@ from typing import Any
 from diffrl import __version__
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
+from diffrl.memory import advice
+from diffrl.memory.fit import GIB, Fit, estimate
+from diffrl.memory.rewards import RATE
 from diffrl.resources import shipped
 from diffrl.rewards.registry import takes
-from diffrl.run import advice
-from diffrl.run.fit import GIB, Fit, estimate
-from diffrl.run.judges import RATE
 
 CHECKPOINTING = "optimise.gradient_checkpointing=true"
 # label, config, processes, FSDP2, overrides

@@ -28,7 +28,7 @@ import torch
 
 from diffrl import __version__
 from diffrl.config import load_config
-from diffrl.run.fit import estimate
+from diffrl.memory.fit import estimate
 from diffrl.run.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]

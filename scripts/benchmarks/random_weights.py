@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from diffrl import seeds
+from diffrl.memory.hollow import made_pipeline
 from diffrl.policy import Conditioning, flux, qwen_image, sd3
 from diffrl.policy.pipelines import Resolution, settings_of
-from diffrl.run.hollow import made_pipeline
 
 
 class Random:

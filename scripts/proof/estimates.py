@@ -13,8 +13,8 @@ from typing import Any
 
 from diffrl.config import Config
 from diffrl.errors import UserError
-from diffrl.run.advice import advise
-from diffrl.run.fit import GIB, Fit, estimate
+from diffrl.memory.advice import advise
+from diffrl.memory.fit import GIB, Fit, estimate
 
 ROOMY = 70 * GIB  # a card on which the parts were tried as they are
 SMALLER = ["optimise.gradient_checkpointing=true", "optimise.micro_batch=1", "rollout.batch_size=1"]

@@ -16,8 +16,8 @@ from references import Recorder, references, wait
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.memory.fit import ENCODING, GIB, Fit
 from diffrl.methods.d2align.stage1 import prepare_direction
-from diffrl.run.fit import ENCODING, GIB, Fit
 from diffrl.run.train import Run
 
 Tell = Callable[[dict[str, Any]], None]  # takes what a part has found so far

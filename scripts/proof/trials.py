@@ -20,7 +20,7 @@ from torch import Tensor
 from workshop import Workshop, seconds
 
 from diffrl.errors import UserError
-from diffrl.run.fit import GIB
+from diffrl.memory.fit import GIB
 from diffrl.run.train import Run
 
 RECIPE = {"sd35": "recipe/sd35/nft_ocr", "flux": "recipe/flux/nft_pickscore", "qwen": "recipe/qwen_image/grpo_ocr"}

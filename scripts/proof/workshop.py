@@ -22,7 +22,7 @@ from training import CASES, CUDA_ONLY, FAMILIES, MODELS, ROOT
 
 from diffrl.config import Config, load_config
 from diffrl.errors import UserError
-from diffrl.run.fit import Fit
+from diffrl.memory.fit import Fit
 
 EPOCHS = 3  # of a part train/... or option/... that are timed, after one that is not
 

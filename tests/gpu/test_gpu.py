@@ -90,7 +90,7 @@ def test_what_is_counted_is_what_is_taken(config_file) -> None:
     Wide on a true device, whose kernels have workspaces of their own; the slack and the context would bound anything
     at this size.
     """
-    from diffrl.run.fit import estimate
+    from diffrl.memory.fit import estimate
 
     gc.collect()  # of the tests before
     before = torch.cuda.memory_allocated()

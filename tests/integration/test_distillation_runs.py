@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from diffrl.config import load_config
 from diffrl.conformance.check import scramble
 from diffrl.errors import UserError
+from diffrl.memory import fit
 from diffrl.objectives.rows import Rows
 from diffrl.policy import LoraSpec, load_policy
-from diffrl.run import fit
 from diffrl.run.train import Run, train
 
 

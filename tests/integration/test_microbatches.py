@@ -12,10 +12,10 @@ from tiny import count_forwards
 
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.memory import fit
+from diffrl.memory.selection import micro_batches
 from diffrl.objectives.minibatches import AUTO_ROWS, holds_groups, part_sizes
-from diffrl.run import fit
 from diffrl.run.build import loop_settings
-from diffrl.run.selection import micro_batches
 from diffrl.run.train import Run
 
 

@@ -17,10 +17,10 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.memory.phases import ImageItself
+from diffrl.memory.selection import micro_batches
 from diffrl.resources import shipped, shipped_configs
 from diffrl.run.build import build_objective
-from diffrl.run.phases import ImageItself
-from diffrl.run.selection import micro_batches
 
 DATA = Path(__file__).parents[1] / "data"
 FAMILIES: dict[str, Callable[[Path], Path]] = {

@@ -17,13 +17,13 @@ from diffrl.config import load_config
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluator, summarise
 from diffrl.features import load_features
+from diffrl.memory import fit
 from diffrl.methods.students import students_of
 from diffrl.policy import load_policy, read_lora
 from diffrl.records.verdict import Guard
 from diffrl.report import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec
-from diffrl.run import fit
 from diffrl.run.describe import describe
 from diffrl.run.train import Run, train
 

@@ -13,7 +13,7 @@ from memory import BASES, CASES, MODELS, ONE_ROW, loaded, recipes, without_rewar
 from method_cost import METHODS, OPTIONS
 
 from diffrl.config import load_config
-from diffrl.run.fit import GIB, estimate
+from diffrl.memory.fit import GIB, estimate
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])

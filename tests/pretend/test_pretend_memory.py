@@ -14,7 +14,7 @@ from test_pretend_methods import started
 from tiny import tiny_flux, tiny_sd
 
 from diffrl.config import load_config
-from diffrl.run.fit import JUDGING, estimate
+from diffrl.memory.fit import JUDGING, estimate
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "acflow"])  # its critic outweighs the network

@@ -11,9 +11,9 @@ import torch
 from pretend_runs import METHODS, config_of
 
 from diffrl.config import load_config
+from diffrl.memory.fit import auto_micro_batch
 from diffrl.methods.d2align.stage1 import prepare_direction
 from diffrl.records import checkpoint
-from diffrl.run.fit import auto_micro_batch
 from diffrl.run.train import Run, train
 
 # Waits of the host in an optimiser step: for the norm of the gradient, and MARBLE for its K x K products. D2-Align's

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pretend_runs import config_of
 
+from diffrl.memory.fit import estimate
 from diffrl.rewards.offloading import find_offloaded
-from diffrl.run.fit import estimate
 from diffrl.run.run import Run
 
 MIB = 2**20

@@ -7,8 +7,8 @@ import yaml
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.memory.hollow import architecture, hollow_backbone
 from diffrl.resources import shipped_configs
-from diffrl.run.hollow import architecture, hollow_backbone
 
 RECIPES = shipped_configs()
 # Parameters of the network; the UNets' are published to the unit, the transformers' as 2.5 B (with the table of

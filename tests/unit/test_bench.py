@@ -417,7 +417,7 @@ def test_a_judges_package_is_asked_for_before_drawing(tmp_path: Path, capsys: An
 def test_the_list_counts_the_drawing_of_a_model(capsys: Any) -> None:
     """Of the playground, against its operations by doctor's count."""
     from diffrl.config import load_config
-    from diffrl.run.fit import Estimator
+    from diffrl.memory.fit import Estimator
 
     assert main(["bench", "--list", "--model", "playground", "--steps", "7"]) == 0
     text = capsys.readouterr().out.split("drawbench: ")[1].split("draw  ")[1]

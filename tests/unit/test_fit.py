@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.memory import advice, fit
+from diffrl.memory.advice import advise
+from diffrl.memory.buffers import Alive, held
+from diffrl.memory.phases import Phases
+from diffrl.memory.selection import rollout_forwards
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
-from diffrl.run import advice, fit
-from diffrl.run.advice import advise
-from diffrl.run.buffers import Alive, held
-from diffrl.run.phases import Phases
-from diffrl.run.selection import rollout_forwards
 from diffrl.run.train import Run
 
 MODELS = {

@@ -20,11 +20,11 @@ from diffrl.errors import UserError
 from diffrl.image_sets.draw import draw_set
 from diffrl.image_sets.latents import Latents, fitted
 from diffrl.image_sets.reading import read_set
+from diffrl.memory.fit import PICTURE, estimate
 from diffrl.policy import Policy
 from diffrl.records.tracking import save_image
 from diffrl.rollout import collect
 from diffrl.run import setup
-from diffrl.run.fit import PICTURE, estimate
 from diffrl.run.train import Run
 from tests.unit.test_image_sets import paint, write
 

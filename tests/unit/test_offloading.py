@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.memory.advice import advise
+from diffrl.memory.buffers import Alive
+from diffrl.memory.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
+from diffrl.memory.rewards import RATE, judges_of
 from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
@@ -21,11 +25,7 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.offloading import Offloaded, modules_of
 from diffrl.rewards.registry import footprint, load_reward
 from diffrl.rewards.scoring import Scorer
-from diffrl.run.advice import advise
-from diffrl.run.buffers import Alive
 from diffrl.run.device import prepare_engine
-from diffrl.run.fit import APART, CONTEXT, REWARDS, SCORING, SLACK, Fit, estimate
-from diffrl.run.judges import RATE, judges_of
 
 MIB = 2**20
 IMAGES = torch.rand(4, 3, 8, 8)

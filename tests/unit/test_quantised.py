@@ -17,10 +17,10 @@ from diffrl.config import Config, load_config
 from diffrl.conformance.bases import dequantise
 from diffrl.conformance.check import scramble
 from diffrl.errors import UserError
+from diffrl.memory import fit
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.quantised import Quantised, block_layers, quantise
 from diffrl.records.identity import compare, identity_of_config
-from diffrl.run import fit
 from diffrl.run.device import check_device
 
 MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image")}

@@ -1,4 +1,4 @@
-"""What an epoch does on the device, phase by phase, on tensors without values: for `diffrl.run.fit` to count.
+"""What an epoch does on the device, phase by phase, on tensors without values: for `diffrl.memory.fit` to count.
 
 Each phase takes the steps that a policy and an objective take; the rewards' own models are left out, a decoded image
 being its own score.
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.forward import Prediction
+from diffrl.memory.buffers import Alive
 from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS, Conditioning, Policy
 from diffrl.policy.base import decoded_at_once
 from diffrl.prompts import Prompt
-from diffrl.run.buffers import Alive
 
 Phase = Callable[[Alive], None]
 

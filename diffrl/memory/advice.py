@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.run.fit import CONTEXT, ENCODING, REWARDS, SCORING, SLACK, Fit, estimate
-from diffrl.run.judges import judges_of
+from diffrl.memory.fit import CONTEXT, ENCODING, REWARDS, SCORING, SLACK, Fit, estimate
+from diffrl.memory.rewards import judges_of
 
 SAMPLING, DECODING, TRAINING = "sampling", "decoding", "training"
 RECOMPUTE, ROWS, BATCH = "optimise.gradient_checkpointing", "optimise.micro_batch", "rollout.batch_size"

@@ -19,17 +19,17 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.image_set import drawn_share
+from diffrl.memory.buffers import held
+from diffrl.memory.hollow import bytes_of, counting, hollow_backbone, with_lora
+from diffrl.memory.phases import ImageItself, Phase, Phases
+from diffrl.memory.rewards import judges_of
+from diffrl.memory.selection import micro_batches, rollout_forwards
 from diffrl.objectives.minibatches import AUTO_ROWS
 from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.policy.resizing import resized
-from diffrl.run.buffers import held
 from diffrl.run.build import build_objective
-from diffrl.run.hollow import bytes_of, counting, hollow_backbone, with_lora
-from diffrl.run.judges import judges_of
-from diffrl.run.phases import ImageItself, Phase, Phases
-from diffrl.run.selection import micro_batches, rollout_forwards
 
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly

@@ -20,13 +20,13 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
 from diffrl.errors import UserError
+from diffrl.memory.layout import Layout, pretend
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
 from diffrl.policy.lora import find_layers
 from diffrl.policy.pipelines import settings_of
 from diffrl.policy.quantised import quantise
 from diffrl.resources import shipped
-from diffrl.run.layout import Layout, pretend
 
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
