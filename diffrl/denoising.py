@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from diffrl.policy import Conditioning, Policy
 
 
+TAIL_SOLVER = "dpm2"  # what takes the steps of a tail
 EVALUATION = "evaluation"  # takes the epoch's place in the keys, so that no training image shares noise with these
 
 
@@ -228,7 +229,7 @@ def chain(job: Job, x: Tensor, cond: Conditioning, noise: Tensor, view: View | N
     log_prob, views = x.new_zeros(len(x), len(kept)), []
     for i in range(spec.steps):
         if spec.tail is not None and i == first + width:
-            x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), spec.tail_solver)
+            x = job.finish(x, cond, tail_sigmas(job.sigmas, i, spec.tail), TAIL_SOLVER)
             break
         t, t_next = job.ends(x, i)
         prediction = job.predict(x, t, cond, spec.guidance_scale)

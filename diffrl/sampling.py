@@ -15,9 +15,9 @@ import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, FiniteFloat, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from diffrl.errors import UserError
@@ -124,9 +124,6 @@ class SamplerSpec(Section, metaclass=_OneLine):
     noise_level: FiniteFloat = key(
         0.7, "noise of a stochastic sampler: a of flow_sde, dance, cps and renoise, eta of ddim", ge=0, le=100
     )
-    noise_levels: Annotated[tuple[FiniteFloat, ...], PAIR] | None = key(
-        None, "one for each step in place of noise_level, the noisiest step first; null: noise_level for all"
-    )
     noise_decay: FiniteFloat | None = key(
         None,
         "the noise level falls as a cosine from noise_level at t = 1 to this at t = 0 (HiCoGen); null: it stays",
@@ -145,12 +142,23 @@ class SamplerSpec(Section, metaclass=_OneLine):
     )
     tail: FiniteFloat | None = key(
         None,
-        "share of the steps behind the window that are taken (MixGRPO, Flash: 0.4); null: all, Euler's",
+        "share of the steps behind the window that are taken, by dpm2 (MixGRPO, Flash: 0.4); null: all, Euler's",
         gt=0,
         le=1,
     )
-    tail_solver: Literal["dpm2", "euler"] = key("dpm2", "what takes them")
     same_noise: bool = key(False, "the images of a group start from one initial noise")
+    _noise_levels: tuple[float, ...] | None = PrivateAttr(None)
+
+    @property
+    def noise_levels(self) -> tuple[float, ...] | None:
+        """One for each of the S steps in place of `noise_level`, as a calibration finds them; None: that for all."""
+        return self._noise_levels
+
+    def with_levels(self, levels: Sequence[float]) -> Self:
+        """The same with these noise levels, one for each of the S steps, the noisiest step first."""
+        other = self.model_copy()
+        other._noise_levels = tuple(levels)
+        return other
 
     @property
     def facts(self) -> Sampler:
@@ -204,20 +212,12 @@ class SamplerSpec(Section, metaclass=_OneLine):
             raise Problem("rollout.same_noise", text)
 
     def _check_noise(self) -> None:
-        if self.noise_levels is None and self.noise_decay is None:
+        if self.noise_decay is None:
             return
-        name = "rollout.noise_decay" if self.noise_levels is None else "rollout.noise_levels"
+        name = "rollout.noise_decay"
         if not self.facts.stochastic:
             raise Problem(name, f'the sampler "{self.sampler}" draws no noise: use one of {", ".join(STOCHASTIC)}')
-        if self.noise_levels is not None and self.noise_decay is not None:
-            raise Problem("rollout.noise_decay", "rollout.noise_levels says the level of every step already; give one")
-        if self.noise_levels is not None and len(self.noise_levels) != self.steps:
-            text = f"{len(self.noise_levels)} levels for {self.steps} steps (rollout.steps); give one for each"
-            raise Problem(name, text)
-        top = self.facts.most_noise
-        if self.noise_levels is not None and not all(0 < level <= top for level in self.noise_levels):
-            raise Problem(name, f"{list(self.noise_levels)}: each must be above 0 and at most {top:g} ({self.sampler})")
-        if self.noise_decay is not None and not 0 <= self.noise_decay <= self.noise_level:
+        if not 0 <= self.noise_decay <= self.noise_level:
             text = f"{self.noise_decay:g} is not within [0, {self.noise_level:g}] (rollout.noise_level)"
             raise Problem(name, text)
 

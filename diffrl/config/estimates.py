@@ -12,12 +12,12 @@ import inspect
 import typing
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import FiniteFloat, create_model
+from pydantic import create_model
 from pydantic.errors import PydanticUserError
 
-from diffrl.config.base import PAIR, PathText, Problem, Section, key
+from diffrl.config.base import PathText, Problem, Section, key
 from diffrl.errors import UserError, in_one_line
 from diffrl.plugins import load, load_value
 
@@ -59,11 +59,8 @@ class Groups(Advantages):
     made: ClassVar[str] = "diffrl.objectives.estimates:Estimator"
     agree: Literal["keep", "leave_out", "floor"] = key(
         "keep",
-        "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: a least std",
-    )
-    least: FiniteFloat = key(1e-3, "leave_out: groups up to this std; floor: the least std that divides", gt=0)
-    ban: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] | None = key(
-        None, "[std, mean]: groups with less spread and a higher mean are left out (RationalRewards: [0.05, 0.9])"
+        "a group whose images score alike. leave_out: the mean is over the others (DAPO); floor: the std that "
+        "divides is at least 1e-3",
     )
 
     def check(self, config: Any) -> None:

@@ -8,175 +8,30 @@ section needs of the rest of the config, it says in its own `check`.
 from __future__ import annotations
 
 import functools
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model
+from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from diffrl.config import door
 from diffrl.config.base import (
-    PAIR,
     Method,
     PathText,
     Problem,
-    PromptSource,
-    Resolution,
     Section,
-    Share,
     key,
     methods_section,
     section,
 )
-from diffrl.config.caching import ScoutSection
 from diffrl.config.engine import Engine
 from diffrl.config.estimates import Groups, find_rule
 from diffrl.config.image_set import ImageSet
 from diffrl.config.measuring import Evaluate, GuardRails
-from diffrl.config.methods import ForwardProcess
 from diffrl.config.reward import Reward, Watched
+from diffrl.config.sections import Checkpoint, Lora, Optimise, Prompts, Rollout, Tracking
 from diffrl.errors import UserError
-from diffrl.sampling import SamplerSpec
-
-
-class Prompts(Section):
-    train: PromptSource = key(
-        "playground/compositional/train",
-        "prompts to train on: playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or "
-        "hub:OWNER/NAME[:split[:column]]; or several as {SOURCE: share, ...}, which divide the prompts of every epoch "
-        "by their shares",
-    )
-    test: PromptSource = key("playground/compositional/test", "held-out prompts; needed where train is given")
-    overlap: bool = key(False, "allow test prompts that are also trained on; the report says so")
-
-
-class Lora(Section):
-    rank: int = key(32, "rank of the update, at most the width of a large network", ge=1, le=8192)
-    alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0, le=10**5)
-    targets: list[str] | None = key(None, "names of the adapted modules; null: the family's attention projections")
-
-
-class Rollout(SamplerSpec):
-    """With what `SamplerSpec` has: a rollout reads this very section."""
-
-    groups: int = key(48, "prompts per epoch, over all processes", "prompts", ge=1)
-    group_size: int = key(24, "images per prompt (the group that advantages compare)", "images", ge=2)
-    batch_size: int = key(32, "images per forward, on each process", "images", ge=1)
-    resolution: Resolution | None = key(
-        None, "side of square images, or [width, height]; null: the model's own", "pixels"
-    )
-    scout: ScoutSection | None = key(
-        None,
-        "images are the best and the worst of many that few steps show, drawn again in full (Sol-RL 2604.06916); "
-        "present = on",
-    )
-
-    @property
-    def images(self) -> int:
-        """Images of an epoch, over all processes."""
-        return self.groups * self.group_size
-
-    @property
-    def candidates(self) -> int:
-        """Images of an epoch that are drawn by few steps, to choose from."""
-        return 0 if self.scout is None else self.groups * self.scout.images
-
-    def check(self, config: Config) -> None:
-        self.check_sampling()
-        if self.scout is not None:
-            self.scout.check_with(config)
-
-
-class Optimise(Section):
-    learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", ge=1e-12, le=1)
-    schedule: Literal["constant", "linear", "cosine"] = key(
-        "constant", "the learning rate after its warm-up: as it is, or falling to 0 at the last of the run's epochs"
-    )
-    warmup: int = key(0, "steps over which the learning rate rises to its value", "optimiser steps", ge=0)
-    batch_size: int = key(
-        576, "images per optimiser step over all processes, each with all its timesteps", "images", ge=1
-    )
-    accumulation: int = key(
-        16, "micro-batches that a process's share of an optimiser step is split into", "micro-batches", ge=1
-    )
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = key(
-        None,
-        "rows (images x trained timesteps) of a micro-batch at most, instead of accumulation; auto: what the free "
-        "memory holds, 64 at most, recorded in the run's config.yaml; null: as accumulation says",
-        "rows",
-    )
-    inner_epochs: int = key(1, "passes over an epoch's images", "passes", ge=1)
-    noise: Literal["fresh", "path"] = key(
-        "fresh",
-        "in images that are noised again: fresh; path: what the sampler's own path implies, so that the states "
-        "are those that it passed; of an image set's pictures the path is found by inversion (InPO)",
-    )
-    max_grad_norm: FiniteFloat = key(1.0, "gradients are scaled down to this norm", ge=1e-6, le=1e6)
-    max_skipped: int = key(
-        2,
-        "steps in a row that may be left out for a gradient that is not finite; one more ends it",
-        "optimiser steps",
-        ge=0,
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = key(
-        "fp32", "of the frozen weights and the forwards; LoRA stays in fp32"
-    )
-    gradient_checkpointing: bool = key(
-        False, "recompute activations in the backward pass: less memory, one forward more"
-    )
-    ema: Share = key(0.9, "decay of the averaged LoRA that is evaluated; 0: the trained one itself")
-    ema_every: int = key(1, "the average takes in every so many-th step (Flow-GRPO: 8)", "optimiser steps", ge=1)
-    ema_warmup: bool = key(False, "the decay is at most (1 + step) / (10 + step), as in the released trainers")
-    betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")
-    weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
-
-    def check(self, config: Config) -> None:
-        if self.warmup and self.warmup >= (total := config.epochs * config.optimiser_steps):
-            raise Problem("optimise.warmup", f"{self.warmup} optimiser steps, but the whole run has {total}")
-        if self.noise == "path":
-            self._check_path(config)
-
-    def _check_path(self, config: Config) -> None:
-        section, rollout, where = config.objective_section, config.rollout, "optimise.noise"
-        if not isinstance(section, ForwardProcess):
-            raise Problem(where, f'"path" is for noised images, and objective "{config.method.name}" trains on none')
-        if getattr(section, "timestep_sampling", "schedule") != "schedule":
-            raise Problem(
-                where, f'"path" has the schedule\'s states alone: {config.method.name}.timestep_sampling: schedule'
-            )
-        if rollout.stochastic_steps or rollout.tail is not None:
-            raise Problem(
-                where, f'"path" needs the states of an ODE, and "{rollout.sampler}" draws noise: use dpm2 or euler'
-            )
-
-
-class Checkpoint(Section):
-    every: int = key(1, "save after every so many epochs, and after the last", "epochs", ge=1)
-    keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
-    push: str | None = key(
-        None,
-        "OWNER/NAME of a model on the hub, made private if it is not there, to which the run is sent, too; its newest "
-        "checkpoint goes on anywhere with --resume hub:OWNER/NAME; a push that fails is told, and the run goes on",
-    )
-    push_every: int = key(10, "send after every so many epochs, and after the last", "epochs", ge=1)
-
-    def check(self, config: Any) -> None:
-        if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.push):
-            raise Problem("checkpoint.push", f'"{self.push}": write OWNER/NAME')
-
-
-class Tracking(Section):
-    trackers: list[str] = key(
-        [],
-        "who gets the numbers, too: wandb (WANDB_MODE=offline works) and tensorboard, images with them; trackio, "
-        "swanlab, mlflow, aim, comet_ml, clearml, dvclive",
-    )
-    samples: int = key(8, "test prompts that are drawn with fixed seeds at every evaluation; 0: none", "images", ge=0)
-    groups: int = key(
-        0, "of the newest epoch's groups, how many RUN_DIR/groups keeps with their scores, for `diffrl watch`", ge=0
-    )
 
 
 class _OneLine(type(BaseModel)):  # type: ignore[misc]

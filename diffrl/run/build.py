@@ -141,7 +141,6 @@ def loop_settings(config: Config) -> LoopSettings:
         ema_every=optimise.ema_every,
         ema_warmup=optimise.ema_warmup,
         rate=LearningRate(optimise.learning_rate, optimise.schedule, optimise.warmup, total),
-        max_skipped=optimise.max_skipped,
         offload_vae=config.engine.offload_vae,
     )
 

@@ -48,6 +48,9 @@ class TrainingError(RuntimeError):
         self.details = details
 
 
+MAX_SKIPPED = 2  # optimiser steps in a row that may be skipped for a non-finite gradient
+
+
 @dataclass(frozen=True)
 class LoopSettings:
     """Numbers of the loop; all counts are over all processes unless said otherwise."""
@@ -63,7 +66,6 @@ class LoopSettings:
     ema_warmup: bool = False
     micro_batch: int | None = None  # rows of one, at most
     rate: LearningRate = field(default_factory=LearningRate)  # constant: as the optimiser was made with
-    max_skipped: int = 0  # optimiser steps in a row that may be skipped for a non-finite gradient
     offload_vae: bool = False  # while it is optimised
 
 
@@ -281,7 +283,7 @@ class Loop:
         self._in_a_row += 1
         broken = [name for name, p in self.policy.trainable if p.grad is not None and not p.grad.isfinite().all()]
         self.optimiser.zero_grad(set_to_none=True)
-        if self._in_a_row <= self.settings.max_skipped:
+        if self._in_a_row <= MAX_SKIPPED:
             return
         times = "" if self._in_a_row == 1 else f", {self._in_a_row} times in a row"
         raise TrainingError(

@@ -30,6 +30,7 @@ PAGES = {
     "rewards/README.md": "guides/write-a-reward.md",
     "configs": "recipes.md",
     "diffrl/config/schema.py": "reference/config.md",
+    "diffrl/config/sections.py": "reference/config.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 CONFIG_INTRODUCTION = """Made from the schema that checks every config (`diffrl train --help-config` prints the same).

@@ -89,7 +89,8 @@ def test_a_run_of_non_finite_gradients_leaves_its_epoch_to_look_at(config_file, 
         return loss(self, phi, rows) * (float("nan") if len(calls) > 4 else 1.0)  # from the second epoch on
 
     monkeypatch.setattr(NFT, "loss", breaks)
-    config = load_config(config_file("bad", checkpoint=EVERY), ["optimise.max_skipped=0"])
+    config = load_config(config_file("bad", checkpoint=EVERY))
+    monkeypatch.setattr("diffrl.run.loop.MAX_SKIPPED", 0)
     with pytest.raises(TrainingError, match="not finite"):
         train(config)
     folder = Path(config.run_dir)

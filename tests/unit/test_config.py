@@ -247,8 +247,7 @@ def test_unreadable_files():
             1,
             'advantages.agree: "floor" is a least std of the group, but nft.advantage_std is',
         ),
-        ([*GRPO, "rollout.noise_levels=[0.5, 0.5]"], 1, "rollout.noise_levels: 2 levels for 10 steps"),
-        (["rollout.noise_levels=[0.5]"], 1, 'rollout.noise_levels: the sampler "dpm2" draws no noise'),
+        (["rollout.noise_decay=0.5"], 1, 'rollout.noise_decay: the sampler "dpm2" draws no noise'),
         (
             [*GRPO, "rollout.noise_decay=0.9"],
             1,

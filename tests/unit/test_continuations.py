@@ -127,7 +127,7 @@ def test_one_step_of_one_path_is_the_plain_rollout_with_that_window() -> None:
 
 def test_without_noise_a_path_has_one_image() -> None:
     levels = (1e-30,) * 5
-    _, views = draw(Branches(1, (0, 1), (1, 2)), SPEC.model_copy(update={"sampler": "dance", "noise_levels": levels}))
+    _, views = draw(Branches(1, (0, 1), (1, 2)), SPEC.model_copy(update={"sampler": "dance"}).with_levels(levels))
     groups = views.unflatten(0, (3, 8))
     assert torch.equal(groups, groups[:, :1].expand_as(groups))
 

@@ -106,7 +106,8 @@ def test_non_finite_gradients_stop_the_run_before_an_update(config_file, monkeyp
 
 def test_a_skipped_step_leaves_no_trace(config_file, monkeypatch) -> None:
     """One bad step of two: the other one is taken as if it were alone, and the count in a row starts again."""
-    run = make(config_file, ["optimise.max_skipped=1"])
+    run = make(config_file, [])
+    monkeypatch.setattr("diffrl.run.loop.MAX_SKIPPED", 1)
     loss, calls = type(run.objective).loss, []
 
     def flaky(self, phi, rows):

@@ -20,6 +20,8 @@ FROZEN = Path(__file__).parents[1] / "data" / "resolved.json.gz"
 RENAMED: dict[str, str] = {}  # frozen key: today's
 # Keys that are gone, each with the one value that it had in every recipe: what the code does now.
 REMOVED: dict[str, Any] = {"rollout.cache.kind": "off", "rollout.cache.interval": 2, "rollout.cache.warmup": 2}
+REMOVED |= {"rollout.noise_levels": None, "rollout.tail_solver": "dpm2", "optimise.max_skipped": 2}
+REMOVED |= {"advantages.least": 1e-3, "advantages.ban": None}
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ class DenseSection(CreditSection):
     calibrate: int | None = key(
         None,
         "find the noise of every step first, in so many rounds of one epoch's prompts: more where as many images gain "
-        "as lose; sampler dance; null: as rollout.noise_level and noise_levels say",
+        "as lose; sampler dance; null: as rollout.noise_level says",
         "rounds",
         ge=1,
     )

@@ -57,7 +57,7 @@ class Calibration(RunHook):
         self._use(levels)
 
     def _use(self, levels: list[float]) -> None:
-        self.rollouts.spec = self.rollouts.spec.model_copy(update={"noise_levels": tuple(levels)})
+        self.rollouts.spec = self.rollouts.spec.with_levels(levels)
 
     def _moved(self, levels: list[float], number: int) -> list[float]:
         """The levels after a round."""
