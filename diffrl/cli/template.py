@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from diffrl.config import door
 from diffrl.config.base import Method
 from diffrl.config.help import default_of
+from diffrl.config.presets import preset
 from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed
@@ -65,6 +66,8 @@ def template(
     """YAML that `load_config` reads, or whose one fault it names (a reward that needs an argument, say)."""
     small = model == "playground"
     values = {name: dict(keys) for name, keys in (SMALL if small else LARGE).items()}
+    for name, ours in preset(model).items():
+        values[name] = {**values.get(name, {}), **ours}
     innermost, *around = methods
     wrappers = [method.name for method in around]
     values |= {method.name: dict(OWN.get(method.name, {})) if small else {} for method in methods}

@@ -21,6 +21,7 @@ def help_config(width: int = 100) -> str:
     """Every key with default, meaning, kind and unit, in the layout of a config file; `width` in characters."""
     lines = [
         "Keys of a config file, with their defaults; behind # the meaning, in brackets what is allowed and the unit.",
+        "A published model has a preset of resolution, precision and evaluation instead: diffrl/config/presets.py.",
         "On the command line: section.key=value, for example rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
         "",
     ]

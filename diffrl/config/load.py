@@ -38,6 +38,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), world: int | No
             f'config "{str(path)[:60]}": cannot be read: {getattr(error, "strerror", None) or error}'
         ) from error
     source = read(file)
+    _fill(source.data)
     for text in overrides:
         source.override(text)
     return _checked(source, f"runs/{file.stem}", world)
@@ -65,6 +66,7 @@ def make_config(
         file = find_config(base)
         source, folder = read(file), f"runs/{file.stem}"
     source.outside = outside
+    _fill(source.data)
     for text in overrides:
         source.override(text)
     values = values or {}
@@ -89,6 +91,7 @@ def _checked(source: Source, folder: str, world: int | None) -> Config:
 
 
 def _validated(source: Source, folder: str, world: int | None) -> Config:
+    _fill(source.data)
     try:
         kind = config_class(source.data)
     except Problem as problem:
@@ -110,6 +113,14 @@ def _validated(source: Source, folder: str, world: int | None) -> Config:
     except OSError as error:
         raise UserError(f"{source.name}: {str(error.filename)[:60]}: {error.strerror}") from error
     return config
+
+
+def _fill(data: dict[str, Any]) -> None:
+    """Put the preset of a published model beneath what is said."""
+    if "/" in str(data.get("model")):
+        from diffrl.config.presets import fill
+
+        fill(data)
 
 
 def find_config(path: str | Path) -> Path:

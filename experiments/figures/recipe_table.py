@@ -27,7 +27,8 @@ Made from `configs/`. Run one with `diffrl train NAME`; it needs
 the weights and the hardware that it names, and no other file: the prompts are shipped (`diffrl prompts list`). Those on
 [image sets](methods/sets.md) need one: the header says how it is drawn or fetched.
 
-A recipe has only what differs from the defaults (`diffrl train --help-config`); a run's `config.yaml` has every value.
+A recipe has only what differs from the defaults (`diffrl train --help-config`) and from its model's preset (resolution,
+precision and evaluation: `diffrl/config/presets.py`); a run's `config.yaml` has every value.
 
 **Evidence** says what is known of a recipe. *not verified*: its family passes `diffrl models check` on a tiny pipeline,
 and no training of the real model with it is known. *runs*: somebody has, for a few epochs. *reproduces*: a

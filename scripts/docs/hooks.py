@@ -35,7 +35,9 @@ PAGES = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 CONFIG_INTRODUCTION = """Made from the schema that checks every config (`diffrl train --help-config` prints the same).
 A config is one YAML file; `section.key=value` on the command line, or `section={"key": value}` in Python, overrides it.
-A key that is not listed is an error that names the nearest one.
+A key that is not listed is an error that names the nearest one. A published model has a preset
+(`diffrl/config/presets.py`) in the place of some defaults: `rollout.resolution`, `optimise.precision: bf16`, and the
+prompts, images, steps and feature space of evaluations.
 
 """
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diffrl.config import load_config
+from diffrl.config import dump, load_config
+from diffrl.config.presets import MODELS
+from diffrl.plugins import load_value
+from diffrl.policy.registry import SHIPPED
 from diffrl.resources import shipped, shipped_configs
 from experiments.figures import recipe_table
 
@@ -153,3 +157,26 @@ def test_recipes_have_the_released_values(monkeypatch: pytest.MonkeyPatch) -> No
                 wrong.append(f"{name}: {key} is {found}, released {expected}")
     assert not wrong
     assert "geneval" in load_config(shipped("configs", "sd35", "marble_5r.yaml")).rewards
+
+
+def test_a_models_preset_has_the_steps_that_its_family_knows() -> None:
+    known = {one.name: one.steps for place in SHIPPED.values() for one in load_value("family", place, place).known}
+    assert {name: steps for name, (_, steps) in MODELS.items() if name in known and known[name] != steps} == {}
+    assert MODELS.keys() - known.keys() == {"krea/Krea-2"}  # the family has no hub id of it
+
+
+def test_a_preset_fills_what_a_config_does_not_say(tmp_path: Path) -> None:
+    """By the file's model, also where another one is trained; a value that is given stays, null included."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: black-forest-labs/FLUX.1-dev\nrewards: {clip: {}}\n"
+        "optimise: {precision: fp32}\nevaluate: {steps: null}\n"
+    )
+    for overrides in ([], ["model=stabilityai/stable-diffusion-3.5-medium"], ["model=playground"]):
+        config = load_config(file, overrides)
+        assert (config.optimise.precision, config.evaluate.steps, config.rollout.resolution) == ("fp32", None, 512)
+        assert (config.evaluate.prompts, config.evaluate.features) == (256, "facebook/dinov2-base")
+        dump(config, tmp_path / "again.yaml")
+        assert load_config(tmp_path / "again.yaml") == config
+    assert load_config(file, ["evaluate=null"]).evaluate.steps == 28
+    assert load_config(shipped("configs", "playground", "nft.yaml")).evaluate.features == "auto"
