@@ -140,7 +140,7 @@ def split_prompts(config: Config, judge: str | None, count: int | None) -> tuple
 
 def points_of(folder: Path, config: Config) -> tuple[list[Point], Point]:
     """Both ways, each from the base model on, and the newest checkpoint's LoRA at its full strength."""
-    name = "ema" if config.optimise.ema else "lora"
+    name = "ema" if config.optimise.ema.decay else "lora"
     paths = sorted(checkpoint.intact(folder), key=checkpoint.epoch_of)
     if not paths:
         raise UserError(f"dial: {folder} has no intact checkpoint")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
-from diffrl.config.base import PAIR, Problem, PromptSource, Resolution, Section, Share, key
+from diffrl.config.base import PAIR, Problem, PromptSource, Resolution, Section, Share, key, section
 from diffrl.config.caching import ScoutSection
 from diffrl.config.methods import ForwardProcess
 from diffrl.sampling import SamplerSpec
@@ -61,6 +61,17 @@ class Rollout(SamplerSpec):
             self.scout.check_with(config)
 
 
+class Average(Section):
+    decay: Share = key(0.9, "how much of it stays at a step; 0: none, and the trained LoRA itself is evaluated")
+    every: int = key(1, "the average takes in every so many-th step (Flow-GRPO: 8)", "optimiser steps", ge=1)
+    warmup: bool = key(False, "the decay is at most (1 + step) / (10 + step), as in the released trainers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return {"decay": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class Optimise(Section):
     learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", ge=1e-12, le=1)
     schedule: Literal["constant", "linear", "cosine"] = key(
@@ -92,9 +103,7 @@ class Optimise(Section):
     gradient_checkpointing: bool = key(
         False, "recompute activations in the backward pass: less memory, one forward more"
     )
-    ema: Share = key(0.9, "decay of the averaged LoRA that is evaluated; 0: the trained one itself")
-    ema_every: int = key(1, "the average takes in every so many-th step (Flow-GRPO: 8)", "optimiser steps", ge=1)
-    ema_warmup: bool = key(False, "the decay is at most (1 + step) / (10 + step), as in the released trainers")
+    ema: Average = section(Average, "the averaged LoRA that is evaluated; a number is its decay")
     betas: Annotated[tuple[Share, Share], PAIR] = key((0.9, 0.999), "AdamW's decays of the two moments")
     weight_decay: FiniteFloat = key(1e-4, "AdamW's weight decay", ge=0)
 

@@ -149,7 +149,7 @@ class Estimator:
 
     def _parts(self) -> dict[str, int]:
         network, optimise = self.backbone.network, self.config.optimise
-        copies = 1 + len(self.objective.snapshots) + len(self.objective.frozen) + bool(optimise.ema)
+        copies = 1 + len(self.objective.snapshots) + len(self.objective.frozen) + bool(optimise.ema.decay)
         frozen = bytes_of(network) - self.lora
         if self.sharded:
             kinds = getattr(network, "_no_split_modules", None) or ()

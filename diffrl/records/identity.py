@@ -129,7 +129,7 @@ def _structure(
     plain = _plain(change.key)
     if plain == change.key and within(plain, STRUCTURE):
         return "the checkpoint's tensors are made for that"
-    if plain == "optimise.ema" and bool(change.then) != bool(change.now):
+    if plain == "optimise.ema.decay" and bool(change.then) != bool(change.now):
         return "the checkpoint has an average of the weights, or has none"
     for method in stateful:
         if within(plain, (method,)) and _has(then, method) != _has(now, method):

@@ -137,9 +137,9 @@ def loop_settings(config: Config) -> LoopSettings:
         micro_batch=AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch,
         inner_epochs=optimise.inner_epochs,
         max_grad_norm=optimise.max_grad_norm,
-        ema=optimise.ema,
-        ema_every=optimise.ema_every,
-        ema_warmup=optimise.ema_warmup,
+        ema=optimise.ema.decay,
+        ema_every=optimise.ema.every,
+        ema_warmup=optimise.ema.warmup,
         rate=LearningRate(optimise.learning_rate, optimise.schedule, optimise.warmup, total),
         offload_vae=config.engine.offload_vae,
     )

@@ -88,7 +88,7 @@ class Loaded:
     @property
     def judged(self) -> str:
         """The snapshot that is evaluated: the averaged LoRA, or the trained one without an average."""
-        return "ema" if self.config.optimise.ema else "default"
+        return "ema" if self.config.optimise.ema.decay else "default"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
         )
     objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
     objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
-    snapshots = [*objective.snapshots, *(["ema"] if config.optimise.ema else [])]
+    snapshots = [*objective.snapshots, *(["ema"] if config.optimise.ema.decay else [])]
     for name in snapshots:
         policy.add_snapshot(name)
     if checked.sharding is not None:

@@ -107,8 +107,8 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("model=3", "model: expected text, got 3"),
         ("prompts.overlap=yes", 'prompts.overlap: expected true or false, got "yes"'),
         ("lora.targets=to_q", 'lora.targets: expected a list such as [a, b], got "to_q"'),
-        ("optimise.ema=.nan", "optimise.ema: expected a finite number, got nan"),
-        ("optimise.ema=1", "optimise.ema: expected less than 1, got 1"),
+        ("optimise.ema=.nan", "optimise.ema.decay: expected a finite number, got nan"),
+        ("optimise.ema=1", "optimise.ema.decay: expected less than 1, got 1"),
         ("optimise.betas=[0.9]", "optimise.betas: expected a list of two, got [0.9]"),
         ("optimise.betas=0.9", "optimise.betas: expected a list of two such as [1, 2], got 0.9"),
         ('optimise.betas=[0.9, "0.99"]', 'optimise.betas.1: expected a number, got "0.99"'),
@@ -423,3 +423,8 @@ def test_a_config_of_an_earlier_version_is_said_to_be_one(tmp_path: Path) -> Non
     path.write_text(path.read_text().replace("0.1.0", __version__))
     with pytest.raises(UserError, match=r"config.yaml:4: frozen: unknown key"):
         load_config(path)
+
+
+def test_an_average_may_be_its_decay_alone():
+    alone, whole = (load_config("ok.yaml", [word]) for word in ("optimise.ema=0.5", "optimise.ema={decay: 0.5}"))
+    assert alone == whole and alone.resolved()["optimise"]["ema"] == {"decay": 0.5, "every": 1, "warmup": False}

@@ -19,7 +19,7 @@ VALUES = {
     "rewards": {"clip": {"weight": 1.0, "timeout": 5.0, "device": "cpu", "model": "B"}},
     "watch": {"ocr": {"weight": 1.0}, "jpeg": {"weight": 1.0}},
     "gardo": {"auxiliary": ["jpeg"]},
-    "optimise": {"learning_rate": 1e-3, "accumulation": 2, "micro_batch": 64, "ema": 0.9},
+    "optimise": {"learning_rate": 1e-3, "accumulation": 2, "micro_batch": 64, "ema": {"decay": 0.9}},
     "evaluate": {"every": 2, "features": "clip"},
     "engine": {"compile": False, "optimiser": "adamw"},
 }
@@ -96,7 +96,7 @@ def test_what_may_change_only_on_purpose(key: str, value: object) -> None:
         ("model", "x/y"),
         ("objective", "crd"),
         ("lora.rank", 8),
-        ("optimise.ema", 0.0),
+        ("optimise.ema.decay", 0.0),
         ("engine.optimiser", "adamw8bit"),
     ],
 )

@@ -17,7 +17,11 @@ from diffrl.config import load_config
 from diffrl.resources import shipped, shipped_configs
 
 FROZEN = Path(__file__).parents[1] / "data" / "resolved.json.gz"
-RENAMED: dict[str, str] = {}  # frozen key: today's
+RENAMED = {  # frozen key: today's
+    "optimise.ema": "optimise.ema.decay",
+    "optimise.ema_every": "optimise.ema.every",
+    "optimise.ema_warmup": "optimise.ema.warmup",
+}
 # Keys that are gone, each with the one value that it had in every recipe: what the code does now.
 REMOVED: dict[str, Any] = {"rollout.cache.kind": "off", "rollout.cache.interval": 2, "rollout.cache.warmup": 2}
 REMOVED |= {"rollout.noise_levels": None, "rollout.tail_solver": "dpm2", "optimise.max_skipped": 2}
