@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -160,7 +160,12 @@ class Drawn:
 
 
 class SamplePlan(Protocol):
-    """What a rollout draws, of which images, and what it keeps of their paths."""
+    """What a rollout draws, of which images, and what it keeps of their paths.
+
+    `apart`: single steps, of each of which both ends are kept (`Trajectory.ends`).
+    """
+
+    apart: ClassVar[bool]
 
     def views(self, spec: SamplerSpec) -> int:
         """V, how many images of a sample are scored."""
@@ -180,6 +185,8 @@ class SamplePlan(Protocol):
 
 class Chain:
     """One image of each path, one step after the other."""
+
+    apart: ClassVar[bool] = False
 
     def views(self, spec: SamplerSpec) -> int:
         return 1

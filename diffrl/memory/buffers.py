@@ -45,7 +45,7 @@ def held(config: Config, backbone: Any, objective: Objective, lora: int, text: i
     steps = config.objective_section.trained_steps(rollout) if objective.keep_trajectory else 0
     if objective.keep_trajectory == "path":
         steps = rollout.steps
-    apart = config.branches is not None  # single steps: both ends of each are kept
+    apart = objective.credit is not None and objective.credit.plan(rollout).apart
     states = (2 * steps if apart else steps + 1) if objective.keep_trajectory else 0
     always = images * latent * (1 + states) + -(-rollout.groups // world) * text
     drawn = max(images, -(-rollout.candidates // world))
@@ -63,15 +63,13 @@ def held(config: Config, backbone: Any, objective: Objective, lora: int, text: i
 
 
 def _training(config: Config, objective: Objective, lora: int, latent: int, world: int) -> int:
-    """MARBLE's bank, a row for each reward and one for what they share; GARDO's anchors of a step's gated rows."""
+    """A gradient for each column of rewards and one for what they share; references of a step's rows."""
     bank = 0
     if objective.rule.each:
         columns = len(config.rewards) + (objective.rule.total is not None)
         bank = (columns + (objective.basis is not None)) * lora
-    anchors = 0
-    if config.gardo is not None and config.gardo.gate != "all":
-        rows = config.optimise.batch_size // world * config.objective_section.trained_steps(config.rollout)
-        anchors = int(max(config.gardo.share_range[1], config.gardo.share) * rows) * 3 * latent  # x0, eps and v
+    rows = config.optimise.batch_size // world * config.objective_section.trained_steps(config.rollout)
+    anchors = int(objective.penalty.kept * rows) * 3 * latent  # x0, eps and v
     return bank + anchors
 
 

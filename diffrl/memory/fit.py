@@ -25,7 +25,7 @@ from diffrl.memory.phases import ImageItself, Phase, Phases
 from diffrl.memory.rewards import judges_of
 from diffrl.memory.selection import micro_batches, rollout_forwards
 from diffrl.objectives.minibatches import AUTO_ROWS
-from diffrl.objectives.objective import Objective
+from diffrl.objectives.objective import Cost, Objective
 from diffrl.policy import PRECISIONS
 from diffrl.policy.merged import KEPT
 from diffrl.policy.resizing import resized
@@ -93,6 +93,8 @@ class Estimator:
         stand_ins = {name: ImageItself(name) for name in config.rewards} if config.method.decodes else {}
         self.objective = build_objective(config, config.rollout, stand_ins)
         self.sizes = micro_batches(config, self.objective, world)
+        split = any(size % config.rollout.group_size for size in self.sizes)
+        self.cost = self.objective.cost(config.rollout, split, config.optimiser_steps)
         if config.optimise.gradient_checkpointing:
             self.backbone.network.enable_gradient_checkpointing()
             if self.backbone.vae._supports_gradient_checkpointing:
@@ -149,7 +151,7 @@ class Estimator:
 
     def _parts(self) -> dict[str, int]:
         network, optimise = self.backbone.network, self.config.optimise
-        copies = 1 + len(self.objective.snapshots) + len(self.objective.frozen) + bool(optimise.ema.decay)
+        copies = 1 + len(self.objective.snapshots) + self.cost.loras + bool(optimise.ema.decay)
         frozen = bytes_of(network) - self.lora
         if self.sharded:
             kinds = getattr(network, "_no_split_modules", None) or ()
@@ -174,7 +176,7 @@ class Estimator:
             count * (2 if free and guidance != 1 else 1)
             for count, guidance in ((rollout.batch_size, rollout.guidance_scale), (rows, objective.guidance_scale))
         )
-        train = partial(self.phases.train, rows, objective, guidance_beside(self.config, objective, self._split))
+        train = partial(self.phases.train, rows, objective, guidance_beside(objective, self.cost))
         phases: dict[str, Phase] = {PICTURE: self.phases.encode} if self.config.image_set is not None else {}
         if (judged := resized(backbone, self.config.evaluate.resolution, "evaluate.resolution")) is not None:
             evaluate = self.config.evaluate
@@ -190,11 +192,6 @@ class Estimator:
             f"training {trained} rows": train,
         }
 
-    @property
-    def _split(self) -> bool:
-        """Do micro-batches split groups?"""
-        return any(size % self.config.rollout.group_size for size in self.sizes)
-
     def _work(self, operations: Mapping[str, int]) -> dict[str, float]:
         """Of an epoch, from what one batch, one chunk and one micro-batch take."""
         config, objective, rollout = self.config, self.objective, self.config.rollout
@@ -202,18 +199,16 @@ class Estimator:
             operations[name] for name in operations if name != PICTURE and not name.startswith(JUDGING)
         )
         drawn = drawn_share(config)
-        epoch = rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
         steps = config.objective_section.trained_steps(rollout)
         images, passes = drawn * rollout.images / self.world, config.optimise.inner_epochs * steps
         batch = rollout.batch_size * (2 if self.backbone.classifier_free and rollout.guidance_scale != 1 else 1)
         inverted = (1 - drawn) * rollout.images / self.world if config.optimise.noise == "path" else 0
-        silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self._split, epoch)
-        share = objective.share(rollout.group_size)
+        silent = sampling / batch * silent_forwards(objective, self.backbone.classifier_free, self.cost)
         work = {
             "sampling": drawn * rollout_forwards(config, objective, self.world) * sampling / rollout.batch_size,
             "inverting": inverted * rollout.steps * sampling / batch,
             "decoding": (images + rollout.candidates / self.world) * decoding / self.phases.chunk,
-            "training": rollout.images / self.world * passes * share * (training / max(self.sizes) + silent),
+            "training": rollout.images / self.world * passes * self.cost.share * (training / max(self.sizes) + silent),
         }
         return {name: value for name, value in work.items() if value}
 
@@ -278,24 +273,23 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
-def silent_forwards(objective: Objective, classifier_free: bool, split: bool, steps: int) -> float:
+def silent_forwards(objective: Objective, classifier_free: bool, cost: Cost) -> float:
     """Forwards without gradient for each training row: the objective's own, and those of what its penalty refers to."""
     penalty, plain, held = objective.penalty, objective.guidance_scale, _guidance_of_reference(objective)
     row, anchor = (2 if classifier_free and guidance != 1 else 1 for guidance in (plain, held))
-    more = sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in objective.passes)
-    return more + objective.forwards(split, steps) * row + (anchor * penalty.share if penalty.beta else 0)
+    more = sum(count * (2 if classifier_free and guidance != 1 else 1) for count, guidance in cost.guided)
+    return more + cost.forwards * row + (anchor * penalty.share if penalty.beta else 0)
 
 
-def guidance_beside(config: Config, objective: Objective, split: bool) -> float:
+def guidance_beside(objective: Objective, cost: Cost) -> float:
     """The guidance of the largest forward without gradient while a micro-batch's graph waits; 0: none does.
 
-    GARDO's gated references come before it, and so do those that a coupled objective measures a step with.
+    References that are kept through a step come before it, and so do those that a coupled objective measures it with.
     """
     plain, held = objective.guidance_scale, _guidance_of_reference(objective)
-    gated = config.gardo is not None and config.gardo.gate != "all"
-    if objective.penalty.beta and not gated:
+    if objective.penalty.beta and not objective.penalty.kept:
         return plain if held == 1 else held
-    return plain if objective.beside(split) else 0.0
+    return plain if cost.waiting else 0.0
 
 
 def _guidance_of_reference(objective: Objective) -> float:

@@ -49,6 +49,7 @@ from diffrl.advantages import Std
 from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.denoising import SamplePlan
 from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, Scored
 from diffrl.objectives.minibatches import sample_pairs
@@ -74,6 +75,22 @@ class Step:
     parts: Sequence[Tensor]
     key: tuple[int | str, ...]
     reduce: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method takes beside a forward and a backward of each row, its penalties aside; for estimates.
+
+    share: of a rollout's rows that `pairs` leaves. forwards: without gradient, for each trained row. waiting: one of
+    them comes while a micro-batch's graph waits for its backward pass. guided: more of them, each (for each trained
+    row, its guidance). loras: that are read once and never change, beside the snapshots.
+    """
+
+    share: float = 1.0
+    forwards: float = 0.0
+    waiting: bool = False
+    guided: Sequence[tuple[float, float]] = ()
+    loras: int = 0
 
 
 class Credit(Protocol):
@@ -127,8 +144,6 @@ class Objective(ABC):
     # slopes along the first are the same for all rewards, and its gradient is 0 on policy. See `gradients.Passes`.
     basis: Sequence[Sequence[float]] | None = None
     selects = False  # True: `pairs` leaves rows out, or orders them
-    passes: Sequence[tuple[float, float]] = ()  # further forwards without gradient of each row, and their guidance
-    frozen: tuple[str, ...] = ()  # LoRAs that are read once and never change, so no checkpoint has them
     guidance_scale = 1.0  # classifier-free, of the trained rows
     credit: Credit | None = None  # credit over the steps: what else the rollout draws, and row advantages of it
     warmup = 0  # epochs of the untrained model's images that `learn` sees before training
@@ -189,18 +204,9 @@ class Objective(ABC):
         """
         return sample_pairs(samples, self.rows_per_sample(rollout))
 
-    def share(self, group: int) -> float:
-        """The share of a rollout's rows that `pairs` leaves, of groups of this size; for estimates."""
-        return 1.0
-
-    def forwards(self, split: bool, steps: int) -> float:
-        """Forwards without gradient for each trained row, the penalty's aside; `split`: micro-batches split groups,
-        `steps`: optimiser steps of an epoch. For estimates."""
-        return int("old" in self.snapshots)
-
-    def beside(self, split: bool) -> bool:
-        """Does one of them come while a micro-batch's graph waits for its backward pass? For estimates."""
-        return "old" in self.snapshots
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        """Of an epoch of this section with so many optimiser steps; `split`: micro-batches split groups."""
+        return Cost(forwards=int("old" in self.snapshots), waiting="old" in self.snapshots)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         """The micro-batch for `pairs` (b, 2) of (local sample, row number in 0 .. T-1).

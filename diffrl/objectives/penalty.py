@@ -34,7 +34,8 @@ class Penalty:
     def __init__(self, objective: Objective, beta: float, guidance: float | None = None, name: str = "kl") -> None:
         self.objective, self.beta, self.guidance, self.name = objective, beta, guidance, name
         self.reference: str | None = None  # the snapshot that it refers to; None is the pretrained model
-        self.share = 1.0  # of the rows that are penalised; for estimates
+        # For estimates: of the rows, those that are penalised, and the most whose references are kept through a step.
+        self.share, self.kept = 1.0, 0.0
 
     def anchor(self, policy: Policy, rows: Rows) -> Prediction:
         """What the rows are held to, without gradient: a forward of the reference."""

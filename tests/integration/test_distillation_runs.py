@@ -178,5 +178,5 @@ def test_doctor_counts_the_teachers_and_their_forwards(build: Any, teacher: Any,
     own = {"a": {"lora": "not/there", "prompts": [sources[0]]}, "b": {"prompts": [sources[1]], "guidance": 3.0}}
     config = load_config(build("count", own | {"c": {"lora": "nor/this", "prompts": [], "everywhere": 0.1}}))
     run_of = fit.build_objective(config, config.rollout, {})
-    assert fit.silent_forwards(run_of, True, False, 1) == pytest.approx(0.5 + 0.5 * 2 + 1)
+    assert fit.silent_forwards(run_of, True, run_of.cost(config.rollout, False, 1)) == pytest.approx(0.5 + 0.5 * 2 + 1)
     assert "LoRA, 4 of them" in fit.estimate(config).parts  # the trained one, its average, and two teachers

@@ -199,7 +199,7 @@ def test_old_means_are_computed_only_once_theta_has_moved(
     seen = count_forwards(run, monkeypatch)
     run.loop.run_epoch(0)
     assert seen == {("default", False): 16 * 4, ("default", True): 16 * 4, ("old", False): 8 * 4}
-    assert run.objective.forwards(False, 2) == 0.5 and not caplog.records
+    assert run.objective.cost(run.config.rollout, False, 2).forwards == 0.5 and not caplog.records
     make(f"{name} one", **ALL[name], optimise={"batch_size": 16})  # which is plain GRPO without a clip
     assert ("grpo.trust" in caplog.text) == (name == "dppo")
 

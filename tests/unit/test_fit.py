@@ -308,7 +308,7 @@ def test_the_share_of_a_trees_rows_is_what_is_trained(config_file, more: str) ->
     run.loop._parts = lambda *given: rows.append(sum(map(len, (made := parts_of(*given))[0]))) or made  # type: ignore
     run.loop.run_epoch(0)
     everything = loop.settings.group_size * 4 * 3  # of 4 groups and 3 steps
-    assert sum(rows) / everything == pytest.approx(run.objective.share(4))
+    assert sum(rows) / everything == pytest.approx(run.objective.cost(run.config.rollout, False, 1).share)
 
 
 @pytest.mark.parametrize("name", WORKS)

@@ -23,10 +23,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.objective import Objective
+from diffrl.objectives.objective import Cost, Objective
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
@@ -72,8 +73,9 @@ class AWM(Objective):
             proximal.reference = "average"
             self.penalties.append(proximal)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 1 - 1 / steps + len(self.penalties) - 1  # old, but for the epoch's first step; the average
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        # Old, but for the epoch's first step; the average.
+        return Cost(forwards=1 - 1 / steps + len(self.penalties) - 1, waiting=True)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> MatchedRows:
         return MatchedRows(**vars(super().rows(rollout, advantages, pairs, key)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Branches:
     seeds: int
     steps: tuple[int, ...]
     strides: tuple[int, ...] = (1,)
+
+    apart: ClassVar[bool] = True
 
     def views(self, spec: SamplerSpec) -> int:
         return len(self.steps) * len(self.strides)

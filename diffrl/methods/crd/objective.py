@@ -20,11 +20,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import group_advantages, weighted_sum
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error
 from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
@@ -92,11 +93,9 @@ class CRD(Objective):
         self._known = self.rule.known(scored)
         return self.rule(scored)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 2 if split else 1  # old; and the trained LoRA's own, for means of split groups
-
-    def beside(self, split: bool) -> bool:
-        return not split  # else old is measured before the step
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        # Old; and the trained LoRA's own, for means of split groups, both of which are measured before the step.
+        return Cost(forwards=2 if split else 1, waiting=not split)
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""

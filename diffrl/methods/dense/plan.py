@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -27,6 +27,8 @@ class Gains:
 
     common: bool
     ode_steps: int | None = None
+
+    apart: ClassVar[bool] = False
 
     def views(self, spec: SamplerSpec) -> int:
         return spec.stochastic_steps + (not self.common)

@@ -19,9 +19,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
@@ -53,11 +54,9 @@ class DGPO(Objective):
         self.reference, self.sample_old = keys.reference, keys.sample_old
         self.coupling = Coupling(self._slopes, count=2)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 2 + (self.clip is not None and self.reference != "old")  # theta and the reference, measured; old
-
-    def beside(self, split: bool) -> bool:
-        return False
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        # Theta and the reference, measured; old.
+        return Cost(forwards=2 + (self.clip is not None and self.reference != "old"))
 
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))

@@ -21,12 +21,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffrl.config.base import Section
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.direct import Align, DirectSection
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.rows import DirectRows
 from diffrl.methods.direct.srpo import Contrast, column, drawn_words, factors, step_levels
-from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.objective import Cost, Given, Objective, Step
 from diffrl.objectives.rows import Names, Noising, Rows, noised_rows, row_sigmas
 from diffrl.policy import Policy
 from diffrl.prompts import Prompt
@@ -57,7 +58,6 @@ class Direct(Objective):
         self.cap = keys.pair.hinge if keys.pair else keys.cap
         self.keep_trajectory = "path" if keys.path == "random" else False
         self.confidence = keys.confidence
-        self.drawn_steps = 1  # of the sampler, for estimates
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = keys.guidance_scale
         self.decode_chunk, self.checkpoint_decoder = keys.decode_chunk, keys.checkpoint_decoder
@@ -65,13 +65,11 @@ class Direct(Objective):
     @classmethod
     def of(cls, section: Section, given: Given) -> Direct:
         weights = [given.config.rewards[name].weight for name in given.rewards]
-        made = cls(given.rewards, weights, section)  # type: ignore[arg-type]
-        made.drawn_steps = given.spec.steps
-        return made
+        return cls(given.rewards, weights, section)  # type: ignore[arg-type]
 
-    def forwards(self, split: bool, steps: int) -> float:
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         # Each step is computed again, and all but one are trained beside the row's own.
-        return 4 * self.drawn_steps - 3 if self.path == "all" else 3 * (self.confidence is not None)
+        return Cost(forwards=4 * rollout.steps - 3 if self.path == "all" else 3 * (self.confidence is not None))
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> DirectRows:
         if self.align is not None:

@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffrl.config.base import Section
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.dpo import DPOSection
 from diffrl.methods.dpo.ring import Ring
 from diffrl.methods.shared.coupling import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error
-from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.objective import Cost, Given, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
@@ -93,14 +94,9 @@ class DPO(Objective):
         if self.ring is not None:
             self.anchor = self.samples_from = self.ring.chosen
 
-    def share(self, group: int) -> float:
-        return 2 / group
-
-    def forwards(self, split: bool, steps: int) -> float:
-        return 2  # the trained LoRA's error and the reference's, before the step
-
-    def beside(self, split: bool) -> bool:
-        return False
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        # A pair of each group; the trained LoRA's error and the reference's, before the step.
+        return Cost(share=2 / rollout.group_size, forwards=2)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """Only what is in a pair: the other members are never forwarded."""

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.fdfo import FDFOSection
 from diffrl.methods.shared.coupling import everywhere
 from diffrl.methods.shared.sections import COPY
-from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.objective import Cost, Given, Objective, Step
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -82,11 +83,8 @@ class FDFO(Objective):
             guidance=self.guidance_scale,
         )
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 1 - 1 / steps  # old, but for the epoch's first step
-
-    def beside(self, split: bool) -> bool:
-        return False  # it comes first
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        return Cost(forwards=1 - 1 / steps)  # old, but for the epoch's first step; it comes first
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """The means of the epoch's groups, once; only groups that are split need other processes' images."""

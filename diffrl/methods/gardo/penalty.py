@@ -80,7 +80,8 @@ class Gardo(Penalty):
         if self.resets:
             base.penalty.reference = self.reference = REFERENCE
             base.snapshots = (*base.snapshots, REFERENCE)
-        self.share = 1.0 if keys.gate == "all" else keys.share
+        if keys.gate != "all":
+            self.share, self.kept = keys.share, max(keys.share_range[1], keys.share)
         self.gated = Gated(base, gated=keys.gate != "all", normalise=keys.normalise)
         base.penalties = [self, *base.penalties[1:]]
         if keys.diversity != "off":

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.gdro import GDROSection
 from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
-from diffrl.objectives.objective import Objective, Step
+from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
@@ -65,8 +66,8 @@ class GDRO(Objective):
         self.b, self.tau, self.best, self.top = keys.b, keys.tau, keys.best, keys.top
         self.coupling = Coupling(self._slopes)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 2  # the trained LoRA's error and the reference's, before the step
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        return Cost(forwards=2)  # the trained LoRA's error and the reference's, before the step
 
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: (-self.b * excess_error(policy, rows, None),))

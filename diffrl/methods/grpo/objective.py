@@ -27,6 +27,7 @@ from torch import Tensor
 
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.shared.steps import (
     StepKL,
@@ -39,7 +40,7 @@ from diffrl.methods.shared.steps import (
     step_divergence,
 )
 from diffrl.objectives.advantages import Scored
-from diffrl.objectives.objective import Credit, Given, Objective
+from diffrl.objectives.objective import Cost, Credit, Given, Objective
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -84,9 +85,6 @@ class GRPO(Objective):
     def advantages(self, scored: Scored) -> Tensor:
         return self.rule(scored) if self.credit is None else self.credit.advantages(self.rule, scored)
 
-    def share(self, group: int) -> float:
-        return 1.0 if self.credit is None else self.credit.share(group)
-
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         if self.skip_zero:  # an image, not a row: one that has a signal at some step is trained at all of them
             samples = samples[advantages[samples].flatten(1).any(1)]
@@ -94,8 +92,10 @@ class GRPO(Objective):
             return super().pairs(rollout, advantages, samples, epoch)
         return self.credit.pairs(rollout, advantages, samples, epoch)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 1 - 1 / steps if self.replays else 0.0  # on policy the old mean is theta's
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        share = 1.0 if self.credit is None else self.credit.share(rollout.group_size)
+        forwards = 1 - 1 / steps if self.replays else 0.0  # on policy the old mean is theta's
+        return Cost(share=share, forwards=forwards, waiting=self.replays)
 
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> StepRows:
         return self.steps.rows(rollout, advantages, pairs, key, self.on_policy)

@@ -18,7 +18,7 @@ over dims. Rewards do not enter; they are scored and logged. The released code o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,12 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.base import Section
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.forward import Process
 from diffrl.methods.opd import OPDSection, Teacher
 from diffrl.methods.opd.teachers import load_teachers
 from diffrl.objectives.minibatches import sample_pairs
-from diffrl.objectives.objective import Given, Objective
+from diffrl.objectives.objective import Cost, Given, Objective
 from diffrl.objectives.rows import Rows, row_advantages
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -103,9 +104,7 @@ class OPD(Objective):
         self.everywhere = [index for index, one in enumerate(teachers.values()) if one.everywhere]
         self.strengths = [1.0, *(one.everywhere for one in teachers.values() if one.everywhere)]
         self.slots = [slot(name, one) for name, one in teachers.items()]
-        self.passes = self._passes()
         self._config: Config | None = None
-        self.frozen = tuple(name for name in self.slots if name is not None)
 
     @classmethod
     def of(cls, section: Section, given: Given) -> OPD:
@@ -127,13 +126,12 @@ class OPD(Objective):
         assert rollout.trajectory is not None, "OPD needs the path's states"
         return self.timesteps or rollout.trajectory.t.shape[1]
 
-    def _passes(self) -> Sequence[tuple[float, float]]:
-        """(forwards of a row, guidance) of each teacher."""
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         found = []
         for index, teacher in enumerate(self.teachers.values()):
             mine = sum(share for source, share in self.shares.items() if self.owner_of.get(source) == index)
             found.append((1.0 if teacher.everywhere else mine, self._guidance(teacher)))
-        return found
+        return Cost(guided=found, loras=sum(name is not None for name in self.slots))
 
     def _guidance(self, teacher: Teacher) -> float:
         return self.spec.guidance_scale if teacher.guidance is None else teacher.guidance

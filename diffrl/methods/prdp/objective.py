@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.prdp import PRDPSection
 from diffrl.methods.shared.coupling import Coupling
 from diffrl.methods.shared.steps import StepKL, StepRows, StoredSteps
-from diffrl.objectives.objective import Given, Objective, Step
+from diffrl.objectives.objective import Cost, Given, Objective, Step
 from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
@@ -70,8 +71,9 @@ class PRDP(Objective):
     def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> StepRows:
         return self.steps.rows(rollout, advantages, pairs, key, self.on_policy)
 
-    def forwards(self, split: bool, steps: int) -> float:
-        return 2 - 1 / steps  # the log-probabilities of the reference and, but for the epoch's first step, of theta
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        # The log-probabilities of the reference and, but for the epoch's first step, of theta.
+        return Cost(forwards=2 - 1 / steps)
 
     def before_step(self, policy: Policy, step: Step) -> None:
         """Slopes dL/d log p of all rows of the step, from both log-ratios."""

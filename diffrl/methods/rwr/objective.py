@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Estimate, group_advantages
+from diffrl.config.schema import Rollout as Drawn
 from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Spatial, SpatialRows
+from diffrl.objectives.objective import Cost
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
@@ -75,8 +77,8 @@ class Regression(Spatial):
         assert self.regions is not None, "there are some now"
         self.regions.scale = lambda scores, groups, std: torch.ones_like(scores)  # weights are scores, and a constant
 
-    def share(self, group: int) -> float:
-        return 1 / group if self.label == "sft" else 1.0
+    def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
+        return Cost(share=1 / rollout.group_size if self.label == "sft" else 1.0)
 
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         if self.regions is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class Tree:
 
     splits: tuple[int, ...]
     branch: int = 2
+
+    apart: ClassVar[bool] = False
 
     def views(self, spec: SamplerSpec) -> int:
         return 1
