@@ -95,11 +95,10 @@ class Evaluator:
         figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
         broken_down = Breakdowns(scorer.rewards)
         features_at = columns + 1 + len(broken_down.names)
-        sides = [side * policy.backbone.scale for side in policy.latent_shape[1:]]
-        kept = torch.zeros(min(keep, len(prompts)), 3, *sides)
-        amount: dict[str, Any] = {"seed": seed, "snapshot": snapshot}
-        amount |= {"per_prompt": per_prompt, "batch_size": self.batch_size}
-        batches = generate(policy, mine, self.spec, **amount) if drawn is None else drawn
+        height, width = (side * policy.backbone.scale for side in policy.latent_shape[1:])
+        kept = torch.zeros(min(keep, len(prompts)), 3, height, width)
+        amount: dict[str, Any] = {"seed": seed, "per_prompt": per_prompt, "batch_size": self.batch_size}
+        batches = generate(policy, mine, self.spec, snapshot=snapshot, **amount) if drawn is None else drawn
         with policy.together():
             for index, images in batches if mine else ():
                 self.check()
@@ -119,9 +118,7 @@ class Evaluator:
             group = torch.arange(len(mine)).repeat_interleave(per_prompt)
             everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
             owners = [mine[int(i)] for i in group]
-            rows[:, :columns] = scorer.finish(
-                rows[:, :columns], pictures, owners, group, lambda: policy.apart(), everyone
-            )
+            rows[:, :columns] = scorer.finish(rows[:, :columns], pictures, owners, group, policy.apart, everyone)
         known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
         values = _everyones(rows, here, total, accelerator)
         groups = torch.arange(total) // per_prompt
@@ -129,9 +126,14 @@ class Evaluator:
         for one in figures:
             known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
         kept = _together(kept, accelerator) if len(kept) else kept
-        by_part = zip(broken_down.names, values[:, columns + 1 : features_at].unbind(1), strict=True)
-        stated = {name: column for name, column in by_part if not column.isnan().all()}
+        stated = _stated(broken_down.names, values[:, columns + 1 : features_at])
         return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
+
+
+def _stated(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
+    """The columns of values (N, W) in which there is a number, by name."""
+    columns = zip(names, values.unbind(1), strict=True)
+    return {name: column for name, column in columns if not column.isnan().all()}
 
 
 def _everyones(rows: Tensor, here: slice, total: int, accelerator: Accelerator | None) -> Tensor:

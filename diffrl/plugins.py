@@ -29,6 +29,7 @@ GROUPS = {  # the group of entry points of each kind; the kind is the word for o
     "family": "diffrl.families",
     "world": "diffrl.worlds",
     "report": "diffrl.report",
+    "addition": "diffrl.additions",
     "command": "diffrl.commands",
 }
 Packages = Mapping[str, Mapping[str, EntryPoint]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from diffrl.divgen.prompts import world_of
 from diffrl.divgen.run import SmallBenchmark
 from diffrl.policy.resizing import drawing_at
-from diffrl.run.build import Build
 from diffrl.run.evaluation import Evaluation, evaluation_spec
 from diffrl.run.hooks import Measured, RunHook
 
@@ -37,7 +36,3 @@ class SmallDivGen(RunHook):
                 snapshot=evaluation.snapshot,
             )
         return Measured(found, {})
-
-
-def add_divgen(build: Build) -> None:
-    build.add(SmallDivGen(build.evaluation))

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from diffrl.objectives.advantages import Scored
 from diffrl.rewards import learning
-from diffrl.rewards.learning import Learning
-from diffrl.rewards.offloading import Wrapper
-from diffrl.rewards.protocol import Metadata, ability
 from diffrl.rollout import Rollout
 from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook
@@ -55,25 +50,6 @@ class LearningRewards(RunHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         learning.restore(self.rewards, state)
-
-
-class First(Wrapper):
-    """A reward that learns as it was after it had learned for the first time: `REWARD_first` among the judges of
-    held-out images, since its own scores move."""
-
-    def __init__(self, reward: Learning) -> None:
-        super().__init__(reward)
-        self.learning = reward
-
-    def applies(self, prompt: str, metadata: Metadata) -> bool:
-        """Where the reward itself applies, once it has learned."""
-        asked = ability(self.learning, "applies")
-        return self.learning.first is not None and (asked is None or asked(prompt, metadata))
-
-    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
-        assert self.learning.first is not None, "it does not apply before"
-        return self.learning.first(images, prompts, metadata)
 
 
 def add_learning(build: Build) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -21,9 +21,11 @@ from diffrl.forward import Prediction, Process
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
 from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
-from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep, shard
 from diffrl.policy.texts import Texts
 from diffrl.records.disk import replacing
+
+if TYPE_CHECKING:
+    from diffrl.policy.sharding import FullyShardedDataParallelPlugin, Lockstep
 
 # One decoding chunk: 2 images of 1024 x 1024, 8 of 512 x 512, at most 16 (more leave a CPU's caches: 1.7 times slower).
 CHUNK_PIXELS, CHUNK_IMAGES = 1 << 21, 16
@@ -257,10 +259,12 @@ class Policy:
 
     def shard(self, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:
         """Keep only this process's share of the frozen network, see `sharding`; after the last `add_snapshot`."""
+        from diffrl.policy import sharding
+
         loras = [part.to(self.device) for layer in self.lora.layers.values() for part in (layer.lora_A, layer.lora_B)]
-        shard(self.network, loras, plugin, accelerator)
+        sharding.shard(self.network, loras, plugin, accelerator)
         self.lora.fused.merging = False  # a process has its share of a weight only
-        self._lockstep = Lockstep(self._idle, self.device)
+        self._lockstep = sharding.Lockstep(self._idle, self.device)
 
     @property
     def sharded(self) -> bool:

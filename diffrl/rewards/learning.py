@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from diffrl.rewards.protocol import Metadata, Reward
+from diffrl.rewards.offloading import Wrapper
+from diffrl.rewards.protocol import Metadata, Reward, ability
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -47,6 +48,25 @@ class Learning(Reward, Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class First(Wrapper):
+    """A reward that learns as it was after it had learned for the first time: `REWARD_first` among the judges of
+    held-out images, since its own scores move."""
+
+    def __init__(self, reward: Learning) -> None:
+        super().__init__(reward)
+        self.learning = reward
+
+    def applies(self, prompt: str, metadata: Metadata) -> bool:
+        """Where the reward itself applies, once it has learned."""
+        asked = ability(self.learning, "applies")
+        return self.learning.first is not None and (asked is None or asked(prompt, metadata))
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
+        """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
+        assert self.learning.first is not None, "it does not apply before"
+        return self.learning.first(images, prompts, metadata)
 
 
 class Learner:

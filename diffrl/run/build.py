@@ -1,12 +1,11 @@
 """From a config to the parts of a run: rewards, objective, optimiser, and what the config adds to a plain run.
 
-`Build` is what an extra reads and fills; extras are imported only where the config asks for them (`add_extras`).
+`Build` is what an addition reads and fills; additions are imported only where the config asks for them.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -35,12 +34,6 @@ from diffrl.run.loop import LoopSettings
 from diffrl.run.processes import Processes
 from diffrl.run.rate import LearningRate
 from diffrl.run.source import EpochSource, Rollouts
-
-
-def named(place: str) -> Any:
-    """What `module:name` is; its module is imported only now."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def build_objective(
@@ -104,8 +97,9 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))
     if first:
-        as_at_first = named("diffrl.methods.learning:First")
-        watched |= {name: as_at_first(built[learning]) for name, learning in first.items()}
+        from diffrl.rewards.learning import First, Learning
+
+        watched |= {name: First(cast(Learning, built[learning])) for name, learning in first.items()}
     for section in config.sections:
         section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
@@ -169,7 +163,7 @@ def features_name(config: Config) -> str:
 
 @dataclass
 class Build:
-    """What an extra reads, and where it puts its parts: around `source`, or behind the other `hooks`."""
+    """What an addition reads, and where it puts its parts: around `source`, or behind the other `hooks`."""
 
     config: Config
     policy: Policy
@@ -196,31 +190,3 @@ class Build:
         self.hooks.append(hook)
         if callable(hook):
             self.source = cast(EpochSource, hook)
-
-
-# What a config may add to a run beside its methods, in the order in which hooks are called: is it on, and what adds it
-# (`module:function` of a Build), which is not imported where it is off.
-EXTRAS: Mapping[str, tuple[Callable[[Build], bool], str]] = {
-    "suspicions": (lambda build: True, "diffrl.run.suspicion:add_suspicions"),
-    "corrected": (
-        lambda build: any(getattr(reward, "corrects", False) for reward in build.scorer.rewards.values()),
-        "diffrl.methods.d2align.stage1:add_norm",
-    ),
-    "rollout.scout": (lambda build: build.config.rollout.scout is not None, "diffrl.methods.scout:add_scouting"),
-    "votes": (lambda build: bool(build.config.tracking.groups or build.asked), "diffrl.methods.votes:add_votes"),
-    "image_set": (lambda build: build.config.image_set is not None, "diffrl.methods.image_set.source:add_image_set"),
-    "learning": (lambda build: bool(build.scorer.learning), "diffrl.methods.learning:add_learning"),
-    "evaluate.also": (lambda build: bool(build.config.evaluate.also), "diffrl.methods.students:add_students"),
-    "evaluate.divgen": (lambda build: bool(build.config.evaluate.divgen), "diffrl.divgen.in_training:add_divgen"),
-    "report": (lambda build: True, "diffrl.report.hook:add_report"),
-    "checkpoint.push": (lambda build: build.config.checkpoint.push is not None, "diffrl.run.pushing:add_push"),
-}
-
-
-def add_extras(build: Build) -> None:
-    """Everything that the config adds, in the order of `EXTRAS`, and then what its methods do."""
-    for is_on, place in EXTRAS.values():
-        if is_on(build):
-            named(place)(build)
-    for section in build.config.sections:
-        section.build(build)

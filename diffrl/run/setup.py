@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, set_seed
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 
+from diffrl import plugins
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
-from diffrl.policy.sharding import plugin_of
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
 from diffrl.records.verdict import Guard
@@ -31,7 +31,6 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.run.build import (
     Build,
-    add_extras,
     build_composition,
     build_gradients,
     build_objective,
@@ -39,7 +38,6 @@ from diffrl.run.build import (
     build_scorers,
     features_name,
     loop_settings,
-    named,
 )
 from diffrl.run.clock import Clock
 from diffrl.run.device import check_device, prepare_engine
@@ -112,7 +110,11 @@ def check(config: Config, folder: RunFolder | None, heartbeat: Heartbeat | None)
     if heartbeat is not None:
         heartbeat.join(accelerator)
     check_agreement(accelerator, started_with(config), ALIKE)
-    sharding = plugin_of(accelerator)
+    sharding = None
+    if accelerator.distributed_type != DistributedType.NO:
+        from diffrl.policy.sharding import plugin_of
+
+        sharding = plugin_of(accelerator)
     if sharding is not None and config.engine.base != "full":
         raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
     if accelerator.is_main_process:
@@ -138,9 +140,8 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
     config, accelerator = checked.config, checked.accelerator
     policy = _load_policy(config, accelerator.device, whole=checked.sharding is None)
     if config.optimise.micro_batch == "auto":
-        config = named("diffrl.memory.fit:auto_micro_batch")(
-            config, accelerator.device, accelerator, checked.sharding is not None
-        )
+        measured = plugins.load_value("optimise.micro_batch", "auto", "diffrl.memory.fit:auto_micro_batch")
+        config = measured(config, accelerator.device, accelerator, checked.sharding is not None)
     objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
     objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
     snapshots = [*objective.snapshots, *(["ema"] if config.optimise.ema.decay else [])]
@@ -175,20 +176,7 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
     config, policy, scorer = loaded.config, loaded.policy, rewards.scorer
     monitor, hooks, processes = Monitor(), list[RunHook](), Processes(checked.accelerator, Clock())
     features = load_features(features_name(config), policy.device)
-    rollouts = Rollouts(
-        policy,
-        loaded.objective,
-        scorer,
-        features,
-        stream_of(config.prompts.train, config.drawn_groups, config.seed) if config.drawn_groups else MixedStream([]),
-        config.rollout,
-        seed=config.seed,
-        group_size=config.rollout.group_size,
-        batch_size=config.rollout.batch_size,
-        processes=processes,
-        monitor=monitor,
-        hooks=hooks,
-    )
+    rollouts = _rollouts(loaded, scorer, features, processes, monitor, hooks)
     students = {f"{student}/{name}" for student in config.evaluate.also for name in rewards.lower}
     guard = Guard.of(config.resolved(), rewards.lower | students)
     held_out = (rewards.judges, features, guard, checked.folder, checked.accelerator, monitor, hooks)
@@ -211,7 +199,7 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
         lower=rewards.lower,
         hooks=hooks,
     )
-    add_extras(extended)
+    _add(extended)
     _check_rewards(config, scorer, (rollouts if config.drawn_groups else extended.source).stream.prompts, processes)
     code = digests(config, {**rewards.judges.rewards, **scorer.rewards})
     check_agreement(checked.accelerator, code, ALIKE)
@@ -236,6 +224,45 @@ def build(checked: Checked, rewards: Rewards, loaded: Loaded) -> Built:
         processes.clock.watch(policy)
     lower = rewards.lower.union(*(hook.lower for hook in hooks))
     return Built(rollouts, hooks, monitor, evaluation, loop, lower, identity)
+
+
+def _rollouts(
+    loaded: Loaded, scorer: Scorer, features: Any, processes: Processes, monitor: Monitor, hooks: list[RunHook]
+) -> Rollouts:
+    """The plain source of images: rollouts of the config's prompts."""
+    config = loaded.config
+    stream = (
+        stream_of(config.prompts.train, config.drawn_groups, config.seed) if config.drawn_groups else MixedStream([])
+    )
+    return Rollouts(
+        loaded.policy,
+        loaded.objective,
+        scorer,
+        features,
+        stream,
+        config.rollout,
+        seed=config.seed,
+        group_size=config.rollout.group_size,
+        batch_size=config.rollout.batch_size,
+        processes=processes,
+        monitor=monitor,
+        hooks=hooks,
+    )
+
+
+def _add(build: Build) -> None:
+    """What every run has, what installed packages add, by name, and what the config's methods add."""
+    from diffrl.run.suspicion import add_suspicions
+
+    add_suspicions(build)
+    for name in plugins.installed("addition"):
+        plugins.load("addition", name)(build)
+    if build.config.checkpoint.push is not None:
+        from diffrl.run.pushing import add_push
+
+        add_push(build)
+    for section in build.config.sections:
+        section.build(build)
 
 
 def _check_rewards(config: Config, scorer: Scorer, prompts: Sequence[Prompt], processes: Processes) -> None:

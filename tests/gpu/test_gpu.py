@@ -123,7 +123,7 @@ def test_fsdp2_over_one_process_has_the_plain_gradients(
     for name, value in alone.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        "diffrl.run.setup.plugin_of", lambda accelerator: FullyShardedDataParallelPlugin(fsdp_version=2)
+        "diffrl.policy.sharding.plugin_of", lambda accelerator: FullyShardedDataParallelPlugin(fsdp_version=2)
     )
     request.addfinalizer(ended)
     sharded, line = gradients_of(config_file("sharded"))
