@@ -115,10 +115,7 @@ class Evaluator:
         here = slice(first * per_prompt, end * per_prompt)
         rows = torch.cat(parts) if parts else torch.zeros(0, columns)
         if parts or scorer.batchwise:  # a batch is complete when all processes come to it
-            group = torch.arange(len(mine)).repeat_interleave(per_prompt)
-            everyone = partial(_gathered, here=here, total=total, accelerator=accelerator)
-            owners = [mine[int(i)] for i in group]
-            rows[:, :columns] = scorer.finish(rows[:, :columns], pictures, owners, group, policy.apart, everyone)
+            rows[:, :columns] = self._finished(rows[:, :columns], pictures, mine, here, total)
         known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}
         values = _everyones(rows, here, total, accelerator)
         groups = torch.arange(total) // per_prompt
@@ -128,6 +125,15 @@ class Evaluator:
         kept = _together(kept, accelerator) if len(kept) else kept
         stated = _stated(broken_down.names, values[:, columns + 1 : features_at])
         return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
+
+    def _finished(
+        self, scores: Tensor, pictures: list[Tensor], mine: Sequence[Prompt], here: slice, total: int
+    ) -> Tensor:
+        """`scores` (n, K) of this process's images, at `here` of `total`, with those of rewards that are asked last."""
+        group = torch.arange(len(mine)).repeat_interleave(self.per_prompt)
+        everyone = partial(_gathered, here=here, total=total, accelerator=self.accelerator)
+        owners = [mine[int(i)] for i in group]
+        return self.judges.finish(scores, pictures, owners, group, lambda: self.policy.apart(), everyone)
 
 
 def _stated(names: Sequence[str], values: Tensor) -> dict[str, Tensor]:
