@@ -49,7 +49,7 @@ from diffrl.advantages import Std
 from diffrl.config import Config
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.denoising import SamplePlan
 from diffrl.objectives.advantages import AdvantageRule, AdvantageTransform, Scored
 from diffrl.objectives.minibatches import sample_pairs

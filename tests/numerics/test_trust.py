@@ -15,7 +15,7 @@ from tiny import averages, scramble, tiny_sd3
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from diffrl.config.schema import Rollout
+from diffrl.config.sections import Rollout
 from diffrl.methods.grpo.objective import GRPO
 from diffrl.methods.shared.steps import grpo_loss, masked_loss, normalised, step_divergence, step_weights
 from diffrl.objectives.minibatches import sample_pairs

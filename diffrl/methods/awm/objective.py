@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
 from diffrl.methods.shared.sections import COPY

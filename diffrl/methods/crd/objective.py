@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import group_advantages, weighted_sum
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
 from diffrl.objectives.objective import Cost, Objective, Step

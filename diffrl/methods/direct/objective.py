@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from diffrl.config.base import Section
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.direct import Align, DirectSection
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from diffrl.config.base import Section
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.dpo import DPOSection
 from diffrl.methods.dpo.ring import Ring
 from diffrl.methods.shared.coupling import Coupling, best_and_worst, chosen_pairs, excess_error, of_groups, own_error

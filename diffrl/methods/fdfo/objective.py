@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.fdfo import FDFOSection
 from diffrl.methods.shared.coupling import everywhere
 from diffrl.methods.shared.sections import COPY

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import group_advantages
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.gdro import GDROSection
 from diffrl.methods.shared.coupling import Coupling, excess_error, of_groups, own_error
 from diffrl.objectives.objective import Cost, Objective, Step

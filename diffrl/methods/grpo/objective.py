@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffrl.config.base import Section
 from diffrl.config.methods import Decay
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.grpo import GRPOSection
 from diffrl.methods.shared.steps import (
     StepKL,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.config.base import Section
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.forward import Process
 from diffrl.methods.opd import OPDSection, Teacher
 from diffrl.methods.opd.teachers import load_teachers

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.base import Section
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.prdp import PRDPSection
 from diffrl.methods.shared.coupling import Coupling
 from diffrl.methods.shared.steps import StepKL, StepRows, StoredSteps

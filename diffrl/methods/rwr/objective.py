@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from diffrl.advantages import Estimate, group_advantages
-from diffrl.config.schema import Rollout as Drawn
+from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.rwr import RWRSection, SFTSection
 from diffrl.methods.shared.coupling import best_of_group, chosen_pairs, own_error
 from diffrl.methods.shared.regions import Spatial, SpatialRows
