@@ -88,6 +88,10 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
                 return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
         except FileNotFoundError:
             raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
+    if folder.is_file():
+        from diffrl.policy.files import refuse_file
+
+        refuse_file(folder)
     if model in worlds():
         raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
     if model.count("/") != 1 or model.startswith((".", "/", "~")):

@@ -237,8 +237,14 @@ class Policy:
         return stack
 
     def timesteps(self, steps: int) -> Tensor:
-        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: what the plain pipeline samples with."""
-        return self.backbone.timesteps(steps)
+        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: what the plain pipeline samples with.
+
+        Raises:
+            UserError: where the model's scheduler has no such levels for so many steps.
+        """
+        from diffrl.policy.meaning import falling
+
+        return falling(type(self.backbone.pipe.scheduler).__name__, self.backbone.timesteps, steps)
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass: less memory, one forward more. Run it with "default" active."""

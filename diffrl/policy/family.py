@@ -22,6 +22,7 @@ from transformers import CLIPTokenizer
 
 from diffrl.forward import FlowMatching, Prediction, Process
 from diffrl.policy.conditioning import Conditioning
+from diffrl.policy.meaning import known_autoencoder, known_flow
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution, latent_size, load_pipeline, schedule_shift, settings_of
 
 
@@ -62,6 +63,7 @@ class Family:
     guidance_rule = "classifier-free"  # in words, for the support table
     restrictions: tuple[str, ...] = ()
     layers = 0  # of the text encoder per token; 0: embeddings are (B, T, D)
+    autoencoders: tuple[str, ...] = ("AutoencoderKL",)  # diffusers' classes whose latents `to_vae` knows
 
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
         self.pipe, self.network, self.vae = pipe, getattr(pipe, self.denoiser), pipe.vae
@@ -70,6 +72,7 @@ class Family:
         self.process: Process = FlowMatching()
         self.max_length = self.text_length if max_sequence_length is None else max_sequence_length
         self.plain_call: Mapping[str, Any] = {"max_sequence_length": self.max_length}
+        self.check_meaning()
         self.scale = self.pixels_per_latent()
         self.latent_shape: tuple[int, int, int]
         self.set_size(resolution)
@@ -79,6 +82,11 @@ class Family:
         """From a folder in diffusers' format or a hub id, whose model_index.json is `index`."""
         pipe = load_pipeline(getattr(diffusers, index["_class_name"]), source, index, dtype)
         return cls(pipe, resolution, settings_of(source).get("max_sequence_length"))
+
+    def check_meaning(self) -> None:
+        """UserError if the model's scheduler, network or autoencoder mean something else than this family computes."""
+        known_flow(self.pipe)
+        known_autoencoder(self.pipe, self.autoencoders, self.channels(), self.vae_channels())
 
     # ---- sizes, from configs
 
@@ -104,6 +112,11 @@ class Family:
     def channels(self) -> int:
         """C of the latents that are sampled."""
         return self.network.config.in_channels
+
+    def vae_channels(self) -> int:
+        """C of the autoencoder's latents, in the form that is sampled."""
+        config = self.vae.config
+        return config.latent_channels if "latent_channels" in config else config.z_dim
 
     @property
     def tokens(self) -> int:

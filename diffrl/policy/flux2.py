@@ -19,6 +19,7 @@ from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution
 class Flux2(Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
+    autoencoders = ("AutoencoderKLFlux2",)
     targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")
     patch = 1
     default_side = 64
@@ -36,6 +37,9 @@ class Flux2(Family):
 
     def pixels_per_latent(self) -> int:
         return 2 * super().pixels_per_latent()
+
+    def vae_channels(self) -> int:
+        return 4 * super().vae_channels()
 
     def encode(self, prompt: str | None, device: torch.device) -> Conditioning:
         embeds, _ = self.pipe.encode_prompt([prompt], device, max_sequence_length=self.max_length)

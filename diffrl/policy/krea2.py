@@ -27,6 +27,7 @@ class Krea2(Family):
     and its 0 is 1, none.
     """
 
+    autoencoders = ("AutoencoderKLQwenImage",)
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     folded = ("text_fusion.layerwise_blocks.",)
     known = (

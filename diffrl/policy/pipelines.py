@@ -77,24 +77,18 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
-    _refuse_quantised(source, index)
+    from diffrl.policy.files import find_variant, refuse_quantised
+
+    refuse_quantised(source, index)
+    folder = Path(source)
+    if folder.is_dir() and (variant := find_variant(folder, index)) is not None:
+        more["variant"] = variant
     upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", index["vae"][1] == "AutoencoderKL")
     types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
-    with _quiet() if Path(source).is_dir() else nullcontext():
+    with _quiet() if folder.is_dir() else nullcontext():
         return pipeline.from_pretrained(source, dtype=types, use_safetensors=True, **absent)
-
-
-def _refuse_quantised(source: str, index: Mapping[str, Any]) -> None:
-    """UserError if the network's weights are in fewer bits already: a LoRA is put in, and merged, over full ones."""
-    for name in ("transformer", "unet"):
-        if index.get(name, [None])[0] is not None:
-            settings = AutoencoderKL.load_config(source, subfolder=name).get("quantization_config")
-            if settings is not None:
-                method = settings.get("quant_method", "some way") if isinstance(settings, dict) else "some way"
-                text = f'model: the {name} of "{source}" is quantised already ({method}); give the full model'
-                raise UserError(f"{text}, and engine.base: int8, fp8 or nf4")
 
 
 @contextmanager

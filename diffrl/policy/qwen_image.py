@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffrl.errors import UserError
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, pack, to_norm_of, unpack
 from diffrl.policy.pipelines import Resolution
@@ -20,6 +21,7 @@ from diffrl.policy.pipelines import Resolution
 class QwenImage(Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
+    autoencoders = ("AutoencoderKLQwenImage",)
     empty = " "
     text_length = 1024
     known = (Known("Qwen/Qwen-Image", 50, 4.0), Known("Qwen/Qwen-Image-2512", 50, 4.0))
@@ -28,6 +30,10 @@ class QwenImage(Family):
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
         super().__init__(pipe, resolution, max_sequence_length)
         config = self.network.config
+        if config.get("guidance_embeds"):
+            raise UserError(
+                "model: transformer/config.json: guidance_embeds true (guidance as an input) is not supported"
+            )
         # Nothing reads the text stream after the last block: its queries and its output projection reach nothing.
         last = f"transformer_blocks.{config.num_layers - 1}.attn"
         self.dead_targets = (f"{last}.add_q_proj", f"{last}.to_add_out")

@@ -21,6 +21,7 @@ from diffrl.policy.qwen_image import qwen_from_encoder, qwen_to_vae
 class QwenImage21(Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
+    autoencoders = ("AutoencoderKLQwenImage21",)
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     empty = " "
     patch = 2  # a slot of the sequence stands for 2 x 2 latents

@@ -26,6 +26,7 @@ class Sana(Family):
     The pipeline's solver is DPM-Solver++(2M): `dpm2` here gives its pictures.
     """
 
+    autoencoders = ("AutoencoderDC",)
     targets = tuple(
         f"{attention}.{name}" for attention in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0")
     )

@@ -14,10 +14,10 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor, nn
 
-from diffrl.errors import UserError
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known
+from diffrl.policy.meaning import channelwise, known_autoencoder, known_diffusion
 from diffrl.policy.pipelines import Resolution, load_pipeline
 
 WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: nothing that is trained here
@@ -54,11 +54,6 @@ class StableDiffusion(Family):
         self.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
         self.process: VariancePreserving = VariancePreserving(self.scheduler.alphas_cumprod)
         self.kind = self.scheduler.config.prediction_type
-        if self.kind not in ("epsilon", "v_prediction"):
-            raise UserError(f'model: prediction_type "{self.kind}"; supported are epsilon, v_prediction')
-        if self.channels() != self.vae.config.latent_channels:
-            text = f"a UNet with {self.channels()} input channels"
-            raise UserError(f"model: {text} for {self.vae.config.latent_channels} latent ones is not text-to-image")
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
@@ -66,6 +61,10 @@ class StableDiffusion(Family):
         name = index["_class_name"]
         without = WITHOUT if name == "StableDiffusionPipeline" else {}
         return cls(load_pipeline(getattr(diffusers, name), source, index, dtype, **without), resolution)
+
+    def check_meaning(self) -> None:
+        known_autoencoder(self.pipe, self.autoencoders, self.channels(), self.vae_channels())
+        known_diffusion(self.pipe)
 
     def own_side(self) -> int:
         return self.network.config.sample_size
@@ -98,6 +97,22 @@ class StableDiffusion(Family):
         if self.kind == "epsilon":
             return self.process.from_eps(x_t, output, t)
         return self.process.from_velocity(x_t, output, t)
+
+    def latents_of(self) -> tuple[Any, Any, float]:
+        """Mean and standard deviation of each latent channel where SDXL's pipeline reads them, and the factor."""
+        config: Any = self.vae.config
+        mean, std = config.get("latents_mean"), config.get("latents_std")
+        if not self.xl or mean is None or std is None:
+            mean, std = [0.0], [1.0]
+        return mean, std, config.scaling_factor
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        mean, std, factor = self.latents_of()
+        return latents * channelwise(std, latents) / factor + channelwise(mean, latents)
+
+    def from_encoder(self, encoded: Tensor) -> Tensor:
+        mean, std, factor = self.latents_of()
+        return (encoded - channelwise(mean, encoded)) * factor / channelwise(std, encoded)
 
     def timesteps(self, steps: int) -> Tensor:
         scheduler = copy.deepcopy(self.scheduler)

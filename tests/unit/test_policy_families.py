@@ -258,5 +258,7 @@ def test_resolution_and_messages(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"18 pixels is not a multiple of 4 .nearest: 16"):
         load_policy(flux, lora=SPEC, resolution=18)
     odd = str(tiny_sd(tmp_path / "odd", prediction_type="sample"))
-    with pytest.raises(UserError, match='prediction_type "sample"; supported are epsilon, v_prediction'):
+    with pytest.raises(
+        UserError, match=r'scheduler_config.json: prediction_type "sample"; supported: epsilon, v_prediction'
+    ):
         load_policy(odd, lora=SPEC)
