@@ -237,11 +237,7 @@ class Policy:
         return stack
 
     def timesteps(self, steps: int) -> Tensor:
-        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: what the plain pipeline samples with.
-
-        Raises:
-            UserError: where the model's scheduler has no such levels for so many steps.
-        """
+        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: the plain pipeline's; UserError without such."""
         from diffrl.policy.meaning import falling
 
         return falling(type(self.backbone.pipe.scheduler).__name__, self.backbone.timesteps, steps)
