@@ -237,7 +237,7 @@ class Policy:
         return stack
 
     def timesteps(self, steps: int) -> Tensor:
-        """Noise levels (steps + 1,) on the CPU, noisiest first, last 0: the plain pipeline's; UserError without such."""
+        """Noise levels (steps + 1,), noisiest first, last 0: the pipeline's own; UserError without such."""
         from diffrl.policy.meaning import falling
 
         return falling(type(self.backbone.pipe.scheduler).__name__, self.backbone.timesteps, steps)
