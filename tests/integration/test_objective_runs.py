@@ -95,8 +95,13 @@ def test_it_trains_and_a_resume_is_exact(make: Callable[..., Run], name: str) ->
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("rwr", "gdro", "awm", "guard")),
-        *("acflow", "seppo", "dgpo", "prdp", "fdfo", "tree", "dppo", "srpo"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("rwr", "gdro", "awm", "guard", "acflow", "seppo")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("prdp", "fdfo", "dppo")),
+        *(
+            "dgpo",
+            "tree",
+            "srpo",
+        ),  # pairs and groups, edges of trees, pixels; each loss by itself: test_mean_over_rows.py
     ],
 )
 def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: str) -> None:
@@ -204,7 +209,13 @@ def test_old_means_are_computed_only_once_theta_has_moved(
     assert ("grpo.trust" in caplog.text) == (name == "dppo")
 
 
-@pytest.mark.parametrize("name", ["dpo", "awm", "dgpo", "fdfo", "dense min", "tree", "dppo", "guard"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dgpo", "tree", "dppo"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("dpo", "awm", "fdfo", "dense min", "guard")),
+    ],
+)
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
     plugin = Path(__file__).parents[1] / "data" / "warmth.py"
     gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}

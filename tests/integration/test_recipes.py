@@ -73,13 +73,13 @@ def write_set(values: dict[str, Any], folder: Path) -> None:
     values["image_set"]["source"] = str(folder)
 
 
-def _covering() -> list[Any]:
+def _covering(recipes: list[Path]) -> list[Any]:
     """One recipe of each model in `make test`, all of them where there is more time."""
-    firsts = {path.parent: path for path in reversed(RECIPES)}.values()
-    return [pytest.param(path, marks=[] if path in firsts else [pytest.mark.long]) for path in RECIPES]
+    firsts = {path.parent: path for path in reversed(recipes)}.values()
+    return [pytest.param(path, marks=[] if path in firsts else [pytest.mark.long]) for path in recipes]
 
 
-@pytest.mark.parametrize("recipe", _covering(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("recipe", _covering(RECIPES), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe_can_start(
     recipe: Path, models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_recipe_can_start(
 EVERYWHERE = [path for path in shipped_configs() if path.parent.name != "playground"]
 
 
-@pytest.mark.parametrize("recipe", EVERYWHERE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("recipe", _covering(EVERYWHERE), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_micro_batches_are_no_larger_on_fewer_processes(recipe: Path) -> None:
     """What a device has to hold does not depend on how many there are, and the step's rows are the recipe's."""
     found, config = set(), load_config(recipe, world=8 if recipe.parent.name != "sd15" else 1)

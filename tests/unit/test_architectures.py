@@ -36,13 +36,19 @@ def test_every_recipe_has_its_architecture_in_the_package() -> None:
     assert architecture("somebody/another-model") is None and architecture("playground") is None
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+# One of each kind, a UNet and a transformer, in `make test`.
+COVERING = ("sd15/grpo_aesthetic", "sd35/nft_ocr")
+EACH = [pytest.param(name, marks=[] if name in COVERING else [pytest.mark.long]) for name in PARAMETERS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_it_has_as_many_parameters_as_published(name: str) -> None:
     backbone = hollow_backbone(load_config(name))
     low, high = PARAMETERS[name]
     assert low <= sum(p.numel() for p in backbone.network.parameters()) <= high
 
 
+@pytest.mark.long  # minutes of fake tensors at full size; a tiny model's doctor is in test_fit.py
 def test_doctor_reads_a_recipe_without_hub_data_and_weights(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "sd15/grpo_aesthetic"]) in (0, 1)  # it fits here or not

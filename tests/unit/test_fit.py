@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,16 @@ MODELS = {
 }
 NEW = {name: one.resolution for name, one in TINY.items() if not name.endswith(("-turbo", "-distilled"))}
 LAID_OUT = ("lumina2", "hidream", "qwen-image-2.1")  # whose layouts are made of values
-FAMILIES = [*MODELS, *(pytest.param(name, marks=[] if name in LAID_OUT else [pytest.mark.slow]) for name in NEW)]
+FAMILIES = [
+    "sd3",
+    *(pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "sd3"),
+    *(pytest.param(name, marks=[] if name in LAID_OUT else [pytest.mark.slow]) for name in NEW),
+]
+
+
+def some(every: Iterable[str], *covering: str) -> list[Any]:
+    """Those named in `make test`, the others where there is more time."""
+    return [pytest.param(name, marks=[] if name in covering else [pytest.mark.long]) for name in every]
 
 
 def peak_of(forward, parameters) -> int:
@@ -290,7 +301,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some(PLANS, "plain", "scouted", "tree"))
 def test_the_forwards_of_a_rollout_are_those_that_it_takes(config_file, name: str) -> None:
     credit = name.split()[0].strip(",") in ("dense", "branches", "tree")
     words = [*(["objective=grpo", "rollout.sampler=flow_sde"] if credit else []), *PLANS[name]]
@@ -311,7 +322,7 @@ def test_the_share_of_a_trees_rows_is_what_is_trained(config_file, more: str) ->
     assert sum(rows) / everything == pytest.approx(run.objective.cost(run.config.rollout, False, 1).share)
 
 
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("name", some(WORKS, "nft", "guided grpo", "crd", "direct"))
 def test_the_work_of_an_epoch_is_what_an_epoch_does(config_file, name: str) -> None:
     """Counted on fake tensors from the configs, and by torch's counter on a real epoch, its prompts being encoded."""
     config = load_config(config_file("run"), WORKS[name])

@@ -27,7 +27,9 @@ MAKERS = {"sd3": tiny_sd3, "flux": tiny_flux, "qwen": partial(make, "qwen-image"
 BASES = {"int8": 1, "fp8": 1, "nf4": 0.5}  # bytes of a weight's code
 
 
-@pytest.fixture(scope="module", params=list(MAKERS))
+@pytest.fixture(
+    scope="module", params=["sd3", *(pytest.param(name, marks=pytest.mark.long) for name in MAKERS if name != "sd3")]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
 

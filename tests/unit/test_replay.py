@@ -53,6 +53,7 @@ def test_a_replayed_image_is_the_training_image_to_the_bit(config_file, monkeypa
     assert sorted(path.stat().st_mtime_ns for path in folder.rglob("*")) == before  # nothing was written
 
 
+@pytest.mark.long
 def test_shares_sum_to_one_and_leave_the_training_alone(config_file, tmp_path) -> None:
     """Every image of GARDO's step, its penalty included; the run's gradient, KL and resets stay as they were."""
     plugin = tmp_path / "blue.py"

@@ -19,6 +19,8 @@ from diffrl.rewards import RewardError, load_reward
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.geneval_rules import Detection
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 LABELS = ["cat", "dog", "wild cat", "table, desk", "person", "boat", "cup"]
 
 # a transcription of the published rules, in float64 and case by case

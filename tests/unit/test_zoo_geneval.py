@@ -32,6 +32,8 @@ from diffrl_zoo.geneval_rules import (
 from scripts.playground.clip_building import build_clip, clip_config, save_clip
 from scripts.playground.tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 NAMES = ["bench", "dog", "cat", "bus", "orange"]
 
 

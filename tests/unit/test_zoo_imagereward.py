@@ -15,6 +15,8 @@ from diffrl.reward_tools.check import examine
 from diffrl.reward_tools.examples import example_images
 from diffrl.rewards import load_reward
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 VISION, TEXT, LAYERS, PATCH, SIDE = 128, 48, 2, 16, 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "a", "red", "blue", "circle", "square", "two", "on", "white", "photo", "of", "dog", "the"]

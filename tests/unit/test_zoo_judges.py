@@ -16,6 +16,8 @@ from diffrl.errors import UserError
 from diffrl.reward_tools.check import examine, example_images
 from diffrl.rewards import load_reward
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 CPU = {"device": "cpu", "precision": "fp32"}
 INSTRUCTION = "Rate the picture of {text_prompt}: <|Reward|>\nEND"
 QWEN = ["<|end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]

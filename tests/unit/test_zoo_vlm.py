@@ -35,6 +35,8 @@ from diffrl_zoo.vlm.parse import (
 )
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 PROMPT = 'a {red} "circle" on white'
 
 
