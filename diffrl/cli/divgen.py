@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffrl.cli.arguments import add_drawing, subcommand
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import out_file
+
+if TYPE_CHECKING:
+    from diffrl.prompts import Prompt
 
 KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
 DIMENSIONS = ("id", "style", "layout", "tonal")
@@ -201,15 +205,28 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     names = ["model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size", "family"]
     names += ["merge"]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     drawing = Drawing(
-        **{name: getattr(arguments, name) for name in names},
+        **given,
         lora=None if arguments.lora is None else str(arguments.lora),
     )
     checkpoint = None if arguments.checkpoint is None else str(arguments.checkpoint)
-    drawn = generate_images(Job(drawing, world, checkpoint), prompts[: arguments.limit], arguments.out)
+    drawn = generate_images(Job(drawing, world, checkpoint), _some(prompts, arguments.limit), arguments.out)
     if os.environ.get("RANK", "0") == "0":
         print(f"{drawn} images drawn: {arguments.out}")
     return 0
+
+
+def _some(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """The first `limit` prompts of each dimension; all for None."""
+    counts: Counter[Any] = Counter()
+    chosen = []
+    for prompt in prompts:
+        dimension = prompt.metadata.get("dimension")
+        counts[dimension] += 1
+        if limit is None or counts[dimension] <= limit:
+            chosen.append(prompt)
+    return chosen
 
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:

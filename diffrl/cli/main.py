@@ -45,6 +45,8 @@ from diffrl.errors import UserError, discard, nearest, say
 from diffrl.records.disk import check_writable, out_file
 from diffrl.version import __version__
 
+JOINING = ("demo", "train", "sample", "evaluate", "search", "refine", "divgen", "draw-set", "d2align", "bench", "sweep")
+
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
 FAILURES = (
     ("diffrl.rewards.protocol", "RewardError", ""),
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
     try:
         with _shown_warnings():
-            code = _run(list(sys.argv[1:] if argv is None else argv), (parser or _parser)())
+            words = [_at_home(word) for word in (sys.argv[1:] if argv is None else argv)]
+            code = _run(words, (parser or _parser)())
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         leave_peers(code)
         return code
@@ -80,11 +83,34 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
         if code == 0 or os.environ.get("DIFFRL_DEBUG") == "1":
             leave_peers(1, error)
             raise
-        # Bad input is the same on every process: one of them says so. Other failures may be one process's alone.
-        if not getattr(error, "quiet", False) and (code != 2 or os.environ.get("RANK", "0") == "0"):
+        # Bad input is the same on every process of a machine, and machines may have different files: the first process
+        # of each says so. Other failures may be one process's alone.
+        if not getattr(error, "quiet", False) and (code != 2 or _first_of_machine()):
             say(f"diffrl: error: {' '.join(text.split())}")
         leave_peers(code)
         return code
+
+
+def _at_home(word: str) -> str:
+    """`~` as the home folder where a shell leaves it: behind an equals sign, or in a program's list of words."""
+    name, equals, path = word.rpartition("=") if re.match(r"[\w.-]+=~(/|$)", word) else ("", "", word)
+    return f"{name}{equals}{os.path.expanduser(path)}" if path == "~" or path.startswith("~/") else word
+
+
+def _first_of_machine() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _check_launcher() -> None:
+    """UserError where a launcher's variables are there in part: each process would take itself for another one."""
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    there = [name for name in names[:3] if name in os.environ]
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    missing = [name for name in names if name not in os.environ]
+    if there and missing and (several or "WORLD_SIZE" in missing):
+        found = ", ".join(f"{name}={os.environ[name]}" for name in there)
+        text = f"the environment has {found} and not {', '.join(missing)}"
+        raise UserError(f"{text}: unset {', '.join(there)}, or start with torchrun --nproc_per_node N -m diffrl ...")
 
 
 def _explain(error: Exception) -> tuple[int, str]:
@@ -118,6 +144,8 @@ def _run(argv: list[str], parser: Parser) -> int:
             raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
         if not arguments.words_anywhere:
             subparser.error(f'unexpected argument "{word}"')
+    if argv[0] in JOINING:
+        _check_launcher()
     return arguments.handler(arguments, rest)
 
 

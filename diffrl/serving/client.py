@@ -75,7 +75,8 @@ class Servers:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8 * len(self.urls))
         connect = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._client = httpx.Client(headers=headers, limits=limits, timeout=connect, trust_env=False)
-        self._turn = itertools.count()
+        # Each process begins at another server: in step, all of them would ask the same one at the same moment.
+        self._turn = itertools.count(int(os.environ.get("RANK", "0")))
         self._chance = random.Random()  # not the global one, whose state belongs to the run
         self._lock = threading.Lock()
         self.stop = threading.Event()  # set: nobody waits for a server any more

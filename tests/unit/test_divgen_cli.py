@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,12 @@ def test_the_lists_that_the_command_line_repeats() -> None:
     from diffrl.divgen import extractors, prompts
 
     assert (KINDS, DIMENSIONS) == (extractors.KINDS, prompts.DIMENSIONS)
+
+
+def test_images_are_drawn_without_a_guidance_scale_and_some_of_each_dimension(tmp_path: Path) -> None:
+    """As the help and the guide have it."""
+    words = ["divgen", "generate", "playground", "--small", "--per-prompt", "2", "--steps", "2", "--limit", "1"]
+    assert main([*words, "--out", str(tmp_path / "base")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "base" / "manifest.jsonl").read_text().splitlines()]
+    counts = Counter(line["dimension"] for line in lines)
+    assert len(counts) > 1 and set(counts.values()) == {2}

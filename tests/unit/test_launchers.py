@@ -65,6 +65,7 @@ def test_slurm_is_told_to_queue_the_job_again() -> None:
     text = (LAUNCH / "slurm.sbatch").read_text()
     assert subprocess.run(["bash", "-n", str(LAUNCH / "slurm.sbatch")], check=False).returncode == 0
     assert "#SBATCH --requeue" in text and "--signal=B:TERM@" in text and "scontrol requeue" in text
+    assert 'scancel --signal=TERM "$SLURM_JOB_ID"' in text and "kill -TERM" not in text  # tried in tests/slurm
 
 
 def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, caplog) -> None:

@@ -1,0 +1,93 @@
+"""What the command line does before a command runs: `~`, a launcher's variables, which process says an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diffrl.cli.main import main
+from diffrl.serving.client import Servers
+
+LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("words", [["--out=~/new.yaml"], ["--out", "~/new.yaml"], ["~/new.yaml"]])
+def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(
+    words: list[str], tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    alone.setenv("HOME", str(home))
+    alone.chdir(work)
+    if words[0].startswith("--out"):  # an option
+        assert (
+            main(
+                ["divgen", "prompts", "--world", "playground", "--small", *[w.replace("yaml", "jsonl") for w in words]]
+            )
+            == 0
+        )
+        assert (home / "new.jsonl").is_file()
+    else:  # a plain word
+        assert main(["init", *words, "--model", "playground"]) == 0
+        assert (home / "new.yaml").is_file()
+    assert not list(work.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"LOCAL_RANK": "3"}, "WORLD_SIZE, RANK"),
+        ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+    ],
+)
+def test_half_of_a_launchers_variables_is_refused(
+    there: dict[str, str], missing: str, tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.chdir(tmp_path)
+    for name, value in there.items():
+        alone.setenv(name, value)
+    alone.setenv("DIFFRL_DEBUG", "0")
+    assert main(["train", "playground/demo", "run_dir=run"]) == 2
+    (name, value) = next(iter(there.items()))
+    said = capsys.readouterr().err
+    assert f"{name}={value} and not {missing}" in said and "torchrun --nproc_per_node" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_by_its_launcher_is_one_process(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("WORLD_SIZE", "1")
+    alone.setenv("RANK", "0")
+    assert main(["sample", "playground", "--prompts", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")]) == 2
+
+
+def test_the_first_process_of_each_machine_says_what_is_wrong(
+    alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.setenv("WORLD_SIZE", "16")
+    alone.setenv("RANK", "8")
+    for local, says in (("0", True), ("1", False)):
+        alone.setenv("LOCAL_RANK", local)
+        assert main(["configs", "--nonsense"]) == 2
+        assert ("--nonsense" in capsys.readouterr().err) is says
+
+
+def test_processes_in_step_begin_at_different_servers(alone: pytest.MonkeyPatch) -> None:
+    urls = [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]
+    firsts = []
+    for rank in range(3):
+        alone.setenv("RANK", str(rank))
+        servers = Servers(urls, None, 1.0, 1.0)
+        firsts.append([servers._round()[0] for _ in range(3)])
+        servers.close()
+    for together in zip(*firsts, strict=True):  # the k-th request of every process
+        assert len(set(together)) == 3
