@@ -10,9 +10,11 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,7 @@ from typing import Any
 
 from diffrl.errors import UserError, nearest, where
 
+log = logging.getLogger("diffrl")
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
     "method": "diffrl.methods",
@@ -129,7 +132,9 @@ def load_value(kind: str, name: str, value: str) -> Any:
     """What `module:NAME` (or `module`) leads to; UserError if it cannot be imported. `name`: what messages call it."""
     module, _, inner = value.partition(":")
     try:
-        return functools.reduce(getattr, filter(None, inner.split(".")), importlib.import_module(module))
+        with _unchanged(kind, name):
+            found = importlib.import_module(module)
+        return functools.reduce(getattr, filter(None, inner.split(".")), found)
     except (Exception, SystemExit) as error:
         raise UserError(f'{kind} "{name}" ({value}) cannot be imported: {where(error)}') from error
 
@@ -154,13 +159,20 @@ def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> Modu
     sys.modules[name] = module
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing is left beside a user's file
     try:
-        spec.loader.exec_module(module)
+        with _unchanged(kind, str(path)):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(f"{kind} file {path} cannot be imported: {where(error)}") from error
     finally:
         sys.dont_write_bytecode = before
     return module
+
+
+def _unchanged(kind: str, name: str) -> AbstractContextManager[None]:
+    from diffrl.process_state import unchanged
+
+    return unchanged(functools.partial(log.warning, '%s "%s", when it is imported, %s', kind, name))
 
 
 def _defined_in(module: ModuleType, thing: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, cast
 
@@ -46,8 +48,11 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
     failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
+    from diffrl.process_state import unchanged
+
     try:
-        reward = reward_class(**params)
+        with unchanged(partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)):
+            reward = reward_class(**params)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import psutil
@@ -300,6 +300,8 @@ class Scorer:
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, (b, C) of one with columns,
         (b, W) of a batch-wise one, or `RewardError`."""
+        from diffrl.process_state import unchanged
+
         reward, width = self.rewards[name], None
         ask: Callable[..., object] = reward
         if isinstance(reward, Column):
@@ -314,7 +316,10 @@ class Scorer:
 
         def attempt() -> object:
             given = images if name in self._trusted else images.clone()
-            with torch.no_grad(), self._unchanged(name):  # here and not around: the mode belongs to the thread
+            with (
+                torch.no_grad(),
+                unchanged(partial(self._tell, name)),
+            ):  # here and not around: the mode belongs to the thread
                 scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             if given is not images:
                 self._look_for_writes(name, given, images)
@@ -350,32 +355,11 @@ class Scorer:
         if writes:
             self._tell(name, "writes into the images that it is given; it had a copy, so nothing else saw it")
 
-    @contextlib.contextmanager
-    def _unchanged(self, name: str) -> Iterator[None]:
-        """Put back what a reward changes of the whole process, on which the run's own files and numbers depend."""
-        folder, dtype = _here(), torch.get_default_dtype()
-        try:
-            yield
-        finally:
-            if torch.get_default_dtype() != dtype:
-                torch.set_default_dtype(dtype)
-                self._tell(name, "changes torch's default dtype; it was put back")
-            if folder is not None and _here() != folder:
-                os.chdir(folder)
-                self._tell(name, "changes the working folder; it was put back")
-
     def _tell(self, name: str, what: str) -> None:
         """Say it of a reward once: its authors share it with others elsewhere."""
         if (name, what) not in self._warned:
             self._warned.add((name, what))
             log.warning('reward "%s" %s', name, what)
-
-
-def _here() -> str | None:
-    """The working folder; None where it has been deleted."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return None
 
 
 def _memory() -> int:

@@ -61,9 +61,11 @@ def ask_rewards(config: Config, device: torch.device) -> None:
 
 def _refuse_writing(key: str, reward: Reward, images: torch.Tensor, prompt: Prompt) -> None:
     """UserError where the reward changes the images that it is given. A run hands out copies, but others need not."""
+    from diffrl.process_state import unchanged
+
     given = images.to(ability(reward, "device") or images.device).clone()
     before = given.clone()
-    with torch.no_grad():
+    with torch.no_grad(), unchanged(lambda what: None):  # the scorer has said what it changes
         reward(given, [prompt.text] * 2, [dict(prompt.metadata)] * 2)
     if not torch.equal(given, before):
         raise UserError(f"{key}: it writes into the images that it is given; let it work on images.clone()")

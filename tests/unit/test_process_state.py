@@ -1,0 +1,107 @@
+"""What foreign code changes of the process is put back, and said: when it is imported, built and called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffrl.process_state import unchanged
+from diffrl.prompts import Prompt
+from diffrl.rewards.registry import load_reward
+from diffrl.rewards.scoring import Scorer
+
+# what to run: (the words that say it, how the state is asked for)
+CHANGES = {
+    "torch.autocast('cpu', dtype=torch.bfloat16).__enter__()": "torch's autocast on cpu",
+    "torch.set_default_dtype(torch.float64)": "torch's default dtype",
+    "torch.set_default_device('meta')": "torch's default device",
+    "torch.set_grad_enabled(not torch.is_grad_enabled())": "torch's grad mode",
+    "KEPT.append(torch.inference_mode()); KEPT[-1].__enter__()": "torch's inference mode",
+    "torch.set_num_threads(torch.get_num_threads() + 1)": "torch's number of threads",
+    "torch.use_deterministic_algorithms(True, warn_only=True)": "torch's deterministic mode",
+    "torch.set_float32_matmul_precision('medium')": "torch's float32 matmul precision",
+    "torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark": "torch.backends.cudnn.benchmark",
+    "torch.backends.cudnn.enabled = False": "torch.backends.cudnn.enabled",
+    "os.chdir('/')": "the working folder",
+    "socket.setdefaulttimeout(3.0)": "the sockets' default timeout",
+    "warnings.simplefilter('error')": "errors of warnings",
+}
+MAIN_ONLY = {"signal.signal(signal.SIGTERM, signal.SIG_IGN)": "what SIGTERM does"}
+HEAD = "import os, signal, socket, warnings\nimport torch\nKEPT = []\n"
+PLAIN = """class R:
+    name = "r"
+    def __call__(self, images, prompts, metadata):
+        return images.mean(dim=(1, 2, 3))
+"""
+
+
+def state() -> tuple[Any, ...]:
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return (
+        torch.is_autocast_enabled("cpu"), depth, torch.get_default_dtype(), str(torch.get_default_device()),
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled, os.getcwd(), socket.getdefaulttimeout(),
+        list(warnings.filters), signal.getsignal(signal.SIGTERM),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "what"), (CHANGES | MAIN_ONLY).items())
+def test_a_change_is_put_back_and_said(code: str, what: str) -> None:
+    said: list[str] = []
+    before, kept = state(), dict[str, Any]()
+    with unchanged(said.append):
+        exec(HEAD + code, kept)
+    assert state() == before
+    assert [what in line for line in said] == [True]
+
+
+def test_an_error_inside_leaves_the_state_as_well() -> None:
+    before = state()
+    with pytest.raises(ValueError, match="its own"), unchanged(lambda _: None):
+        torch.set_default_dtype(torch.float64)
+        raise ValueError("its own")
+    assert state() == before
+
+
+@pytest.mark.parametrize("when", ["import", "build", "call"])
+def test_a_reward_leaves_the_process_as_it_was(when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each kind of change, at each moment; and the scores are the same."""
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = state()
+    for i, (code, what) in enumerate(CHANGES.items()):
+        lines = PLAIN.splitlines(keepends=True)
+        if when == "build":
+            lines[2:2] = ["    def __init__(self):\n", f"        {code}\n"]
+        elif when == "call":
+            lines.insert(3, f"        {code}\n")
+        file = tmp_path / f"r{when}{i}.py"
+        file.write_text(HEAD + "".join(lines) + (f"{code}\n" if when == "import" else ""))
+        caplog.clear()
+        reward = load_reward(f"{file}:R")
+        scorer = Scorer({"r": reward})
+        try:
+            scores = scorer.score(images, [Prompt("a"), Prompt("b")], torch.zeros(2, dtype=torch.int64))
+        finally:
+            scorer.close()
+        assert state() == before, code
+        torch.testing.assert_close(scores[:, 0], images.mean(dim=(1, 2, 3)))
+        assert any(what in line for line in caplog.messages), (code, caplog.messages)
+
+
+def test_a_file_that_imports_torch_first_is_compared_with_torch_as_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(HEAD + "torch.set_grad_enabled(False)\n" + PLAIN)
+    code = "from diffrl.plugins import load; import sys; assert 'torch' not in sys.modules\n"
+    code += f"load('reward', {str(tmp_path / 'r.py')!r} + ':R'); import torch; print(torch.is_grad_enabled())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
