@@ -22,7 +22,6 @@ from typing import Any
 
 from diffrl.errors import UserError, nearest, where
 
-log = logging.getLogger("diffrl")
 GROUPS = {  # the group of entry points of each kind; the kind is the word for one in messages
     "reward": "diffrl.rewards",
     "method": "diffrl.methods",
@@ -169,10 +168,10 @@ def _import(path: Path, file: Path, kind: str, version: tuple[int, int]) -> Modu
     return module
 
 
-def _unchanged(kind: str, name: str) -> AbstractContextManager[None]:
+def _unchanged(*what: str) -> AbstractContextManager[None]:
     from diffrl.process_state import unchanged
 
-    return unchanged(functools.partial(log.warning, '%s "%s", when it is imported, %s', kind, name))
+    return unchanged(functools.partial(logging.getLogger("diffrl").warning, '%s "%s", when it is imported, %s', *what))
 
 
 def _defined_in(module: ModuleType, thing: Any) -> bool:
