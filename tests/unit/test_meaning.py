@@ -89,7 +89,7 @@ SCHEDULERS = sorted(
 
 
 @pytest.mark.parametrize(
-    "family", ["sd", "sd3", pytest.param("sdxl", marks=pytest.mark.long), pytest.param("flux", marks=pytest.mark.long)]
+    "family", ["sd3", *(pytest.param(one, marks=pytest.mark.long) for one in ("sd", "sdxl", "flux"))]
 )
 def test_every_scheduler_of_diffusers_is_drawn_exactly_or_refused(
     family: str, models: dict[str, Path], tmp_path: Path
@@ -116,6 +116,17 @@ def test_every_scheduler_of_diffusers_is_drawn_exactly_or_refused(
     assert not wrong
     flow = {"FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler"}
     assert set(taken) == (flow if family in ("sd3", "flux") else set(VARIANCE_PRESERVING) & set(SCHEDULERS))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("sdxl", "EDMEulerScheduler"), ("sd", "EDMDPMSolverMultistepScheduler"), ("sd3", "DDIMScheduler")],
+)
+def test_a_scheduler_of_another_process_is_refused(
+    family: str, name: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"scheduler_config.json: {name} .*; supported: "):
+        load_policy(str(with_scheduler(models[family], tmp_path / name, name)), lora=SPEC)
 
 
 @pytest.mark.parametrize(
