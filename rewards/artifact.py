@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.pictures import SUFFIXES
+from diffrl.records.disk import replacing
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.vision import shared_encoder
 
@@ -170,7 +171,8 @@ def train(
     settings |= {"decay": decay, "auc": area, "accuracy": accuracy}
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({"weight": weight.float().contiguous(), "bias": bias.float()}, folder / HEAD)
+    with replacing(folder / HEAD) as unfinished:
+        save_file({"weight": weight.float().contiguous(), "bias": bias.float()}, unfinished)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
     return settings
 

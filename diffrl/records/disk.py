@@ -34,8 +34,7 @@ def writing(path: Path) -> Iterator[None]:
     except SafetensorError as error:  # its writer's way to say that the disk is full
         if (number := _NUMBER.search(str(error))) is None:
             raise
-        known = OSError(int(number[1]), os.strerror(int(number[1])))
-        raise DiskError(cannot_write(path, known)) from error
+        raise DiskError(cannot_write(path, OSError(int(number[1]), os.strerror(int(number[1]))))) from error
 
 
 def cannot_write(path: Path, error: OSError) -> str:
@@ -55,18 +54,20 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A file beside `path` for the caller to write, which then takes its place.
+    """A file beside `path` for the caller to write, which then takes its place, with the mode that the umask gives.
 
     After an error it is gone, and `path` is as it was; an OSError becomes a DiskError at `path`. Without `sync` it is
-    not forced to the disk: for thousands of pictures. A device or a FIFO is no file and stays; of a symbolic link the
-    link is replaced, for a folder of somebody else's must not decide where is written (see `out_file`).
+    not forced to the disk: as for pictures. A device or a FIFO stays; of a symbolic link it is the link that goes.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         if kind := _special(path):
             raise OSError(errno.EEXIST, f"it is a {kind}, not a file")
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode  # by the umask; safetensors' writer makes a private file of its own
             yield temporary
+            temporary.chmod(mode)
             if sync:
                 with temporary.open("rb+") as file:
                     os.fsync(file.fileno())
@@ -78,8 +79,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
 
 
 def inside(run_dir: str | Path, *names: str) -> Path:
-    """A folder in a run's folder, made if it is not there. DiskError if the run's folder is gone: it is not made again,
-    with nothing but the latest files in it."""
+    """A folder in a run's folder, made if it is not there; not the run's own, which is a DiskError if it is gone."""
     folder = Path(run_dir).joinpath(*names)
     with writing(folder):
         Path(run_dir).stat()

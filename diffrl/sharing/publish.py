@@ -19,6 +19,7 @@ from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.policy import Policy, find_model, read_lora
 from diffrl.prompts import Prompt, load_prompts
+from diffrl.records.disk import replacing
 from diffrl.records.tracking import read_metrics
 from diffrl.report import read_run, warnings_of
 from diffrl.resources import file_of_run
@@ -81,7 +82,8 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     shutil.copyfile(source / LORA, out / LORA)
     (out / COMFY).unlink(missing_ok=True)
     if (tensors := for_comfyui(family, state, spec)) is not None:
-        save_file(tensors, out / COMFY, metadata={"format": "pt"})
+        with replacing(out / COMFY) as unfinished:
+            save_file(tensors, unfinished, metadata={"format": "pt"})
     shown = held_out[:SHOWN]
     same = {name: getattr(config.rollout, name) for name in ("steps", "guidance_scale", "shift")}
     drawing = Drawing(config.model, **same)

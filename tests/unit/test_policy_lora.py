@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,16 @@ def test_odd_metadata_of_a_lora_are_one_line(tmp_path: Path, metadata: str) -> N
     save_file({"transformer.a.lora_B.weight": torch.ones(2, 2)}, path)
     with pytest.raises(UserError, match="there is no matrix lora_A"):
         read_lora(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_that_the_umask_gives(umask: int, tmp_path: Path) -> None:
+    """A colleague, or a service of another user, reads a LoRA where the umask lets them."""
+    policy = load_policy(str(tiny_sd3(tmp_path / "model")), lora=LoraSpec(rank=2, alpha=2))
+    before = os.umask(umask)
+    try:
+        file = policy.save_lora(tmp_path / "lora")
+        policy.save_lora(tmp_path / "lora")  # over the first
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
