@@ -1,0 +1,139 @@
+"""scripts/launch/slurm.sbatch on a real Slurm: a controller and two nodes on one machine (Debian's packages).
+
+Skipped where they are not installed, or the tests do not run as root, whom their daemons need.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+HERE = all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in PROGRAMS) and os.geteuid() == 0
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not HERE, reason="needs root, and slurmctld, slurmd and munge (Debian's packages)"),
+]
+CONF = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 CoresPerSocket=2 RealMemory=4000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 CoresPerSocket=2 RealMemory=4000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def until(true: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of its commands."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "n1", "n2", "bin"):
+        (folder / name).mkdir()
+    for name, module in (("torchrun", "torch.distributed.run"),):
+        program = folder / "bin" / name
+        program.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m {module} "$@"\n')
+        program.chmod(0o755)
+    text = CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=free_ports(3))
+    (folder / "slurm.conf").write_text(text)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"
+    more = {"OMP_NUM_THREADS": "1", "SLURM_GPUS_ON_NODE": "1", "MASTER": "127.0.0.1"}
+    environment = {**os.environ, **more, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
+    if subprocess.run(["pgrep", "-x", "munged"], capture_output=True, check=False).returncode:
+        Path("/run/munge").mkdir(exist_ok=True)
+        shutil.chown("/run/munge", "munge", "munge")
+        subprocess.run(["runuser", "-u", "munge", "--", "munged"], env=environment, check=True)
+    daemons = [subprocess.Popen(["slurmctld", "-D"], env=environment)]
+    daemons += [subprocess.Popen(["slurmd", "-D", "-N", node], env=environment) for node in ("n1", "n2")]
+    try:
+        until(lambda: "2   idle" in ask(environment, "sinfo", "--noheader"), 60, "the nodes do not come up")
+        yield environment
+    finally:
+        subprocess.run(["scancel", "--full", "--user=root"], env=environment, check=False)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(30)
+
+
+def ask(environment: dict[str, str], *command: str) -> str:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+def submit(environment: dict[str, str], log: Path, *words: str) -> str:
+    """The number of the job."""
+    options = ["--parsable", "--gpus-per-node=0", "--time=0:20:00", f"--output={log}"]
+    command = ["sbatch", *options, "scripts/launch/slurm.sbatch", *words]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip().partition(";")[0]
+
+
+def state(environment: dict[str, str], job: str) -> str:
+    words = dict(word.partition("=")[::2] for word in ask(environment, "scontrol", "show", "job", job).split())
+    return words.get("JobState", "")
+
+
+WORDS = ["configs/playground/nft.yaml", "epochs=20", "rollout.groups=4", "rollout.group_size=8", "watch=null"]
+WORDS += ["optimise.batch_size=16", "evaluate.prompts=2", "evaluate.every=20", "evaluate.also=null"]
+
+
+def test_a_job_that_is_warned_saves_is_queued_again_and_ends_as_an_undisturbed_one(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """What `--signal=B:TERM@120` sends, and a pre-emption, is sent here when the first checkpoint is there."""
+    plain, warned = tmp_path / "plain", tmp_path / "warned"
+    first = submit(cluster, tmp_path / "plain.log", *WORDS, f"run_dir={plain}")
+    until(lambda: state(cluster, first) in ("COMPLETED", "FAILED"), 240, "the undisturbed job does not end")
+    assert state(cluster, first) == "COMPLETED", (tmp_path / "plain.log").read_text()[-3000:]
+
+    log = tmp_path / "warned.log"
+    job = submit(cluster, log, *WORDS, f"run_dir={warned}")
+    until(lambda: any((warned / "checkpoints").glob("step-*")), 120, "no checkpoint")
+    assert ask(cluster, "scancel", "--batch", "--signal=TERM", job) == ""
+    until(lambda: state(cluster, job) == "PENDING", 60, "the job is not queued again")
+    text = log.read_text()
+    assert "ending after this micro-batch" in text and "continue with: diffrl train --resume" in text
+    ask(cluster, "scontrol", "update", f"JobId={job}", "StartTime=now")  # else two minutes later
+    until(lambda: state(cluster, job) in ("COMPLETED", "FAILED"), 240, "the resumed job does not end")
+    assert state(cluster, job) == "COMPLETED", log.read_text()[-3000:]
+    ours, theirs = (load_file(run / "lora" / "pytorch_lora_weights.safetensors") for run in (warned, plain))
+    assert ours.keys() == theirs.keys() and all((ours[key] == theirs[key]).all() for key in ours)
