@@ -45,6 +45,7 @@ from diffrl.errors import UserError, discard, nearest, say
 from diffrl.records.disk import check_writable, out_file
 from diffrl.version import __version__
 
+# Commands whose processes, where a launcher started several, join one another.
 JOINING = ("demo", "train", "sample", "evaluate", "search", "refine", "divgen", "draw-set", "d2align", "bench", "sweep")
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
 
 def _at_home(word: str) -> str:
     """`~` as the home folder where a shell leaves it: behind an equals sign, or in a program's list of words."""
-    name, equals, path = word.rpartition("=") if re.match(r"[\w.-]+=~(/|$)", word) else ("", "", word)
+    name, equals, path = word.partition("=") if re.match(r"[\w.-]+=~(/|$)", word) else ("", "", word)
     return f"{name}{equals}{os.path.expanduser(path)}" if path == "~" or path.startswith("~/") else word
 
 

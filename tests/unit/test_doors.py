@@ -42,6 +42,14 @@ def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(
     assert not list(work.iterdir())
 
 
+def test_an_equals_sign_in_the_path_is_the_paths(
+    tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.setenv("HOME", str(tmp_path))
+    assert main(["divgen", "prompts", "--world", "playground", "--small", "--out=~/a=b.jsonl"]) == 0
+    assert (tmp_path / "a=b.jsonl").is_file()
+
+
 @pytest.mark.parametrize(
     ("there", "missing"),
     [
