@@ -111,9 +111,12 @@ def _autocast(device: str) -> tuple[Get, Put]:
     """Whether it is on, how many contexts deep (at none its cache of weights is emptied), and to which dtype."""
     import torch
 
+    def nesting() -> int:
+        torch.autocast_increment_nesting()
+        return int(torch.autocast_decrement_nesting())
+
     def get() -> tuple[Any, ...]:
-        depth = torch.autocast_increment_nesting() - 1
-        torch.autocast_decrement_nesting()
+        depth = nesting()
         on = torch.is_autocast_enabled(device)
         return (on, depth, torch.get_autocast_dtype(device)) if on else (on, depth)
 
@@ -122,12 +125,10 @@ def _autocast(device: str) -> tuple[Get, Put]:
         if dtype:
             torch.set_autocast_dtype(device, dtype[0])
         torch.set_autocast_enabled(device, on)
-        while (now := torch.autocast_increment_nesting() - 1) > depth:
+        while nesting() > depth:
             torch.autocast_decrement_nesting()
-            torch.autocast_decrement_nesting()
-        while now < depth:
-            now = torch.autocast_increment_nesting() - 1
-        torch.autocast_decrement_nesting()
+        while nesting() < depth:
+            torch.autocast_increment_nesting()
         if depth == 0:
             torch.clear_autocast_cache()
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from diffrl import plugins
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import installed as installed_plugins
+from diffrl.plugins import load, short_name
 
 log = logging.getLogger("diffrl")
 
@@ -51,9 +52,9 @@ def installed() -> list[ModuleType]:
     `add` as `subcommand` without its first argument, and perhaps `AFTER`, the command after which the help lists it.
     """
     modules = []
-    for name in plugins.installed("command"):
+    for name in installed_plugins("command"):
         try:
-            modules.append(plugins.load("command", name))
+            modules.append(load("command", name))
         except UserError as error:
             log.warning("%s", error)
     return modules
@@ -71,7 +72,7 @@ def named_rewards(words: Sequence[str], command: str) -> dict[str, dict[str, Any
     wanted: dict[str, dict[str, Any]] = {name: {} for name in names}
     if len(wanted) < len(names):
         raise UserError(f"{command}: a reward is named twice: {', '.join(names)}")
-    short = {plugins.short_name(name): name for name in names}
+    short = {short_name(name): name for name in names}
     for word in words:
         if "=" not in word:
             continue

@@ -238,6 +238,11 @@ def unpack(tokens: Tensor, h: int, w: int, patch: int = 2) -> Tensor:
     return squares.permute(0, 3, 1, 4, 2, 5).reshape(b, width // p**2, h, w)
 
 
+def channelwise(values: Any, like: Tensor) -> Tensor:
+    """A value for each latent channel, of a config or a buffer, to be broadcast over (B, C, h, w)."""
+    return torch.as_tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+
 def to_norm_of(combined: Tensor, positive: Tensor, dim: int = -1) -> Tensor:
     """`combined` scaled, along `dim`, to the norm of the conditional prediction."""
     return combined * (positive.norm(dim=dim, keepdim=True) / combined.norm(dim=dim, keepdim=True))

@@ -46,7 +46,7 @@ def find_variant(folder: Path, index: Mapping[str, Any]) -> str | None:
         if any(_variant(file) is None for file in weights):
             continue
         if weights:
-            variants.add(sorted(str(_variant(file)) for file in weights)[0])
+            variants.add(min(str(_variant(file)) for file in weights))
             continue
         _refuse_other_form(part, files, kind)
     if len(variants) > 1:

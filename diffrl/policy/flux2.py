@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
+from diffrl.policy.family import Family, Known, channelwise
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution
 
 
@@ -70,7 +70,7 @@ class Flux2(Family):
 
     def to_vae(self, latents: Tensor) -> Tensor:
         norm = self.vae.bn
-        mean, var = (values.to(latents).view(-1, 1, 1) for values in (norm.running_mean, norm.running_var))
+        mean, var = (channelwise(values, latents) for values in (norm.running_mean, norm.running_var))
         z = latents * (var + self.vae.config.batch_norm_eps).sqrt() + mean
         b, c, h, w = z.shape
         return z.view(b, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c // 4, 2 * h, 2 * w)
@@ -79,7 +79,7 @@ class Flux2(Family):
         b, c, h, w = encoded.shape
         z = encoded.view(b, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(b, 4 * c, h // 2, w // 2)
         norm = self.vae.bn
-        mean, var = (values.to(z).view(-1, 1, 1) for values in (norm.running_mean, norm.running_var))
+        mean, var = (channelwise(values, z) for values in (norm.running_mean, norm.running_var))
         return (z - mean) / (var + self.vae.config.batch_norm_eps).sqrt()
 
     def prepare_plain(self, pipe: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
@@ -78,10 +77,10 @@ def known_diffusion(pipe: Any) -> None:
         "sigma_max": None,
         "timestep_type": "discrete",
     }
-    _refuse_others(SCHEDULER, config, plain)
+    refuse_others(SCHEDULER, config, plain)
     unet = pipe.unet.config
     pooled = getattr(pipe, "text_encoder_2", None) is not None
-    _refuse_others(
+    refuse_others(
         "unet/config.json",
         unet,
         {
@@ -127,7 +126,8 @@ def _numbers(levels: Tensor) -> str:
     return f"{shown}{', ...' if len(levels) > 6 else ''}"
 
 
-def _refuse_others(file: str, config: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+def refuse_others(file: str, config: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """UserError for a key of the model's `file` that has another value than the only one that is supported."""
     for key, value in plain.items():
         if (given := config.get(key, value)) != value:
             _refuse(f"{file}: {key} {_yaml(given)} is not supported with this family", f"{key} {_yaml(value)}")
@@ -139,8 +139,3 @@ def _yaml(value: Any) -> str:
 
 def _refuse(text: str, right: str) -> None:
     raise UserError(f"model: {text}; supported: {right}")
-
-
-def channelwise(values: Any, like: Tensor) -> Tensor:
-    """A config's value for each latent channel, to be broadcast over (B, C, h, w)."""
-    return torch.as_tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)

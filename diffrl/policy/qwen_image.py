@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffrl.errors import UserError
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known, pack, to_norm_of, unpack
+from diffrl.policy.family import Family, Known, channelwise, pack, to_norm_of, unpack
+from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import Resolution
 
 
@@ -30,13 +30,13 @@ class QwenImage(Family):
     def __init__(self, pipe: Any, resolution: Resolution = None, max_sequence_length: int | None = None) -> None:
         super().__init__(pipe, resolution, max_sequence_length)
         config = self.network.config
-        if config.get("guidance_embeds"):
-            raise UserError(
-                "model: transformer/config.json: guidance_embeds true (guidance as an input) is not supported"
-            )
         # Nothing reads the text stream after the last block: its queries and its output projection reach nothing.
         last = f"transformer_blocks.{config.num_layers - 1}.attn"
         self.dead_targets = (f"{last}.add_q_proj", f"{last}.to_add_out")
+
+    def check_meaning(self) -> None:
+        super().check_meaning()
+        refuse_others("transformer/config.json", self.network.config, {"guidance_embeds": False})  # as an input
 
     def channels(self) -> int:
         return self.network.config.in_channels // 4
@@ -87,11 +87,11 @@ class QwenImage(Family):
 
 def qwen_to_vae(latents: Tensor, config: Any) -> Tensor:
     """Latents (B, C, h, w) with the autoencoder's own mean and standard deviation per channel, as one frame."""
-    mean, std = (latents.new_tensor(values).view(-1, 1, 1) for values in (config.latents_mean, config.latents_std))
+    mean, std = (channelwise(values, latents) for values in (config.latents_mean, config.latents_std))
     return (latents * std + mean).unsqueeze(2)
 
 
 def qwen_from_encoder(encoded: Tensor, config: Any) -> Tensor:
     """The inverse of `qwen_to_vae`."""
-    mean, std = (encoded.new_tensor(values).view(-1, 1, 1) for values in (config.latents_mean, config.latents_std))
+    mean, std = (channelwise(values, encoded) for values in (config.latents_mean, config.latents_std))
     return (encoded[:, :, 0] - mean) / std

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.family import Family, Known
-from diffrl.policy.meaning import channelwise, known_autoencoder, known_diffusion
+from diffrl.policy.family import Family, Known, channelwise
+from diffrl.policy.meaning import known_autoencoder, known_diffusion
 from diffrl.policy.pipelines import Resolution, load_pipeline
 
 WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: nothing that is trained here

@@ -17,11 +17,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 
-from diffrl import plugins
 from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
+from diffrl.plugins import installed, load_value
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.prompts import MixedStream, Prompt, stream_of
@@ -140,7 +140,7 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
     config, accelerator = checked.config, checked.accelerator
     policy = _load_policy(config, accelerator.device, whole=checked.sharding is None)
     if config.optimise.micro_batch == "auto":
-        measured = plugins.load_value("optimise.micro_batch", "auto", "diffrl.memory.fit:auto_micro_batch")
+        measured = load_value("optimise.micro_batch", "auto", "diffrl.memory.fit:auto_micro_batch")
         config = measured(config, accelerator.device, accelerator, checked.sharding is not None)
     objective = build_objective(config, config.rollout, rewards.scorer.rewards, rewards.lower)
     objective.prepare(policy)  # before the snapshots, which begin as the trained LoRA does
@@ -255,8 +255,8 @@ def _add(build: Build) -> None:
     from diffrl.run.suspicion import add_suspicions
 
     add_suspicions(build)
-    for name in plugins.installed("addition"):
-        plugins.load("addition", name)(build)
+    for name, entry in installed("addition").items():
+        load_value("addition", name, entry.value)(build)
     if build.config.checkpoint.push is not None:
         from diffrl.run.pushing import add_push
 

@@ -70,10 +70,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "n1", "n2", "bin"):
         (folder / name).mkdir()
-    for name, module in (("torchrun", "torch.distributed.run"),):
-        program = folder / "bin" / name
-        program.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m {module} "$@"\n')
-        program.chmod(0o755)
+    program = folder / "bin" / "torchrun"
+    program.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    program.chmod(0o755)
     text = CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=free_ports(3))
     (folder / "slurm.conf").write_text(text)
     path = f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"
