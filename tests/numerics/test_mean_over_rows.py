@@ -248,29 +248,33 @@ def test_an_awm_step_off_policy_is_the_clipped_ratio_and_two_penalties(spread: P
     assert told["awm/average_kl"] == pytest.approx(float(apart("average").mean().detach()), rel=1e-3)
 
 
-@pytest.mark.parametrize("reference", ["pretrained", "old"])
-def test_a_dgpo_step_is_the_mean_over_groups_and_timesteps_over_b(spread: Policy, reference: str) -> None:
-    """Autograd of the paper's loss; what the clip stops has neither a loss nor a penalty."""
+@pytest.mark.parametrize(("reference", "guidance"), [("pretrained", None), ("pretrained", 4.5), ("old", 4.5)])
+def test_a_dgpo_step_is_the_mean_over_groups_and_timesteps_over_b(
+    spread: Policy, reference: str, guidance: float | None
+) -> None:
+    """Autograd of the paper's loss; what the clip stops has no loss, but its penalty. The pretrained reference of S is
+    guided as that of the penalty; "old" is not."""
     advantages = torch.tensor([1.2, -0.2, -1.0, 0.0, 0.0, 0.0])[:, None]  # the second group agrees
     rollout, b = drawn(spread, SamplerSpec("dpm2", STEPS)), 40.0
     rows = DGPO().rows(rollout, advantages, EVERYTHING, KEY)
     e, a = errors(spread, rows), advantages.view(2, GROUP)
     with torch.no_grad():
-        old, pretrained = errors(spread, rows, "old"), errors(spread, rows, None)
+        old = errors(spread, rows, "old")
+        with spread.using(None):
+            anchor = spread.predict(rows.x_t, rows.t, rows.cond, guidance or rows.guidance).v
+        pretrained = (anchor - rows.velocity(spread.process)).square().flatten(1).mean(1).view_as(e)
         there = pretrained if reference == "pretrained" else old
         rho = (old - e).exp()
         clip = float((rho - 1).abs().quantile(0.45))  # between two rows
         stops = ((a > 0) & (rho > 1 + clip)) | ((a < 0) & (rho < 1 - clip))
-        with spread.using(None):
-            anchor = spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
     assert 0 < stops.sum() < stops.numel()
-    settings: dict[str, Any] = {"b": b, "clip": clip, "beta": 0.3, "reference": reference}
+    settings: dict[str, Any] = {"b": b, "clip": clip, "beta": 0.3, "reference": reference, "anchor_guidance": guidance}
     ours = DGPO(**settings)
     ours.on_policy = False
     kl = (spread.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v - anchor).square().flatten(1).mean(1).view_as(e)
     held = torch.where(stops, e.detach(), e)
     loss = -logsigmoid(-b * (a * (held - there)).mean(2)).mean() / b
-    by_hand = gradient(spread, loss + 0.3 * torch.where(stops, kl.detach(), kl).mean())
+    by_hand = gradient(spread, loss + 0.3 * kl.mean())
     same(gradient_of_the_loop(spread, ours, rollout, advantages)[0], by_hand)
     told = averages(ours.means)
     assert told["dgpo/stopped"] == pytest.approx(float(stops[:, 0].float().mean()))  # of the group with a signal

@@ -23,7 +23,7 @@ class DGPOSection(Ranked):
     b: FiniteFloat = key(100.0, "scale of the group's preference: how soon its sigmoid saturates", gt=0)
     clip: FiniteFloat | None = key(
         1e-3,
-        "an image whose error moved by more than this to where its advantage pushes it is stopped; null: none",
+        "an image whose error moved by more than this to where its advantage pushes is pushed no further; null: none",
         gt=0,
     )
     reference: Literal["pretrained", "old"] = key(
@@ -32,7 +32,9 @@ class DGPOSection(Ranked):
     advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
     beta: FiniteFloat = key(1e-3, KL, ge=0)
     anchor_guidance: FiniteFloat | None = key(
-        None, "guidance of that v_ref; 1 is none; null: that of the trained rows", ge=1
+        None,
+        "guidance of that v_ref, and of the pretrained reference's error; 1: none; null: that of the trained rows",
+        ge=1,
     )
     old: Slow = section(Slow, "how the old snapshot follows: old <- d old + (1 - d) theta each epoch")
     sample_old: int | None = key(

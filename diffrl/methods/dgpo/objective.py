@@ -1,10 +1,13 @@
 """DGPO: direct group preference optimisation (arXiv 2510.08425): the good of a group against its bad, with weights |A|.
 
 symbol   name here      meaning
-d        d              e_theta - e_ref, e being mean (v_. - v)^2; the reference is frozen, or the snapshot "old"
+d        d              e_theta - e_ref, e being mean (v_. - v)^2; the reference is frozen, with the guidance that the
+                        penalty's has (`anchor_guidance`), or the snapshot "old", a student, with that of the rows
 A        advantages     they sum to 0 in a group, so what is common to its d changes nothing
 S        preference     b / G sum_i A_i d_i: how wrong the group still is
-rho      exp(-moved)    exp(e_old - e_theta); A > 0 with rho > 1 + c, or A < 0 with rho < 1 - c: the row is stopped
+rho      exp(-moved)    exp(e_old - e_theta); A > 0 with rho > 1 + c, or A < 0 with rho < 1 - c: the row is stopped:
+                        e_i has no gradient. Its penalty stays, as in all released configurations (`clip_kl` False):
+                        a row that has gone too far is what the reference should pull back
 
     L = -log sigma(-S),      dL/de_i = b / G sigma(S) A_i
 
@@ -49,14 +52,17 @@ class DGPO(Objective):
         keys = DGPOSection.of(keys, values)
         noising = of_groups(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": keys.old})
-        self.penalties = [Unstopped(self, keys.beta, keys.anchor_guidance)]
+        self.penalties = [Penalty(self, keys.beta, keys.anchor_guidance)]
+        self.guidance = keys.anchor_guidance
         self.b, self.clip = keys.b, keys.clip
         self.reference, self.sample_old = keys.reference, keys.sample_old
         self.coupling = Coupling(self._slopes, count=2)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
-        # Theta and the reference, measured; old.
-        return Cost(forwards=2 + (self.clip is not None and self.reference != "old"))
+        # Theta, measured, and old where anything is compared with it; the reference has a guidance of its own.
+        follows = self.reference == "old"
+        guided = [] if follows else [(1.0, self.guidance_scale if self.guidance is None else self.guidance)]
+        return Cost(forwards=1 + (follows or self.clip is not None), guided=guided)
 
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))
@@ -65,7 +71,7 @@ class DGPO(Objective):
         """e_theta less that of the reference, and of old where there is a clip."""
         theta, follows = error_under(policy, rows, "default"), self.reference == "old"
         old = error_under(policy, rows, "old") if not self.on_policy and (follows or self.clip) else theta
-        return theta - (old if follows else error_under(policy, rows, None)), theta - old
+        return theta - (old if follows else error_under(policy, rows, None, self.guidance)), theta - old
 
     def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         slopes, preference = group_slopes(measured[0], advantages, self.b)
@@ -93,12 +99,3 @@ class DGPO(Objective):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.samples_from = str(state["samples_from"])
-
-
-class Unstopped(Penalty):
-    """The penalty of all rows but those that the clip has stopped: these have no gradient at all, as in the code."""
-
-    objective: DGPO
-
-    def strength(self, rows: Rows) -> Tensor:
-        return self.beta * ((self.objective.coupling.of(rows) != 0).any(1) | (rows.advantages == 0).all(1))

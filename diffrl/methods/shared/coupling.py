@@ -52,10 +52,11 @@ def of_groups(keys: ForwardProcess) -> Noising:
 
 
 @torch.no_grad()
-def error_under(policy: Policy, rows: Rows, name: str | None) -> Tensor:
-    """e (b,) of the snapshot `name`, mean over dims of (v_. - v)^2; None: the pretrained model's."""
+def error_under(policy: Policy, rows: Rows, name: str | None, guidance: float | None = None) -> Tensor:
+    """e (b,) of the snapshot `name`, mean over dims of (v_. - v)^2; None: the pretrained model's. `guidance` of that
+    prediction; None: the rows'."""
     with policy.using(name):
-        v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
+        v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance if guidance is None else guidance).v
     return velocity_error(v, rows.velocity(policy.process), weighted=False)
 
 
