@@ -39,22 +39,26 @@ def ask_rewards(config: Config, device: torch.device) -> None:
     prompts = load_prompts(config.prompts.train)
     trained = config.rollout.resolution or (worlds()[config.model].resolution if config.model in worlds() else UNKNOWN)
     judged = config.evaluate.resolution or trained
-    for key, name, entry, plugin in files:
-        given = trained if key.startswith("rewards.") else judged
-        width, height = (given, given) if isinstance(given, int) else given
-        images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
-        reward = build_rewards({name: Entry(plugin, entry.arguments, column=entry.column)}, device)[name]
-        scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
-        try:
-            prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
-            if prompt is not None:  # one that applies to nothing is refused later
-                scorer.score(images, [prompt, prompt], torch.zeros(2, dtype=torch.int64))
-                _refuse_writing(key, reward, images, prompt)
-        except RewardError as error:
-            raise UserError(f"{key}: on two random images of {width} x {height} pixels, {error}") from error
-        finally:
-            del reward, scorer
-    gc.collect()
+    gc.freeze()  # the collection then looks at what the rewards made alone: among all objects it takes up to a second
+    try:
+        for key, name, entry, plugin in files:
+            given = trained if key.startswith("rewards.") else judged
+            width, height = (given, given) if isinstance(given, int) else given
+            images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+            reward = build_rewards({name: Entry(plugin, entry.arguments, column=entry.column)}, device)[name]
+            scorer = Scorer({name: reward}, plugins={name: plugin}, retries=entry.retries, timeout=entry.timeout)
+            try:
+                prompt = next((p for p in prompts if applies(reward, p.text, p.metadata)), None)
+                if prompt is not None:  # one that applies to nothing is refused later
+                    scorer.score(images, [prompt, prompt], torch.zeros(2, dtype=torch.int64))
+                    _refuse_writing(key, reward, images, prompt)
+            except RewardError as error:
+                raise UserError(f"{key}: on two random images of {width} x {height} pixels, {error}") from error
+            finally:
+                del reward, scorer
+    finally:
+        gc.collect()
+        gc.unfreeze()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
