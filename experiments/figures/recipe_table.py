@@ -1,9 +1,10 @@
 """The site's page of recipes: every value of every shipped recipe and where it comes from, read from the recipes.
 
 A recipe's header has lines `# sources:`, `# differs:`, `# hardware:`, and, where there is something to say, `# time:`
-and `# evidence:`; behind every value of it stands `# paper`, `# code`, `# paper, code` or `# ours`, with a remark
-behind a colon. In the playground's recipes, whose sizes are all ours, a header's `# values: ours, unless a line says
-otherwise` stands for every value without one.
+and `# evidence:`; behind every value of it stands `# paper`, `# code` or `# ours`, with a remark in brackets or behind
+a colon; `(unchecked)` where the source could not be read. tests/data/facts.csv has what the sources say. In the
+playground's recipes, whose sizes are all ours, a header's `# values: ours, unless a line says otherwise` stands for
+every value without one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ and no training of the real model with it is known. *runs*: somebody has, for a 
 published figure was reached, and the file says which. Read [where paper, code and we differ](differences.md) before you
 compare.
 
-**Source** of a value: *paper*, *code* (what the authors released) or *ours*.
+**Source** of a value: *code* (what the authors released, where there is such), *paper* or *ours*. *(unchecked)*: known
+from notes by others. `tests/data/facts.csv` in the repository names repository, file and key of each value of theirs.
 """
 
 
@@ -45,7 +47,7 @@ class Value:
 
     key: str
     value: str
-    origin: str  # "paper, code", "ours", ...; empty: none is given
+    origin: str  # "paper", "code", "ours"; empty: none is given
     remark: str
 
 
