@@ -151,7 +151,7 @@ class Policy:
         )
         if whole:
             self.network.to(self.device)
-        self.wide_attention = False  # attention's gradients in fp32 although the rest is narrower
+        self.wide_attention = False  # attention in fp32 although the rest is narrower
         self.decoded: int | None = None  # images decoded at a time; None: by their size
         self.texts = Texts(backbone, self.device)
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device

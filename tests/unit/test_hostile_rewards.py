@@ -322,3 +322,13 @@ def test_scores_that_hardly_differ_are_said_once() -> None:
     assert suspicions.after({**narrow, "epoch": 3, "reward/tiny/std": 2e-3}, {}) == []
     assert len(suspicions.after({**narrow, "epoch": 4}, {})) == 1
     assert Suspicions(["tiny", "fine"], shaped=["tiny"]).after(narrow, {}) == []
+
+
+def test_a_training_that_computes_otherwise_than_the_rollout_is_said() -> None:
+    """Once, and again when it is twice as far; an epoch without on-policy rows has no value."""
+    suspicions = Suspicions([])
+    said = [
+        bool(suspicions.after({"epoch": i, "rollout/mismatch": off}, {}))
+        for i, off in enumerate((None, 1e-3, 0.02, 0.03, 0.05))
+    ]
+    assert said == [False, False, True, False, True]

@@ -104,6 +104,8 @@ class GRPO(Objective):
         assert isinstance(rows, StepRows), "rows() makes them"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance, **self.prediction_options)
         rows.mean, rows.std = self.steps.step(policy, rows, rows.prediction)
+        log_prob = gaussian_log_prob(rows.x_next, rows.mean, rows.std)
+        self.steps.compare(self.means, rows, log_prob)
         if self.replays:
             old = rows.mean.detach() if rows.on_policy else self._old_mean(policy, rows)
             rows.divergence = step_divergence(rows.mean, old, rows.std)
@@ -113,7 +115,7 @@ class GRPO(Objective):
                 rows.log_prob = torch.zeros_like(rows.divergence)
                 return normalised(rows.x_next, rows.mean, old, rows.std)[:, None]
             rows.log_prob = gaussian_log_prob(rows.x_next, old, rows.std)
-        return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
+        return log_prob[:, None]
 
     def _old_mean(self, policy: Policy, rows: StepRows) -> Tensor:
         """(b, C, h, w) mean of the stored step under the policy that drew it, without gradient."""

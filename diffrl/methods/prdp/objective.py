@@ -108,7 +108,9 @@ class PRDP(Objective):
         assert isinstance(rows, StepRows), "rows() makes them"
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
         rows.mean, rows.std = self.steps.step(policy, rows, rows.prediction)
-        return gaussian_log_prob(rows.x_next, rows.mean, rows.std)[:, None]
+        log_prob = gaussian_log_prob(rows.x_next, rows.mean, rows.std)
+        self.steps.compare(self.means, rows, log_prob)
+        return log_prob[:, None]
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:
         return self.coupling.loss(phi, rows)

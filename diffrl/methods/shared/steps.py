@@ -23,6 +23,7 @@ from diffrl.forward import Prediction
 from diffrl.objectives.objective import Objective
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows, row_advantages
+from diffrl.objectives.running_stats import RunningMeans
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout, SamplerSpec
 from diffrl.samplers import sde_kernel
@@ -100,6 +101,15 @@ class StoredSteps:
         spec, process = self.spec, policy.process
         noise_level = spec.noise_level if rows.noise_level is None else rows.noise_level
         return sde_kernel(spec.sampler, rows.x_t, prediction, rows.t, rows.t_next, noise_level, rows.t_second, process)
+
+    def compare(self, means: RunningMeans, rows: StepRows, log_prob: Tensor) -> None:
+        """Log how far a step's log-probability (b,) is from the rollout's where theta drew it: there it is the same.
+
+        If it is not, training computes in another way than the rollout did, and the noise that it sees in a step is
+        not the noise that was drawn, while a ratio to its own value says 1.
+        """
+        if rows.on_policy:
+            means.add("rollout/mismatch", (log_prob - rows.log_prob).abs())
 
 
 class StepKL(Penalty):
