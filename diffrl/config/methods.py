@@ -11,7 +11,6 @@ from diffrl.config.base import Problem, Sampling, Section, Share, key
 
 AdvantageStd = Literal["group", "sample", "batch", "none"]
 ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
-ADV_CLIP = "advantages are clipped to plus or minus this"
 TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
 
 
@@ -34,14 +33,15 @@ def noisiest(steps: int, fraction: float) -> int:
 
 def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
     """The section `name` trains no more timesteps without repeats than there are, and says what a fraction is of."""
-    if section.timestep_sampling == "schedule":
+    sampling = getattr(section, "timestep_sampling", "schedule")
+    if sampling == "schedule":
         levels = noisiest(rollout.steps, section.timestep_fraction)
         if (section.timesteps or 0) > levels:
             fraction = f" x {name}.timestep_fraction" if section.timestep_fraction < 1 else ""
             text = f"{section.timesteps} timesteps, but the schedule has only {levels} (rollout.steps{fraction})"
             raise Problem(f"{name}.timesteps", text)
     elif section.timestep_fraction < 1:
-        text = f'is a share of the schedule\'s timesteps, but {name}.timestep_sampling is "{section.timestep_sampling}"'
+        text = f'is a share of the schedule\'s timesteps, but {name}.timestep_sampling is "{sampling}"'
         raise Problem(f"{name}.timestep_fraction", text)
 
 

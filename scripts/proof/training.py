@@ -67,7 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "marble-50": NFT | {"marble": {"mode": "fresh"}, "rewards": patches(50)},
     "d2align": {
         "objective": "direct",
-        "direct": {"decode_chunk": 4, "checkpoint_decoder": True},
+        "direct": {"decode_chunk": 4},
         "d2align": {"steps": 20, "pool": 8, "batch_size": 4},
         "rewards": {"embedder": {"plugin": f"{ROOT / 'tests' / 'data' / 'embedder.py'}:Embedder"}},
     },

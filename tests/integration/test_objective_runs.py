@@ -22,7 +22,6 @@ from diffrl.run.train import Run
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True}}
 CREDITS: dict[str, dict[str, Any]] = {
     "dense": {"dense": {}},
-    "dense min": {"dense": {"credit": "min", "ode_steps": 2}},
     "branches": {"branches": {"steps": [0, 2], "strides": [1, 2]}},
     "tree": {"tree": {"splits": [0, 2]}},
 }
@@ -42,7 +41,7 @@ ALL |= {name: {**GRPO, **more} for name, more in CREDITS.items()}
 ALL["dppo"] = {**GRPO, "grpo": {"trust": "divergence", "delta": 1e-4}}
 ALL["srpo"] = {
     "objective": "direct",
-    "direct": {"align": {}, "pair": {"hinge": 0.3}},
+    "direct": {"align": {}, "pair": {}, "cap": 0.3},
     "rewards": {"redness": {"plugin": str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"}},
 }
 ALL["seppo"] = {"objective": "dpo", "dpo": {"ring": 2, "every": 1, "flip": True}}
@@ -213,7 +212,7 @@ def test_old_means_are_computed_only_once_theta_has_moved(
     "name",
     [
         *("dgpo", "tree", "dppo"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("dpo", "awm", "fdfo", "dense min", "guard")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("dpo", "awm", "fdfo", "dense", "guard")),
     ],
 )
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:

@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[1] / "data"
 EMBEDDER = f"{DATA}/embedder.py:Embedder"
 SRPO: dict[str, Any] = {
     "objective": "direct",
-    "direct": {"align": {}, "pair": {"hinge": 0.4}},
+    "direct": {"align": {}, "pair": {}, "cap": 0.4},
     "rewards": {"redness": {"plugin": EMBEDDER}},
     "tracking": {"samples": 0},
 }
@@ -67,7 +67,7 @@ def lora_tensors(folder: Path) -> list[torch.Tensor]:
 
 
 def test_a_hinge_below_every_reward_leaves_the_weights(config_file: Any) -> None:
-    silent = {"direct": {"align": {}, "pair": {"hinge": -9.0}}, "optimise": {"weight_decay": 0.0}}
+    silent = {"direct": {"align": {}, "pair": {}, "cap": -9.0}, "optimise": {"weight_decay": 0.0}}
     run = Run(load_config(config_file("silent", **{**SRPO, **silent})))
     before = lora_of(run)
     line = run.loop.run_epoch(0)

@@ -340,7 +340,7 @@ def test_the_weighted_sum_is_measured_without_being_changed(make) -> None:
     assert "marble/alpha/a" not in metrics
 
 
-def test_uniform_coefficients_from_the_start_or_at_the_end(make) -> None:
+def test_uniform_coefficients(make) -> None:
     case = make("nft", 2)
     each, _ = by_definition(case)
     means = each * torch.tensor([[1.0], [2.0]])  # over the rows to which a reward applies
@@ -348,12 +348,6 @@ def test_uniform_coefficients_from_the_start_or_at_the_end(make) -> None:
     balanced = (means / norms[:, None]).mean(0) * norms.mean()
     for measure in (True, False):
         assert distance(case.run(Marble(["a", "b"], mode="uniform", measure=measure)), balanced) < 1e-5
-    fresh = Marble(["a", "b"], mode="fresh", uniform_after=1)
-    case.run(fresh)
-    kept = fresh.ema.copy()
-    assert distance(case.run(fresh), balanced) < 1e-5 and np.array_equal(fresh.ema, kept)
-    amortised = Marble(["a", "b"], mode="amortised", uniform_after=0)
-    assert distance(case.run(amortised), by_definition(case, masked=False)[0].mean(0)) < 1e-5
 
 
 def test_the_told_loss_of_a_weighted_sum_is_that_of_the_sum(make) -> None:

@@ -116,7 +116,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "nft": lambda: NFT(beta=0.1),
     "crd": lambda: CRD(beta=0.1),
     "direct": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS),
-    "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(hinge=0.3)),
+    "srpo": lambda: Direct({"embedder": Embedder()}, [1.0], timesteps=STEPS // 2, align=Align(), pair=Pair(), cap=0.3),
     "rwr": lambda: Regression(weights="softmax", tau=0.3, beta=0.1),
     "acflow": lambda: ActorCritic(beta=0.1),
     "awm": lambda: AWM(beta=0.1, beta_average=0.5),
@@ -234,8 +234,9 @@ def test_an_awm_step_off_policy_is_the_clipped_ratio_and_two_penalties(spread: P
         old = matching("old")
     ratio = (old - matching("default")).exp()
     clip = float((ratio.detach() - 1).abs().quantile(0.45))  # between two rows
-    settings: dict[str, Any] = {"weighting": weighting, "clip": clip, "beta": 0.2, "beta_average": 0.7, "adv_clip": 2.0}
+    settings: dict[str, Any] = {"weighting": weighting, "clip": clip, "beta": 0.2, "beta_average": 0.7}
     ours = AWM(**settings)
+    ours.adv_clip = 2.0
     ours.on_policy = False
     losses = torch.maximum(-ratio * a, -ratio.clamp(1 - clip, 1 + clip) * a)
     wanted = losses.mean() + 0.2 * apart(None).mean() + 0.7 * apart("average").mean()
@@ -449,7 +450,8 @@ def test_a_process_measures_its_own_rows_at_their_places_among_all() -> None:
 
 def test_acflows_weights_are_those_of_a_critic_that_has_not_learned_from_the_images(policy: Policy) -> None:
     """At first it says 0 of everything; after a step it does not, and the next step's weights are of what it says."""
-    objective = ActorCritic(tau=0.5, adv_clip=1.0, timesteps=2)
+    objective = ActorCritic(tau=0.5, timesteps=2)
+    objective.adv_clip = 1.0
     rollout = drawn(policy, SamplerSpec("dpm2", STEPS))
     scores = torch.tensor([0.1, 0.9, 0.5, 0.3, torch.nan, 0.8])[:, None]
     groups = torch.arange(IMAGES) // GROUP

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from diffrl.methods.awm.objective import awm_loss, matching_loss
 from diffrl.methods.branches.credit import Branching
-from diffrl.methods.dense.credit import Dense, calibrated, credit_of, gains_of
+from diffrl.methods.dense.credit import Dense, calibrated, gains_of
 from diffrl.methods.dgpo.objective import group_slopes, stopped
 from diffrl.methods.dpo.objective import first_and_last, pair_slopes
 from diffrl.methods.fdfo.objective import fdfo_loss, log_ratio
@@ -143,8 +143,6 @@ def test_plackett_luce_slopes_are_the_gradient() -> None:
     torch.testing.assert_close(slopes, want)
     assert slopes.sum(-1).abs().max() < 1e-12
     torch.testing.assert_close(plackett_luce_slopes(s.detach(), r + 7.0, 0.3), slopes)  # a constant changes nothing
-    first = plackett_luce_slopes(s.detach(), r, 0.3, top=True)
-    torch.testing.assert_close(first, s.detach().softmax(-1) - (r / 0.3).softmax(-1))
 
 
 def test_two_members_at_temperature_zero_are_dpo() -> None:
@@ -379,14 +377,6 @@ def test_only_the_last_step_gains_then_it_alone_has_the_plain_advantage() -> Non
     torch.testing.assert_close(found[:, 2], AdvantageRule("group")(scored(views, 4)))
 
 
-def test_kinds_of_credit() -> None:
-    views = torch.tensor([0.0, 2.0, 1.0, 4.0], dtype=torch.float64).view(1, 4, 1)
-    gains = gains_of(views, common=False)
-    assert credit_of(gains, views, "gain").flatten().tolist() == [2, -1, 3]
-    assert credit_of(gains, views, "level").flatten().tolist() == [2, 1, 4]
-    assert credit_of(gains, views, "min").flatten().tolist() == [-1, -1, 3]
-
-
 def test_dense_credit_lowers_the_variance_of_the_policy_gradient() -> None:
     """1-D Gaussian data with the exact velocity, R(x) = x: a step's score times its own gain varies less."""
     n, steps, a = 20_000, 10, 0.7
@@ -480,37 +470,19 @@ def test_a_tree_of_depth_two_by_hand() -> None:
     torch.testing.assert_close(found[:, 0], torch.tensor([-1.0, -1, 1, 1], dtype=torch.float64) / 1.0001)
 
 
-def test_edges_are_trained_once_and_pruned_by_depth_and_width() -> None:
+def test_edges_are_trained_once() -> None:
     class Made:
         member, first = torch.arange(4), 0
 
-    def pairs(tree: Branched, epoch: int = 0) -> list[list[int]]:
+    def pairs(tree: Branched) -> list[list[int]]:
         scores = torch.tensor([1.0, 3.0, 0.0, 4.0]).view(4, 1, 1)
         advantages = tree.advantages(AdvantageRule("group"), scored(scores, 4))
-        return tree.pairs(Made(), advantages, torch.arange(4), epoch).tolist()  # type: ignore[arg-type]
+        return tree.pairs(Made(), advantages, torch.arange(4), 0).tolist()  # type: ignore[arg-type]
 
-    plain = {"group": 4, "splits": (0, 2), "branch": 2, "steps": 3}
+    plain = {"group": 4, "splits": (0, 2), "branch": 2}
     edges = [[0, 0], [2, 0], [0, 1], [2, 1], [0, 2], [1, 2], [2, 2], [3, 2]]
-    assert pairs(Branched(**plain)) == edges
-    longer = {**plain, "steps": 6}  # the split's own edges stay, what comes behind is pruned
-    behind = [[sample, step] for step in (3, 4, 5) for sample in range(4)]
-    assert pairs(Branched(**longer)) == [*edges, *behind]
-    assert pairs(Branched(**longer, keep="best")) == [*edges, *behind[:4]]  # of three steps the first
-    assert pairs(Branched(**longer, keep="both")) == [*edges, *(pair for pair in behind if pair[0] in (2, 3))]
-    moving = Branched(**plain, skip=1, skip_every=5)
-    assert [sorted({step for _, step in pairs(moving, epoch)}) for epoch in (0, 5, 99)] == [[0, 1], [0, 2], [0, 2]]
-
-
-def test_depth_pruning_slides_from_deep_to_shallow_as_in_its_code() -> None:
-    """Its code names the depths of children, one more than the step's number, and stops at the last split's depth."""
-    splits, steps, interval = (0, 3, 6, 9), 20, 30
-    tree = Branched(group=16, splits=splits, branch=2, steps=steps, skip=4, skip_every=interval)
-    depths = list(range(steps - 3, steps + 1))
-    for epoch in (0, 29, 30, 200, 300, 1000):
-        shift = min(epoch // interval, depths[0] - max(splits))
-        skipped = {depth - shift - 1 for depth in depths}
-        assert {i for i, trained in enumerate(tree.trained_steps(epoch)) if not trained} == skipped
-    assert bool(tree.trained_steps(0)[list(splits)].all()), "no split waits at first"
+    assert pairs(Branched(**plain, steps=3)) == edges
+    assert pairs(Branched(**plain, steps=6)) == [*edges, *([sample, step] for step in (3, 4, 5) for sample in range(4))]
 
 
 def test_softmax_weights_are_the_papers_over_the_known_scores_of_a_group() -> None:

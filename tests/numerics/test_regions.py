@@ -105,7 +105,9 @@ def nft_by_cells(advantages: Tensor, cells: Tensor, b: float, most: float) -> Te
 
 def test_nft_has_an_advantage_for_each_cell() -> None:
     advantages, cells = 2 * fixed(4, B, K), 3 * fixed(5, B, K, H, W)
-    losses, _ = trained(NFT(b=0.7, adv_clip=2.0), cells, advantages)
+    objective = NFT(b=0.7)
+    objective.adv_clip = 2.0
+    losses, _ = trained(objective, cells, advantages)
     torch.testing.assert_close(losses, nft_by_cells(advantages, cells, 0.7, 2.0), rtol=1e-12, atol=1e-12)
 
 

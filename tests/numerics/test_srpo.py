@@ -182,9 +182,9 @@ def gradient_of(policy: Any, objective: Direct, rows: Rows) -> Tensor:
 
 def both_places(policy: Any, kind: type, k: float, inversion: bool, hinge: float | None) -> tuple[Tensor, Tensor]:
     """The LoRA's gradient of SRPO's reward, and k times that of D2-Align's with w = (1 + k) / k."""
-    pair = Pair(positive=["+"], negative=["-"], form="{word}{prompt}", denoise=(k, k), inversion=(k, k), hinge=hinge)
+    pair = Pair(positive=["+"], negative=["-"], form="{word}{prompt}", denoise=(k, k), inversion=(k, k))
     rows = words_of(row_of(policy, torch.float64), pair, inversion)
-    srpo = gradient_of(policy, Direct({"r": kind()}, [1.0], align=Align(), pair=pair), rows)
+    srpo = gradient_of(policy, Direct({"r": kind()}, [1.0], align=Align(), pair=pair, cap=hinge), rows)
     corrected: Any = Corrected(kind(), omega=(1 + k) / k)
     corrected.direction = SimpleNamespace(norm=1.0)
     corrected._vector = -B_V if inversion else B_V
@@ -262,8 +262,8 @@ def test_every_two_words_are_as_likely() -> None:
 
 def test_the_reward_of_a_row_is_the_papers_and_the_hinge_stops_what_is_above(tiny: Any) -> None:
     rewards = {"a": Embedder(seed=1), "b": Embedder(seed=2, only="blue")}
-    pair = Pair(hinge=0.1)
-    objective = Direct(rewards, [1.0, 0.5], decode_chunk=3, align=ALIGN, pair=pair)
+    pair = Pair()
+    objective = Direct(rewards, [1.0, 0.5], decode_chunk=3, align=ALIGN, pair=pair, cap=0.1)
     _, rows = rows_of(tiny, objective)
     phi = objective.scalars(tiny, rows)
     values = phi[:, 0].tolist()

@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "direct": {
         "objective": "direct",
         "rewards": {"warmth": WARMTH},
-        "direct": {"decode_chunk": 2, "checkpoint_decoder": True},
+        "direct": {"decode_chunk": 2},
     },
     "d2align": {
         "objective": "direct",
@@ -40,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "srpo": {
         "objective": "direct",
         "rewards": {"redness": EMBEDDER},
-        "direct": {"align": {}, "pair": {}, "decode_chunk": 2, "checkpoint_decoder": True},
+        "direct": {"align": {}, "pair": {}, "decode_chunk": 2},
     },
     "dpo": {"objective": "dpo", "dpo": {"follow": 2, "beta": 0.1}},
     "gdro": {"objective": "gdro"},
@@ -58,7 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "tree": {
         "objective": "grpo",
         "rollout": {"sampler": "flow_sde", "steps": 4, "same_noise": True},
-        "tree": {"splits": [0, 1], "branch": 2, "skip": 0, "keep": "both"},
+        "tree": {"splits": [0, 1], "branch": 2},
     },
 }
 

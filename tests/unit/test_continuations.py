@@ -77,21 +77,19 @@ def test_strides_are_those_of_g2rpos_code(k: int, stride: int) -> None:
     assert x == pytest.approx(clean, rel=1e-12)
 
 
-@pytest.mark.parametrize(("common", "ode_steps"), [(True, None), (False, None), (False, 2)])
-def test_a_view_is_the_ode_from_the_state_and_its_first_forward_is_the_steps_own(
-    common: bool, ode_steps: int | None
-) -> None:
+@pytest.mark.parametrize("common", [True, False])
+def test_a_view_is_the_ode_from_the_state_and_its_first_forward_is_the_steps_own(common: bool) -> None:
     model = Known()
-    found, views = draw(Gains(common, ode_steps), policy=model)
+    found, views = draw(Gains(common), policy=model)
     assert views.shape[:2] == (24, 5 + (not common))
     levels = found.schedule.tolist()
     for v in range(views.shape[1]):
         j = v + common
         state = found.trajectory.states[:, j]
-        close(views[:, v], walk(found, state, thinned(levels, j, ode_steps or 5)))
+        close(views[:, v], walk(found, state, levels[j:]))
     close(views[:, -1], found.latents.sigmoid())
     assert found.forwards == sum(call["size"] for call in model.calls)
-    each = 5 + sum(min(5 - j, ode_steps or 5) - 1 for j in range(int(common), 5))
+    each = 5 + sum(5 - j - 1 for j in range(int(common), 5))
     assert found.forwards == 24 * each  # 5 + 4 + 3 + 2 + 1 with all steps, not 5 + (5 + 4 + 3 + 2 + 1)
     plain, _ = draw(None)
     assert torch.equal(plain.trajectory.states, found.trajectory.states)  # views change nothing of the rollout

@@ -1,4 +1,4 @@
-"""`direct.checkpoint_decoder` asks only autoencoders that can recompute, and the others are left as they are."""
+"""`direct.decode_chunk` asks only autoencoders that can recompute, and the others are left as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffrl.methods.direct.objective import Direct
 def test_an_autoencoder_that_can_recompute_is_asked_to(asked: bool, expected: bool) -> None:
     vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, layers_per_block=1)
     policy: Any = SimpleNamespace(vae=vae)
-    Direct(beta=0.0, timesteps=1, guidance_scale=1.0, decode_chunk=1, checkpoint_decoder=asked).before_step(
+    Direct(beta=0.0, timesteps=1, guidance_scale=1.0, decode_chunk=1 if asked else None).before_step(
         policy,
         SimpleNamespace(),  # type: ignore[arg-type]
     )
@@ -29,7 +29,7 @@ def test_qwen_images_which_cannot_is_not() -> None:
     with pytest.raises(ValueError, match="gradient checkpointing"):
         vae.enable_gradient_checkpointing()
     policy: Any = SimpleNamespace(vae=vae)
-    Direct(beta=0.0, timesteps=1, guidance_scale=1.0, decode_chunk=1, checkpoint_decoder=True).before_step(
+    Direct(beta=0.0, timesteps=1, guidance_scale=1.0, decode_chunk=1).before_step(
         policy,
         SimpleNamespace(),  # type: ignore[arg-type]
     )

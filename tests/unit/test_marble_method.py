@@ -73,11 +73,10 @@ def test_the_config_builds_what_it_says() -> None:
     for mode, measure, plain in (("sum", False, True), ("advantages", False, True), ("sum", True, False)):
         chosen = config(mode=mode, measure=measure)
         assert isinstance(build_gradients(chosen), SumOfLosses) == plain
-    chosen = config(mode="amortised", every=4, smoothing=0.5, uniform_after=3)
+    chosen = config(mode="amortised", every=4, smoothing=0.5)
     marble = build_gradients(chosen)
     assert isinstance(marble, Marble) and marble.names == ["one", "two"]
-    assert (marble.mode, marble.every, marble.smoothing, marble.uniform_after) == ("amortised", 4, 0.5, 3)
-    assert marble.steps_per_epoch == 2  # 48 x 24 images, 576 in a step
+    assert (marble.mode, marble.every, marble.smoothing) == ("amortised", 4, 0.5)
     assert build_objective(chosen, chosen.rollout).rule.each
     assert not build_objective(config_class(TWO).model_validate(TWO), chosen.rollout).rule.each
 
@@ -86,7 +85,6 @@ def test_the_config_builds_what_it_says() -> None:
     ("overrides", "message"),
     [
         (["marble.mode=frsh"], 'marble.mode: expected one of fresh, full, amortised, .* \\(nearest: "fresh"\\)'),
-        (["marble.mode=sum", "marble.uniform_after=3"], 'marble.uniform_after: 3, but mode "sum" solves for no coeff'),
         (["rewards.two=null"], r"marble: there is one reward \(redness\), so nothing to balance"),
         (["marble.smoothing=1"], "marble.smoothing: expected less than 1"),
     ],

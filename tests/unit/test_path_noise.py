@@ -60,7 +60,7 @@ def test_a_run_trains_with_it(config_file, objective: str) -> None:
     ("sections", "text"),
     [
         ({"objective": "grpo", "rollout": {"sampler": "flow_sde"}}, 'objective "grpo" trains on none'),
-        ({"nft": {"timestep_sampling": "uniform"}}, "nft.timestep_sampling: schedule"),
+        ({"objective": "rwr", "rwr": {"timestep_sampling": "uniform"}}, "rwr.timestep_sampling: schedule"),
         ({"rollout": {"sampler": "cps", "noise_level": 0.5}}, '"cps" draws noise'),
     ],
 )

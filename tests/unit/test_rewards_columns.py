@@ -232,8 +232,3 @@ def test_a_cap_stops_the_gradient_above_it(tmp_path: Path) -> None:
     assert float(loss.detach()) == pytest.approx(0.4 + 0.0 + 0.1, abs=1e-12)
     assert torch.autograd.grad(loss.sum(), phi)[0].flatten().tolist() == [-1.0, 0.0, -1.0]
     assert float(Direct().loss(phi, rows).detach()) == pytest.approx(-1.5, abs=1e-12)
-    path = tmp_path / "run.yaml"
-    given = {"objective": "direct", "rewards": {"clip": {}}, "direct": {"cap": 0.5, "align": {}, "pair": {}}}
-    path.write_text(yaml.safe_dump(given))
-    with pytest.raises(UserError, match=r"direct.cap: 0.5, but direct.pair has its own, hinge"):
-        load_config(path)

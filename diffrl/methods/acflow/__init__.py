@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
-from diffrl.config.methods import ADV_CLIP
-from diffrl.methods.shared.sections import Ranked
+from diffrl.methods.shared.sections import Drawn
 
 
-class ACFlowSection(Ranked):
+class ACFlowSection(Drawn):
     method = Method(
         "acflow",
         "AC-Flow",
@@ -23,7 +22,6 @@ class ACFlowSection(Ranked):
         "temperature of the weights exp(A / tau), in standard deviations of the reward; a step's weights have mean 1",
         gt=0,
     )
-    adv_clip: FiniteFloat = key(2.0, ADV_CLIP, gt=0)
     critic_rate: FiniteFloat = key(1e-3, "learning rate of the critic's Adam", gt=0)
     critic_steps: int = key(8, "its steps for each of the policy's, each on the images noised anew", "steps", ge=1)
     warmup: int = key(

@@ -35,6 +35,8 @@ from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
+ADV_CLIP = 2.0  # A_max
+
 
 def scores_themselves(scores: Tensor, groups: Tensor, std: str) -> Tensor:
     """(N, K) as they are."""
@@ -73,7 +75,7 @@ class ActorCritic(Objective):
         keys = ACFlowSection.of(keys, values)
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
         self.rule = replace(self.rule, estimate=scores_themselves)  # no group: the critic is what is compared with
-        self.tau, self.adv_clip = keys.tau, keys.adv_clip
+        self.tau, self.adv_clip = keys.tau, ADV_CLIP
         self.critic_steps, self.warmup = keys.critic_steps, keys.warmup
         self.values, self.scale = Values(keys.critic_rate, seed), Scale()
         self._known = torch.empty(0, 0)  # (N, columns) 1 where a reward applies

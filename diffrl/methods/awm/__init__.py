@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key, section
-from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.methods.shared.sections import KL, Ranked, Slow
 
 
@@ -23,7 +23,6 @@ class AWMSection(Ranked):
         "ghuber", "how an error e at level t counts: e, t e, t^2 e, t sqrt(e), or 4 t e^(1/4)"
     )
     clip: FiniteFloat = key(1.0, "the ratio is clipped to 1 plus or minus this; acts on policy never", gt=0)
-    adv_clip: FiniteFloat = key(5.0, ADV_CLIP + ", then divided by it", gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
     beta: FiniteFloat = key(1e-3, KL, ge=0)
     beta_average: FiniteFloat = key(

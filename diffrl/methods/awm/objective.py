@@ -36,6 +36,7 @@ from diffrl.rollout import Rollout
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 POWERS = {"huber": 0.5, "ghuber": 0.25}
 TINY = 1e-10
+ADV_CLIP = 5.0
 
 
 def matching_loss(e: Tensor, t: Tensor, weighting: Weighting) -> Tensor:
@@ -67,7 +68,7 @@ class AWM(Objective):
         decays = {"old": COPY, "average": keys.average} if keys.beta_average else {"old": COPY}
         noising = Noising.of(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
-        self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, keys.adv_clip
+        self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, ADV_CLIP
         if keys.beta_average:
             proximal = Penalty(self, keys.beta_average, name="awm/average_kl")
             proximal.reference = "average"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, Share, Whole, key, section
-from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
 
 
 class CRDOld(Decay):
@@ -35,19 +35,7 @@ class CRDSection(ForwardProcess):
     anchor_guidance: FiniteFloat = key(4.5, "guidance of v_ref, the pretrained prediction; 1 is none", ge=1)
     adaptive: bool = key(True, "beta by reward, from 1e-4 for the lowest to beta for the highest; false: beta for all")
     b: FiniteFloat = key(1.0, "scale of the implicit reward against the external one", gt=0)
-    loss: Literal["squared", "bce"] = key("squared", "how centred implicit rewards are fitted to centred external ones")
-    tau: FiniteFloat | None = key(
-        None,
-        "temperature of reward-weighted centring, in units of q in [0, 1]; 0: positive and negative pool; null: plain "
-        "mean",
-        ge=0,
-    )
-    weighted: bool = key(True, "each velocity error over its own mean absolute error")
-    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
-    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
-        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1); the same for a group"
-    )
     same_noise: bool = key(
         True, "the images of a group share a row's noise, too: a less noisy gradient; false: each its own, as published"
     )

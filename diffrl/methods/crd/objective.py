@@ -1,23 +1,22 @@
 """CRD: centered reward distillation (arXiv 2603.14128).
 
-B rows of a micro-batch, N images over all processes, n of them here, K rewards, S sides of the centring.
+B rows of a micro-batch, N images over all processes, n of them here, K rewards.
 
 symbol           name here             meaning
 v                rows.velocity         true velocity of the noised image
 v_theta, v_old   predictions           with the trained LoRA; with the slowly following snapshot "old"
 r_theta          phi[:, 0]             implicit reward, error of v_old less error of v_theta
 q                q                     external reward, clip(A) / (2 A_max) + 1/2
-qc               Targets.qc            q less its group's mean, plain or weighted by the reward (see centring.py)
+qc               Targets.qc            q less its group's mean (see centring.py)
 v_ref^cfg        penalty.anchor        pretrained prediction with guidance
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from diffrl.advantages import group_advantages, weighted_sum
 from diffrl.config.sections import Rollout as Drawn
@@ -30,7 +29,7 @@ from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
-LossKind = Literal["squared", "bce"]
+ADV_CLIP = 5.0  # A_max
 
 
 def external_reward(advantages: Tensor, adv_clip: float) -> Tensor:
@@ -38,17 +37,12 @@ def external_reward(advantages: Tensor, adv_clip: float) -> Tensor:
     return advantages.clamp(-adv_clip, adv_clip) / (2 * adv_clip) + 0.5
 
 
-def crd_loss(r: Tensor, r_mean: Tensor, qc: Tensor, adv_clip: float, b: float, kind: LossKind = "squared") -> Tensor:
-    """(B, K) losses `A_max / b * (b rc - qc)^2`, mean over the sides of the centring.
+def crd_loss(r: Tensor, r_mean: Tensor, qc: Tensor, adv_clip: float, b: float) -> Tensor:
+    """(B, K) losses `A_max / b * (b rc - qc)^2`.
 
-    "bce": `A_max / b * BCE(logits = b rc, target = sigmoid(qc))`.
-
-    r (B,): implicit rewards, differentiable; r_mean (B, K, S): their groups' averages, constants; qc (B, K, S): of q.
+    r (B,): implicit rewards, differentiable; r_mean (B, K): their groups' averages, constants; qc (B, K): of q.
     """
-    logits = b * (r[:, None, None] - r_mean)
-    if kind == "bce":
-        return adv_clip / b * binary_cross_entropy_with_logits(logits, qc.sigmoid(), reduction="none").mean(-1)
-    return adv_clip / b * (logits - qc).square().mean(-1)
+    return adv_clip / b * (b * (r[:, None] - r_mean) - qc).square()
 
 
 def anchor_strength(q: Tensor, beta: float, floor: float = 1e-4) -> Tensor:
@@ -77,13 +71,12 @@ class CRD(Objective):
         decays = {"old": keys.old, "sampling": keys.sampling}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
         self.penalties = [Anchor(self, keys.beta, keys.anchor_guidance)]
-        self.b, self.adv_clip, self.kind, self.tau = keys.b, keys.adv_clip, keys.loss, keys.tau
-        self.weighted, self.adaptive = keys.weighted, keys.adaptive
+        self.b, self.adv_clip, self.adaptive = keys.b, ADV_CLIP, keys.adaptive
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
         self._known: Tensor | None = None  # (N, K) of the epoch
         self._overall: Tensor | None = None  # (N,) q of the weighted sum of rewards
         self._targets: Targets | None = None
-        self._r_mean: Tensor | None = None  # (P, T, K, S) of the step, where micro-batches split groups
+        self._r_mean: Tensor | None = None  # (P, T, K) of the step, where micro-batches split groups
         self._old_error: Tensor | None = None  # (n, T), then too
 
     def advantages(self, scored: Scored) -> Tensor:
@@ -101,7 +94,7 @@ class CRD(Objective):
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""
         if self._targets is None or self._targets.advantages is not step.advantages:
             q = external_reward(step.advantages, self.adv_clip)
-            self._targets = Targets.of(step, q, self._known, self.tau, policy.device)
+            self._targets = Targets.of(step, q, self._known, policy.device)
             if self.adaptive and self.penalties[0].beta:
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]
@@ -128,12 +121,12 @@ class CRD(Objective):
         """(B,) error of a snapshot's velocity, without gradient."""
         with torch.no_grad(), policy.using(name):
             v = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance).v
-        return velocity_error(v, rows.velocity(policy.process), self.weighted)
+        return velocity_error(v, rows.velocity(policy.process))
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         """phi (B, 1): the implicit reward r_theta."""
         rows.prediction = policy.predict(rows.x_t, rows.t, rows.cond, rows.guidance)
-        error = velocity_error(rows.prediction.v, rows.velocity(policy.process), self.weighted)
+        error = velocity_error(rows.prediction.v, rows.velocity(policy.process))
         if rows.on_policy:
             old_error = error.detach()
         elif self._old_error is not None:
@@ -153,7 +146,7 @@ class CRD(Objective):
             r_mean = self._r_mean[rows.groups.to(number.device, non_blocking=True), number]
         else:
             r_mean = targets.means_of_batch(r, sample, self.means)
-        losses = crd_loss(r, r_mean, qc, self.adv_clip, self.b, self.kind)
+        losses = crd_loss(r, r_mean, qc, self.adv_clip, self.b)
         return (losses * targets.known[sample]).sum(0)
 
     def after_epoch(self, policy: Policy, step: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from diffrl.config.base import Method, Problem, key
 from diffrl.methods.shared.sections import CreditSection
@@ -16,14 +16,6 @@ class DenseSection(CreditSection):
         about="each step's own gain",
         kind="credit",
         trainer="diffrl.methods.dense.credit:Dense",
-    )
-    ode_steps: int | None = key(
-        None, "steps of a continuation, at most; null: all that are left (1 was worse than Flow-GRPO)", "steps", ge=1
-    )
-    credit: Literal["gain", "level", "min"] = key(
-        "gain",
-        "gain: the score after a step less that before it; level: the score after it; min: the least gain from the "
-        "step on (PURE), against hacking",
     )
     calibrate: int | None = key(
         None,

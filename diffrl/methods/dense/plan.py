@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from diffrl.continuations import chain_forwards, thinned
+from diffrl.continuations import chain_forwards
 from diffrl.denoising import Chain, Drawn, Job, Trajectory, chain
 from diffrl.forward import Prediction
 from diffrl.sampling import SamplerSpec
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 class Gains:
     """A view from every kept state of the trajectory, by the ODE, and the final image (DenseGRPO).
 
-    ode_steps: so many steps at most from each state, evenly over what is left; None: all. common: the first state is
-    the same for the whole group (same_noise): its view would cancel in every advantage, and is left out.
+    common: the first state is the same for the whole group (same_noise): its view would cancel in every advantage, and
+    is left out.
     """
 
     common: bool
-    ode_steps: int | None = None
 
     apart: ClassVar[bool] = False
 
@@ -36,8 +35,7 @@ class Gains:
     def forwards(self, spec: SamplerSpec, start: int, members: Sequence[tuple[int, int]], group: int) -> int:
         """A state's own prediction is there already, so its continuation takes one less than its steps."""
         steps = range(start + self.common, start + spec.stochastic_steps)
-        most = spec.steps if self.ode_steps is None else self.ode_steps
-        views = sum(min(most, spec.steps - step) - 1 for step in steps)
+        views = sum(spec.steps - step - 1 for step in steps)
         return len(members) * (chain_forwards(spec, start) + views)
 
     def final(self, spec: SamplerSpec) -> int:
@@ -51,9 +49,7 @@ class Gains:
             """The clean end of the ODE from the state x before step i, whose prediction is there already."""
             if self.common and i == job.start:
                 return None
-            left = len(job.sigmas) - 1 - i
-            sigmas = thinned(job.sigmas, i, left if self.ode_steps is None else self.ode_steps)
-            return job.finish(x, cond, sigmas, first=prediction)
+            return job.finish(x, cond, job.sigmas[i:], first=prediction)
 
         noise = job.step_noise(list(zip(texts, members, strict=True)), job.spec.stochastic_steps)
         return chain(job, job.begin(texts, members, job.spec.same_noise), cond, noise, view)

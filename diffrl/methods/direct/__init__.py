@@ -46,9 +46,6 @@ class Pair(Section):
     inversion: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
         (0.3, 0.01), "k of (1 + k) R(negative) - R(positive), likewise"
     )
-    hinge: FiniteFloat | None = key(
-        0.7, "a row whose reward, times its weight, is above this has no gradient; null: all have one"
-    )
 
     def check_forms(self) -> None:
         for name in ("positive", "negative"):
@@ -95,12 +92,12 @@ class DirectSection(Section):
     timesteps: int = key(1, "trained timesteps per image, drawn from the sampling schedule", "timesteps", ge=1)
     guidance_scale: FiniteFloat = key(1.0, "guidance of the trained prediction; 1 is none", ge=1)
     decode_chunk: int | None = key(
-        None, "images decoded and judged at a time; null: a micro-batch at once", "images", ge=1
+        None,
+        "images decoded and judged at a time, whose activations the backward pass recomputes: less memory, more time; "
+        "null: a micro-batch at once, and all are kept",
+        "images",
+        ge=1,
     )
-    checkpoint_decoder: bool = key(
-        False, "recompute the decoder's activations, chunk by chunk, in the backward pass: less memory, more time"
-    )
-
     align: Align | None = key(
         None, "Direct-Align, in the place of steps from a level of the sampling schedule to the next; present = on"
     )
@@ -112,7 +109,8 @@ class DirectSection(Section):
     pair: Pair | None = key(None, "with align, SRPO: a reward's difference for two prompts in its place; present = on")
     cap: FiniteFloat | None = key(
         None,
-        "OneReward's lambda: a row whose reward, times its weight, is above this has no gradient; null: all have one",
+        "a row whose reward, times its weight, is above this has no gradient (OneReward's lambda; SRPO's "
+        "hinge: 0.7); null: all have one",
     )
     confidence: Confidence | None = key(
         None,
@@ -143,8 +141,6 @@ class DirectSection(Section):
             self._check_path(config)
         if self.pair is not None:
             self._check_pair(self.pair, config)
-            if self.cap is not None:
-                raise Problem("direct.cap", f"{self.cap:g}, but direct.pair has its own, hinge: leave it out")
         if self.confidence is not None:
             self._check_confidence()
 

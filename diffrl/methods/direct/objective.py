@@ -55,12 +55,12 @@ class Direct(Objective):
         keys = DirectSection.of(keys, values)
         super().__init__(beta=keys.beta, noising=Noising(keys.timesteps * (keys.align.rows if keys.align else 1)))
         self.align, self.path, self.pair = keys.align, keys.path, keys.pair
-        self.cap = keys.pair.hinge if keys.pair else keys.cap
+        self.cap = keys.cap
         self.keep_trajectory = "path" if keys.path == "random" else False
         self.confidence = keys.confidence
         self.rewards, self.weights = dict(rewards or {}), list(weights)
         self.guidance_scale = keys.guidance_scale
-        self.decode_chunk, self.checkpoint_decoder = keys.decode_chunk, keys.checkpoint_decoder
+        self.decode_chunk = keys.decode_chunk
 
     @classmethod
     def of(cls, section: Section, given: Given) -> Direct:
@@ -103,7 +103,7 @@ class Direct(Objective):
 
     def before_step(self, policy: Policy, step: Step) -> None:
         vae = policy.vae  # some cannot recompute within: then `decode_chunk` alone bounds what is kept
-        if self.checkpoint_decoder and vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
+        if self.decode_chunk and vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
             vae.enable_gradient_checkpointing()
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
@@ -163,10 +163,7 @@ class Direct(Objective):
             other = contrast.take(here) if contrast is not None else None
             given = latents[start : start + size], prompts[start : start + size], other
             # Chunks alone save nothing: their activations would all wait for the backward pass.
-            if self.checkpoint_decoder:
-                parts.append(checkpoint(judge, *given, use_reentrant=False, preserve_rng_state=False))
-            else:
-                parts.append(judge(*given))
+            parts.append(checkpoint(judge, *given, use_reentrant=False, preserve_rng_state=False))
         return torch.cat(parts)
 
     def loss(self, phi: Tensor, rows: Rows) -> Tensor:

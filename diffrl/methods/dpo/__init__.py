@@ -7,10 +7,10 @@ from typing import ClassVar
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, Problem, Whole, key
-from diffrl.methods.shared.sections import Ranked
+from diffrl.methods.shared.sections import Drawn
 
 
-class DPOSection(Ranked):
+class DPOSection(Drawn):
     method = Method(
         "dpo",
         "DPO",

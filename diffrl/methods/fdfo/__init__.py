@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import FiniteFloat
 
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, key
-from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.methods.shared.sections import KL
 
 
@@ -24,7 +23,6 @@ class FDFOSection(Section):
     epsilon: FiniteFloat = key(
         0.03, "the ratio is drawn to 1 plus or minus this: velocities move by half of it of what images differ", gt=0
     )
-    advantage_std: AdvantageStd = key("none", ADVANTAGE_STD)
     beta: FiniteFloat = key(0.0, KL, ge=0)
 
     def trained_steps(self, rollout: Sampling) -> int:

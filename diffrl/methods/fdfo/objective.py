@@ -55,7 +55,7 @@ class FDFO(Objective):
 
     def __init__(self, spec: SamplerSpec, keys: FDFOSection | None = None, **values: Any) -> None:
         keys = FDFOSection.of(keys, values)
-        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, decays={"old": COPY})
+        super().__init__(beta=keys.beta, advantage_std="none", decays={"old": COPY})
         self.epsilon, self.guidance_scale = keys.epsilon, spec.guidance_scale
         self._means: tuple[Rollout, int, Tensor] | None = None  # an epoch's, its first group here, (groups, C, h, w)
 

@@ -25,4 +25,3 @@ class GDROSection(Ranked):
     )
     tau: FiniteFloat = key(0.05, "temperature of the soft targets, in units of the weighted sum of rewards", gt=0)
     best: FiniteFloat = key(0.5, "g: weight of the best image's own error, which keeps its likelihood", ge=0)
-    top: bool = key(False, "only who is best counts, not the order of the others")

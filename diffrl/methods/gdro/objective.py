@@ -32,15 +32,15 @@ from diffrl.objectives.rows import Rows
 from diffrl.policy import Policy
 
 
-def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float, top: bool = False) -> Tensor:
+def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float) -> Tensor:
     """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), in their own order; sums to 0.
 
-    `top`: the first term alone (i = 1). Tied members share the mean of their slopes: their order says nothing.
+    Tied members share the mean of their slopes: their order says nothing.
     """
     order = r.argsort(dim=-1, descending=True, stable=True)
     k = s.shape[-1]
     ordered, rewards = s.gather(-1, order), r.gather(-1, order)
-    first = torch.arange(1 if top else k - 1, device=s.device)
+    first = torch.arange(k - 1, device=s.device)
     out = torch.arange(k, device=s.device) < first[:, None]  # (terms, k): no longer in the race
 
     def shares(values: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class GDRO(Objective):
         super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
         # Centred, whatever std a method around it asks for.
         self.rule = replace(self.rule, estimate=lambda scores, groups, std: group_advantages(scores, groups, "none"))
-        self.b, self.tau, self.best, self.top = keys.b, keys.tau, keys.best, keys.top
+        self.b, self.tau, self.best = keys.b, keys.tau, keys.best
         self.coupling = Coupling(self._slopes)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
@@ -75,7 +75,7 @@ class GDRO(Objective):
     def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         s, r = measured[0][..., None], advantages[:, :, None]  # (P, G, T, 1) against (P, G, 1, K)
         implicit, rewards = (value.movedim(1, -1) for value in torch.broadcast_tensors(s, r))
-        slopes = plackett_luce_slopes(implicit, rewards, self.tau, self.top).movedim(-1, 1)
+        slopes = plackett_luce_slopes(implicit, rewards, self.tau).movedim(-1, 1)
         winner = (r == r.amax(1, keepdim=True)).float()
         known = (r.amax(1, keepdim=True) > r.amin(1, keepdim=True)).float()  # a group that agrees has no order
         for name, values in (("implicit", s), ("reward", r / self.tau)):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import FiniteFloat
 
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, Whole, key
-from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 
 
 class GRPOSection(Section):
@@ -41,7 +41,7 @@ class GRPOSection(Section):
     delta: FiniteFloat = key(
         1e-7, "how far a step may go with trust: divergence", "KL, mean over latent dimensions", gt=0
     )
-    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
+    adv_clip: FiniteFloat = key(5.0, "advantages are clipped to plus or minus this", gt=0)
     beta: FiniteFloat = key(0.0, "weight of the KL divergence to the reference; 0 runs no reference forward", ge=0)
     kl: Literal["exact", "published"] = key(
         "exact",

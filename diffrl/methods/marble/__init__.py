@@ -34,9 +34,6 @@ class MarbleSection(Section):
         "that one, too",
     )
     every: int = key(10, "N of mode amortised", "optimiser steps", ge=1)
-    uniform_after: int | None = key(
-        None, "after so many epochs the coefficients are uniform (the paper's last stage); null: never", "epochs", ge=0
-    )
     measure: bool = key(
         True, "modes advantages, sum: log each reward's gradient and its cosine to the step (more time)"
     )
@@ -55,9 +52,6 @@ class MarbleSection(Section):
     def check(self, config: Whole) -> None:
         if config.method.rewards == "unused":
             raise Problem("marble", f'balances rewards, and objective "{config.method.name}" learns from none')
-        if self.uniform_after is not None and self.mode not in ("fresh", "full", "amortised"):
-            text = f'{self.uniform_after}, but mode "{self.mode}" solves for no coefficients that could become uniform'
-            raise Problem("marble.uniform_after", text)
         if len(config.rewards) < 2:
             only = ", ".join(config.rewards)
             raise Problem("marble", f"there is one reward ({only}), so nothing to balance; leave marble out")

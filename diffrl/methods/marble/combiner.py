@@ -50,20 +50,13 @@ class Marble:
 
     Args:
         names: of the K rewards, for the metrics.
-        steps_per_epoch: optimiser steps of an epoch, which `uniform_after` is counted in.
     """
 
-    def __init__(
-        self, names: Sequence[str], keys: MarbleSection | None = None, *, steps_per_epoch: int = 1, **values: Any
-    ) -> None:
+    def __init__(self, names: Sequence[str], keys: MarbleSection | None = None, **values: Any) -> None:
         keys = MarbleSection.of(keys, values)
         self.names, self.mode, self.every = list(names), keys.mode, keys.every
-        self.smoothing, self.smooth, self.solved = (
-            keys.smoothing,
-            keys.smooth,
-            False,
-        )  # has it solved for coefficients yet?
-        self.uniform_after, self.measure, self.steps_per_epoch = keys.uniform_after, keys.measure, steps_per_epoch
+        self.smoothing, self.smooth, self.measure = keys.smoothing, keys.smooth, keys.measure
+        self.solved = False  # has it solved for coefficients yet?
         self.ema: Array = np.full(len(names), 1 / len(names))
         self.steps = 0
         self._records: list[Record] = []
@@ -74,25 +67,15 @@ class Marble:
         self._space: Tensor | None = None  # the bank's memory, kept where new memory is slow
         self._scaler: GradScaler | None = None
 
-    @property
-    def uniform(self) -> bool:
-        """Whether coefficients are 1 / K now."""
-        end = None if self.uniform_after is None else self.uniform_after * self.steps_per_epoch
-        return self.mode == "uniform" or (end is not None and self.steps >= end)
-
-    def _fixed(self) -> Array:
-        """Coefficients of the losses (K,) where none are solved for."""
-        return np.full_like(self.ema, 1 / len(self.ema)) if self.uniform else self.ema
-
     def _one_pass(self) -> bool:
         """Whether the step is a single pass of a fixed mixture of the losses, without gradients of each reward."""
-        return self.mode == "amortised" and (self.uniform or self.steps % self.every != 0)
+        return self.mode == "amortised" and self.steps % self.every != 0
 
     def add(self, objective: Objective, policy: Policy, rows: Rows, rows_of_step: float, scaler: GradScaler) -> Tensor:
         if self._one_pass():
             rows.known = None
             if self._single.weights is None:
-                self._single.weights = torch.tensor(self._fixed(), dtype=torch.float32, device=policy.device)
+                self._single.weights = torch.tensor(self.ema, dtype=torch.float32, device=policy.device)
             return self._single.add(objective, policy, rows, rows_of_step, scaler)
         capture, passes, bank = self._open(objective, policy, rows, scaler)
         phi = objective.scalars(policy, rows)
@@ -141,7 +124,7 @@ class Marble:
         if self._bank is None:
             self._single.finish(parameters, reduce)
             unknown = np.full_like(self.ema, np.nan)
-            self._records.append(Record(self._fixed(), unknown, unknown))
+            self._records.append(Record(self.ema, unknown, unknown))
         else:
             gradients, gram, signal = self._bank.summed(parameters, reduce)
             factors = torch.from_numpy(self._coefficients(gram, signal)).to(gradients, non_blocking=True)
@@ -162,10 +145,10 @@ class Marble:
         if self.mode in TOTALS:
             factors, alpha = np.eye(len(gram))[-1], np.full(rewards, np.nan)
         elif not active.any():
-            factors, alpha = np.full(rewards, 1 / rewards), self._fixed()
+            factors, alpha = np.full(rewards, 1 / rewards), self.ema
         else:
             used = self._solve(gram[np.ix_(active, active)], norms[active], active)
-            factors, alpha = np.zeros(rewards), self._fixed().copy()
+            factors, alpha = np.zeros(rewards), self.ema.copy()
             alpha[active] = used * alpha[active].sum()
             factors[active] = used / norms[active] * norms[active].mean()
         length = np.sqrt(max(factors @ gram @ factors, 0.0))
@@ -178,7 +161,7 @@ class Marble:
 
     def _solve(self, gram: Array, norms: Array, active: np.ndarray) -> Array:
         """Coefficients of the active rewards in this step, sum 1."""
-        if self.uniform:
+        if self.mode == "uniform":
             return np.full(len(gram), 1 / len(gram))
         solved = min_norm_weights(gram / np.outer(norms, norms))
         left = 1 - self.ema[~active].sum()  # the others keep theirs
@@ -204,9 +187,8 @@ def build_combiner(section: MarbleSection, config: Config) -> Marble | None:
     """None where there is one column of advantages."""
     if section.mode in TOTALS and not section.measure:
         return None
-    steps = config.rollout.images // config.optimise.batch_size * config.optimise.inner_epochs
     std, owner = advantage_std(config)
     if section.mode == "amortised" and std == "none":  # its coefficients are of normalised gradients
         text = "between marble's solving steps the rewards of the largest scale decide; take batch or group"
         log.warning('%s is "none": %s', owner, text)
-    return Marble(list(config.rewards), section, steps_per_epoch=steps)
+    return Marble(list(config.rewards), section)

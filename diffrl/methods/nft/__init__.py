@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, Whole, key, section
-from diffrl.config.methods import ADV_CLIP, ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
 
 
 class NFTSection(ForwardProcess):
@@ -16,11 +14,7 @@ class NFTSection(ForwardProcess):
     )
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
-    adv_clip: FiniteFloat = key(5.0, ADV_CLIP, gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
-    timestep_sampling: Literal["schedule", "uniform", "logit_normal"] = key(
-        "schedule", "the sampling schedule's own timesteps without repeats, or draws from (0, 1)"
-    )
     old: Decay = section(
         Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
     )

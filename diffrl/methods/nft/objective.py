@@ -25,6 +25,8 @@ from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 from diffrl.rollout import Rollout
 
+ADV_CLIP = 5.0  # A_max
+
 
 def contrastive_losses(x0: Tensor, x0_theta: Tensor, x0_old: Tensor, b: float) -> Tensor:
     """phi = (L+, L-), (B, 2): x0 losses of the implicit positive and negative policies.
@@ -61,7 +63,7 @@ class NFT(Spatial):
         keys = NFTSection.of(keys, values)
         how: dict[str, Any] = {"noising": Noising.of(keys), "decays": {"old": keys.old}}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, **how)
-        self.b, self.adv_clip = keys.b, keys.adv_clip
+        self.b, self.adv_clip = keys.b, ADV_CLIP
         self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
 
     def advantages(self, scored: Scored) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import FiniteFloat
 
 from diffrl.config.base import STOCHASTIC, Method, Problem, Sampling, Section, key
-from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 
 
 class PRDPSection(Section):
@@ -21,7 +20,6 @@ class PRDPSection(Section):
         needs={"rollout": {"sampler": "flow_sde"}},
     )
     whole_groups: ClassVar[bool] = True
-    advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
     b: FiniteFloat = key(1.0, "a difference of advantages over this is what the log-ratios are to differ by", gt=0)
     clip: FiniteFloat = key(1e-4, "a step's log-ratio is held within this of the sampling model's", gt=0)
     beta: FiniteFloat = key(0.0, "weight of the step's KL divergence to the reference", ge=0)

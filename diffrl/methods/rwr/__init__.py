@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
-from diffrl.methods.shared.sections import Ranked
+from diffrl.methods.shared.sections import Drawn
 
 
-class RWRSection(Ranked):
+class RWRSection(Drawn):
     method = Method(
         "rwr",
         "RWR",
@@ -32,7 +32,7 @@ class RWRSection(Ranked):
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 
 
-class SFTSection(Ranked):
+class SFTSection(Drawn):
     method = Method(
         "sft",
         "SFT",

@@ -22,10 +22,15 @@ class Ranked(ForwardProcess):
     """What the objectives on the forward process share that rank or weigh a group by themselves."""
 
     beta: FiniteFloat = key(0.0, KL, ge=0)
-    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
 
     def check(self, config: Whole) -> None:
         check_timesteps(config.method.name, self, config.rollout)
+
+
+class Drawn(Ranked):
+    """Of those whose published code draws the levels of its rows."""
+
+    timestep_sampling: TimestepSampling = key("schedule", SAMPLING)
 
 
 class Slow(Decay):

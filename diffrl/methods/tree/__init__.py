@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from diffrl.config.base import PAIR, Method, Problem, key
 from diffrl.methods.shared.sections import CreditSection
@@ -20,19 +20,6 @@ class TreeSection(CreditSection):
     )
     splits: Annotated[tuple[int, ...], PAIR] = key((0, 3, 6, 9), "steps at which every node gets children, rising")
     branch: int = key(2, "children of a node", ge=2)
-    skip: int = key(0, "depth pruning: so many steps are not trained; 0: none", "steps", ge=0)
-    skip_every: int = key(
-        30,
-        "they begin with the last steps and move towards noise by one after so many epochs, to the one before the last "
-        "split",
-        "epochs",
-        ge=1,
-    )
-    keep: Literal["all", "best", "both"] = key(
-        "all",
-        "width pruning behind the last split: best: the first half of each branch's steps is trained (its code); both: "
-        "the best and the worst quarter of the leaves",
-    )
 
     def check(self, config: Any) -> None:
         self.check_common("tree", config)
@@ -50,5 +37,3 @@ class TreeSection(CreditSection):
             raise Problem("rollout.same_noise", "false, but a tree grows from one noise: true")
         if rollout.window_range is not None or rollout.window_move is not None:
             raise Problem("rollout.window_range", "a tree's stochastic steps begin with the first; leave it out")
-        if self.skip >= steps:
-            raise Problem("tree.skip", f"{self.skip} of {steps} stochastic steps leaves nothing to train")

@@ -7,22 +7,15 @@ advantage     advantages     (value - mean) / std over the nodes of one depth in
 
 The paper's script scales the split's noise by 4 and takes the log-probability without: the sampler is then not the
 policy whose ratio is trained. Here the scale is 1.
-
-Pruning leaves rows out of the training, never out of the rollout. Depth: a window of `skip` steps that begins with the
-last ones and moves towards noise by one every `skip_every` epochs, to the one before the last split, as in its code.
-Width: of the edges behind the last split's own, "best" keeps the first half of each branch (the code sorts a branch's
-edges by advantages that are all its leaf's, so the order decides), "both" those of a tree's best and worst quarter of
-leaves (code: of all trees' together).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffrl.advantages import weighted_sum
 from diffrl.config import Config
 from diffrl.denoising import SamplePlan
 from diffrl.methods.shared.credit import by_row
@@ -33,8 +26,6 @@ from diffrl.objectives.minibatches import sample_pairs
 from diffrl.rollout import Rollout
 from diffrl.samplers import SamplerSpec
 
-Keep = Literal["all", "best", "both"]
-
 
 class Branched:
     """The credit of trees."""
@@ -43,22 +34,15 @@ class Branched:
 
     def __init__(self, keys: TreeSection | None = None, *, group: int, steps: int, **values: Any) -> None:
         keys = TreeSection.of(keys, values)
-        self.group, self.steps, self.keep = group, steps, keys.keep
-        self.skip, self.skip_every = keys.skip, keys.skip_every
-        self.skip_last = max(keys.splits[-1] - 1, 0)
-        self.tree = Tree(keys.splits, keys.branch)
-        self._selected: Tensor | None = None  # (N,) bool of the epoch: leaves that width pruning keeps
+        self.group, self.steps, self.tree = group, steps, Tree(keys.splits, keys.branch)
 
     @classmethod
     def of(cls, section: TreeSection, config: Config) -> Branched:
         return cls(section, group=config.rollout.group_size, steps=config.rollout.stochastic_steps)
 
     def share(self, group: int) -> float:
-        """An edge is one row; `trained_steps` leaves out steps, "both" half of the edges behind the last split."""
-        edges = torch.tensor([float(self.tree.nodes(step)) for step in range(self.steps)])
-        if self.keep == "both":
-            edges[self.tree.splits[-1] + 1 :] /= 2
-        return float(edges[self.trained_steps(0)].sum()) / (group * self.steps)
+        """An edge is one row."""
+        return sum(self.tree.nodes(step) for step in range(self.steps)) / (group * self.steps)
 
     def plan(self, spec: SamplerSpec) -> SamplePlan:
         return self.tree
@@ -68,7 +52,6 @@ class Branched:
 
     def advantages(self, rule: AdvantageRule, scored: Scored) -> Tensor:
         """(N, T, columns): a leaf's row has its edge's advantage, also where another leaf trains the edge."""
-        self._selected = self._leaves(scored)
         by_step: dict[int, Tensor] = {}
         for count in {self.tree.nodes(step) for step in range(self.steps)}:
             span = self.group // count
@@ -77,28 +60,9 @@ class Branched:
             by_step[count] = by_row(rule, nodes, values).repeat_interleave(span, 0)
         return torch.cat([by_step[self.tree.nodes(step)] for step in range(self.steps)], dim=1)
 
-    def _leaves(self, scored: Scored) -> Tensor:
-        if self.keep != "both":
-            return torch.ones(len(scored.scores), dtype=torch.bool)
-        total = weighted_sum(scored.scores, scored.weights)[:, 0].nan_to_num(-torch.inf).view(-1, self.group)
-        place = total.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 is the best
-        quarter = max(self.group // 4, 1)
-        return ((place < quarter) | (place >= self.group - quarter)).flatten()
-
-    def trained_steps(self, epoch: int) -> Tensor:
-        """(T,) bool: depth pruning, and "best"."""
-        deepest = self.steps - self.skip
-        first = max(deepest - epoch // self.skip_every, min(self.skip_last, deepest))
-        step, behind = torch.arange(self.steps), self.tree.splits[-1] + 1
-        trained = (step < first) | (step >= first + self.skip)
-        return trained & (step < behind + max((self.steps - behind) // 2, 1)) if self.keep == "best" else trained
-
     def pairs(self, rollout: Rollout, advantages: Tensor, samples: Tensor, epoch: int) -> Tensor:
         """An edge belongs to the first of its leaves: so it is trained once, by whichever process has that leaf."""
         pairs = sample_pairs(samples, self.steps)
         sample, step = pairs.T
         span = torch.tensor([self.group // self.tree.nodes(i) for i in range(self.steps)])[step]
-        chosen = (rollout.member[sample] % span == 0) & self.trained_steps(epoch)[step]
-        if self._selected is not None:
-            chosen &= (step <= self.tree.splits[-1]) | self._selected[rollout.first + sample]
-        return pairs[chosen]
+        return pairs[rollout.member[sample] % span == 0]
