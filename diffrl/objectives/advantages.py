@@ -1,11 +1,8 @@
-"""From an epoch's scores to advantages: the rule, and what shapes advantages after it.
-
-Symbols: N samples over all processes, K rewards.
-"""
+"""From the scores of an epoch's N samples over all processes, by K rewards, to advantages, and what shapes these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +26,7 @@ class Scored:
     features: Tensor  # (N, F) of the diversity measure
     auxiliary: Tensor  # (N, A) of rewards that are read and never optimised (GARDO); A may be 0
     views: Tensor | None = None  # (N, V, K) scores of all views; `scores` are the final one's. None: there is one
+    names: Sequence[tuple[int | str, ...]] = ()  # what each sample's random numbers are keyed by; none: its number
 
 
 # advantages (N, columns) or (N, T, columns), and the scores that they are of, to advantages of the same shape

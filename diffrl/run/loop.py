@@ -171,14 +171,14 @@ class Loop:
         """What the advantages are made of, and the plain scores (N, C) of the final views, from those of all views
         (N, V, C): a composition that compares compares the images of one view."""
         count, rewards = views.shape[1], len(self.weights)  # what the scorer has behind them is not optimised
-        groups = torch.arange(rollout.total) // self.settings.group_size
+        groups, size = torch.arange(rollout.total) // self.settings.group_size, self.settings.group_size
         own = groups[:, None] * count + torch.arange(count)
         composed = self.compose(views.flatten(0, 1), own.flatten()).unflatten(0, views.shape[:2])
-        plan = None if self.objective.credit is None else self.objective.credit.plan(rollout.spec)
-        final = 0 if plan is None else plan.final(rollout.spec)
+        final = 0 if (credit := self.objective.credit) is None else credit.plan(rollout.spec).final(rollout.spec)
         scores, auxiliary = composed[:, final, :rewards], composed[:, final, rewards:]
         kept = composed[..., :rewards] if count > 1 else None
-        return Scored(scores, self.weights, groups, features, auxiliary, kept), views[:, final]
+        names = [(rollout.seed, rollout.epoch, one.text, i) for one in rollout.prompts for i in range(size)]
+        return Scored(scores, self.weights, groups, features, auxiliary, kept, names), views[:, final]
 
     def _phase(self, name: str, mark: float) -> float:
         if self.policy.device.type == "cuda":

@@ -89,30 +89,53 @@ def test_uncertainty_does_not_change_under_increasing_transforms(transform) -> N
     assert not torch.equal(uncertainty(-values[:, 0], values[:, 1:]), u)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.5, 1.0])
-def test_gate_takes_the_highest_share_of_the_upper_half_or_of_each_group(share: float) -> None:
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.5])
+def test_gate_takes_the_highest_share_of_the_upper_half_or_of_each_group(share: float, ties: bool) -> None:
+    """Of different values those above the quantile; of equal ones as many, and only those at the limit by lot."""
     generator = torch.Generator().manual_seed(3)
-    u = (torch.rand(96, generator=generator).double() * 2 - 1).mul(20).round() / 20  # with ties
+    u = torch.rand(96, generator=generator).double() * 2 - 1
     u[5] = math.nan
-    upper = [i for i in range(96) if u[i] >= 0]
-    expected = torch.zeros(96, dtype=torch.bool)
-    expected[upper] = torch.tensor(brute_gate(u[upper].tolist(), share))
-    assert torch.equal(gate_of(u, share), expected)
-    assert not gate_of(u, share)[u < 0].any()
+    jittered, u = u, (u * 20).round() / 20 if ties else u
     groups = torch.arange(96) % 4
-    by_group = torch.zeros(96, dtype=torch.bool)
-    for group in range(4):
-        members = [i for i in range(96) if groups[i] == group and not math.isnan(u[i])]
-        by_group[members] = torch.tensor(brute_gate(u[members].tolist(), share))
-    assert torch.equal(gate_of(u, share, groups), by_group)
-    assert by_group.any()
+    pools = [groups == group for group in range(4)]
+    for gate, parts in ((gate_of(u, share), [u >= 0]), (gate_of(u, share, groups), pools)):
+        for part in parts:
+            rows = (part & ~u.isnan()).nonzero().flatten()
+            number = sum(brute_gate(jittered[rows].tolist(), share))
+            assert int(gate[rows].sum()) == number > 0
+            low, high = u[rows][gate[rows]].min(), u[rows][~gate[rows]].max() if number < len(rows) else -1.0
+            assert low >= high if ties else low > high
+        assert not gate[5]
+    assert not gate_of(u, share)[~(u >= 0)].any()
 
 
 def test_gate_counts_and_edges() -> None:
     u = torch.linspace(0.0, 1.0, 101).double()
     assert gate_of(u, 0.1).nonzero().flatten().tolist() == list(range(91, 101))
-    assert not gate_of(torch.full((9,), 0.3), 0.5).any()  # nobody is more uncertain than the others
+    assert gate_of(u, 1.0).sum() == 100  # the quantile is itself not above
+    assert not gate_of(torch.zeros(9), 0.5).any()  # nobody is more uncertain than the others, and nobody is at all
     assert not gate_of(torch.tensor([-0.5, -0.1, math.nan]), 0.5).any()
+    assert gate_of(torch.tensor([-0.5, 0.7, -0.1]), 0.1).tolist() == [False, True, False]  # the only one with U >= 0
+    assert gate_of(torch.tensor([0.0, 0.5, 0.0, 0.0]), 0.9).tolist() == [False, True, False, False]  # 0 is not drawn
+
+
+@pytest.mark.parametrize("hacked", [4, 24, 48])
+def test_gate_takes_its_share_of_a_class_that_ties_at_the_highest_u(hacked: int) -> None:
+    """0/1 rewards: the proxy is fooled by `hacked` of 96 images, which all have one U. Who is drawn hangs on names."""
+    right = torch.arange(96) % 4 == 0
+    proxy = (right | (torch.arange(96) >= 96 - hacked)).double()
+    u = uncertainty(proxy, right.double()[:, None])
+    suspects = (u == u.max()) & (u > 0)
+    count = sum(brute_gate(torch.rand(int((u >= 0).sum())).tolist(), 0.1))
+    names = [(0, 1, f"prompt {i // 12}", i % 12) for i in range(96)]
+    gate = gate_of(u, 0.1, None, names)
+    assert int(gate.sum()) == count > 0 and bool(gate[suspects].any()) and not gate[u <= 0].any()
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(gate_of(u[order], 0.1, None, [names[i] for i in order]), gate[order])
+    drawn = [gate_of(u, 0.1, None, [(0, epoch, *name[2:]) for name in names]) for epoch in range(64)]
+    often = torch.stack(drawn).double().mean(0)[suspects]
+    assert often.mean() == pytest.approx(min(count / int(suspects.sum()), 1.0)) and (often > 0).all()  # nobody is safe
 
 
 def test_distance_and_shaping_are_the_papers() -> None:

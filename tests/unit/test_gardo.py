@@ -14,7 +14,7 @@ from tiny import scramble
 
 from diffrl.config import dump, load_config
 from diffrl.errors import UserError
-from diffrl.methods.gardo.gallery import gallery
+from diffrl.methods.gardo.gallery import Gallery, gallery
 from diffrl.methods.gardo.penalty import Gardo
 from diffrl.methods.nft.objective import NFT
 from diffrl.objectives.advantages import Scored
@@ -318,3 +318,33 @@ def test_shipped_recipes_load_and_survive_a_resume(name: str, tmp_path: Path) ->
     assert config.gardo is not None and set(config.gardo.auxiliary) <= set(config.watch)
     dump(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml", world=1) == config
+
+
+def test_a_gate_that_lets_every_suspect_go_is_said_once(make, monkeypatch) -> None:
+    run = make({"share": 0.2})
+    (hook,) = (hook for hook in run.loop.hooks if isinstance(hook, Gallery))
+    assert not hook.after_epoch(run.loop.run_epoch(0))
+    monkeypatch.setattr("diffrl.methods.gardo.penalty.gate_of", lambda u, *_: torch.zeros_like(u, dtype=torch.bool))
+    metrics = run.loop.run_epoch(1)
+    assert metrics["gardo/penalised"] == 0 < metrics["gardo/suspected"]
+    (line,) = hook.after_epoch(metrics)
+    assert "no row of this epoch is penalised" in line and f"{round(16 * metrics['gardo/suspected'])} images" in line
+    assert not hook.after_epoch(metrics)
+
+
+def test_a_rule_that_most_images_pass_is_penalised_on_the_gates_share(make) -> None:
+    """The proxy likes all images but one: its suspects tie, and the lot among them is of an image, not of its place."""
+    run = make({"share": 0.2})
+    gardo = gardo_of(run)
+    proxy, features = torch.ones(16, 1), torch.eye(16)
+    auxiliary = (torch.arange(16) % 2).float()[:, None]
+    proxy[1] = 0.0
+    names = [(0, 0, "a prompt", i) for i in range(16)]
+    order, chosen = torch.arange(16).flip(0), []
+    for places in (torch.arange(16), order):
+        tables = (values[places] for values in (features, auxiliary))
+        scored = Scored(proxy[places], torch.ones(1), places // 4, *tables, names=[names[i] for i in places])
+        gardo.see_epoch(scored)
+        assert gardo.judged is not None
+        chosen.append(gardo.judged.gate[places.argsort()])
+    assert torch.equal(*chosen) and 1 <= int(chosen[0].sum()) <= 3 and not chosen[0][1::2].any()

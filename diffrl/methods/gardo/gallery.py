@@ -87,10 +87,11 @@ def save_uncertain(run_dir: str | Path, epoch: int, images: Tensor, rows: Sequen
 
 
 class Gallery(RunHook):
-    """Keeps, in epochs that are evaluated, the samples that the gate trusts least, for the report."""
+    """Keeps, in epochs that are evaluated, the samples that the gate trusts least, for the report; and says once that
+    the brake does not act where it should."""
 
     def __init__(self, build: Build, gardo: Gardo) -> None:
-        self.build, self.gardo = build, gardo
+        self.build, self.gardo, self._warned = build, gardo, False
 
     def after_rollout(self, epoch: int, rollout: Rollout, scored: Scored) -> Mapping[str, float | None]:
         number, config, folder = epoch + 1, self.build.config, self.build.folder
@@ -99,3 +100,19 @@ class Gallery(RunHook):
             if folder.main:
                 save_uncertain(folder.path, number, *found)
         return {}
+
+    def after_epoch(self, metrics: dict[str, Any]) -> Sequence[str]:
+        judged, gardo = self.gardo.judged, self.gardo.gated
+        if self._warned or judged is None or gardo.beta == 0 or metrics.get("gardo/kl_gated") is not None:
+            return ()
+        suspected, chosen = int((judged.u > 0).sum()), int(judged.gate.sum())
+        if not suspected:
+            return ()
+        self._warned = True
+        of_them = (
+            "the gate chose none of them" if not chosen else f"none of the {chosen} that the gate chose is trained"
+        )
+        return [
+            f"WARNING: gardo: no row of this epoch is penalised, though the reward likes {suspected} images better "
+            f"than the auxiliary rewards do (U > 0): {of_them}; see gardo.gate and gardo.share"
+        ]

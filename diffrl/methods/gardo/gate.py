@@ -11,6 +11,8 @@ d_i         nearest_distance    min over the other members of the group of 1 - c
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.advantages import group_mean, win_rates
+from diffrl.seeds import noise
 
 Diversity = Literal["off", "raw", "group_mean"]
 
@@ -31,23 +34,39 @@ def uncertainty(proxy: Tensor, auxiliary: Tensor) -> Tensor:
     return win_rates(proxy[:, None])[:, 0] - win_rates(auxiliary).nanmean(dim=1)
 
 
-def gate_of(u: Tensor, share: float, groups: Tensor | None = None) -> Tensor:
-    """Who is penalised, (N,) bool: those above the 1 - share quantile of U.
+def gate_of(u: Tensor, share: float, groups: Tensor | None = None, names: Sequence[Sequence[int | str]] = ()) -> Tensor:
+    """Who is penalised, (N,) bool: of n uncertainties the ceil(share (n - 1)) highest, which for different values are
+    those above their 1 - share quantile.
+
+    Rewards of few values tie, also at the limit. A threshold that is not above itself lets the whole class go, and the
+    larger the class of the most suspicious images, the surer; the whole class would be a penalty on more images than
+    `share`, and so than memory is reckoned for. So as many as are missing are drawn by lot from those at the limit, by
+    their names: whatever their order, on any number of processes. Images with U <= 0 are not drawn: no reward says that
+    these are hacked rather than those.
 
     Args:
         u: (N,) uncertainties; NaN is never penalised.
         share: k in (0, 1].
-        groups: (N,) integers for a quantile of each group's U (the paper); None for one of all U >= 0 (the authors'
-            code), so that nobody is penalised whom the auxiliary rewards like better than the proxy does.
-
-    The quantile interpolates linearly and is itself not above: of n different values the ceil(share (n - 1)) highest.
+        groups: (N,) integers for the share of each group (the paper); None for one of all U >= 0 (the authors' code),
+            so that nobody is penalised whom the auxiliary rewards like better than the proxy does. An only one of them
+            is, where its U is above 0.
+        names: what the lot of each sample is keyed by; none: its number.
     """
     gate = torch.zeros(len(u), dtype=torch.bool)
     pools = [u >= 0] if groups is None else [(groups == group) & ~u.isnan() for group in groups.unique()]
-    for pool in pools:
-        if pool.any():
-            values = u[pool].double()
-            gate[pool] = values > values.quantile(1 - share)
+    for pool in (pool.nonzero().flatten() for pool in pools):
+        n, values = len(pool), u[pool].double()
+        count = n - 1 - math.floor((1 - share) * (n - 1)) if n else 0
+        least = 1 if groups is None and n else 0
+        if not max(count, least):
+            continue
+        limit = values.sort(descending=True).values[max(count, least) - 1]
+        gate[pool] = values > limit
+        tied, missing = pool[values == limit], count - int((values > limit).sum())
+        if len(tied) > missing and limit <= 0:
+            continue
+        keys = [("gate", *(names[i] if names else (i,))) for i in tied.tolist()]
+        gate[tied[noise((), keys).argsort(stable=True)[: max(missing, least)]]] = True
     return gate
 
 

@@ -110,12 +110,13 @@ class Gardo(Penalty):
         if len(above):
             self.gate_share.follow(float(above.mean()))
         groups = scored.groups if self.gate == "group" else None
-        gate = everyone if self.gate == "all" else gate_of(u, self.gate_share.value, groups)
+        gate = everyone if self.gate == "all" else gate_of(u, self.gate_share.value, groups, scored.names)
         self.judged = Judged(u, proxy, scored.auxiliary, gate)
         self._epoch |= {
             "gardo/gate": self.gate_share.value,
             "gardo/uncertainty": self.gate_share.means[-1] if self.gate_share.means else 0.0,
             "gardo/penalised": float(gate.double().mean()),
+            "gardo/suspected": float((u > 0).double().mean()),
         }
 
     def diverse(self, advantages: Tensor, scored: Scored) -> Tensor:
