@@ -15,19 +15,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffrl.config import Config, check_lora, check_model, check_plugin, dump, load_config, make_config
 from diffrl.errors import UserError
-from diffrl.prompts import PromptLike, check_source, given_prompts
+from diffrl.model import Model, load, prompts_of
+from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
 from diffrl.rewards import local
-from diffrl.worlds import find_merge
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from diffrl.policy import Policy
 
 __all__ = ["Config", "Model", "Run", "evaluate", "load", "load_config", "prepare", "save_config", "train"]
 
@@ -248,110 +243,8 @@ class Run:
         return f'Run("{self.folder}")'
 
 
-class Model:
-    """A text-to-image model, perhaps with a LoRA, ready to draw; made by `load`.
-
-    `name`: what it was loaded from. `policy`: the library's own form of it; `pipe`: its diffusers pipeline.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        policy: Policy,
-        lora: str | None = None,
-        resolution: int | None = None,
-        merge: str | None = None,
-    ) -> None:
-        self.name, self.policy, self.lora, self.resolution, self.merge = name, policy, lora, resolution, merge
-
-    @property
-    def pipe(self) -> Any:
-        """The diffusers pipeline; its network carries the LoRA."""
-        return self.policy.backbone.pipe
-
-    def draw(
-        self,
-        prompts: str | Sequence[PromptLike],
-        *,
-        seed: int = 0,
-        per_prompt: int = 1,
-        steps: int | None = None,
-        sampler: str | None = None,
-        guidance_scale: float = 1.0,
-        batch_size: int = 32,
-    ) -> list[Image]:
-        """PIL images, `per_prompt` for each prompt, one prompt's side by side; what `diffrl sample` draws.
-
-        Args:
-            prompts: texts, or a set or file as in a config.
-            seed: of the noise, which depends on seed, prompt and place in the group only.
-            per_prompt: images of each prompt.
-            steps: sampling steps, 10 if None.
-            sampler: "euler", "dpm2" or "ddim"; None: the plain pipeline's own.
-            guidance_scale: classifier-free guidance; 1 is none.
-            batch_size: images per forward.
-        """
-        from PIL import Image
-
-        from diffrl.drawing import Drawing
-        from diffrl.rollout import generate
-
-        if isinstance(prompts, str):
-            check_source(prompts)
-        drawing = Drawing(
-            self.name,
-            prompts,
-            seed=seed,
-            per_prompt=per_prompt,
-            steps=steps,
-            sampler=sampler,
-            guidance_scale=guidance_scale,
-            batch_size=batch_size,
-        )
-        images = []
-        for _, batch in generate(self.policy, drawing.chosen(), drawing.spec(self.policy), **drawing.amount()):
-            pixels = (batch.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-            images += [Image.fromarray(image) for image in pixels]
-        return images
-
-    def __repr__(self) -> str:
-        return f'Model("{self.name}"{f", lora={self.lora!r}" if self.lora else ""})'
-
-
-def load(
-    model: str | Path = "playground",
-    lora: str | Path | None = None,
-    resolution: int | None = None,
-    family: str | None = None,
-    merge: str | None = None,
-) -> Model:
-    """A model to draw with, on this process's device (bf16 on an accelerator).
-
-    Args:
-        model: "playground", a folder in diffusers' format, or a hub id OWNER/NAME.
-        lora: the folder of a LoRA, for example `run.lora`.
-        resolution: side of the square images in pixels; None: the model's own. Give what the LoRA was trained at.
-        family: `path/to/file.py:Class` of a model family of your own; None: by the pipeline's class.
-        merge: a LoRA that becomes part of the model first, such as "playground/turbo", with which it draws in 4 steps:
-            a file, a folder, or OWNER/NAME[:FILE] on the hub.
-
-    Raises:
-        UserError: there is no such model or LoRA, or they do not fit.
-    """
-    check_model(str(model))
-    if lora is not None:
-        check_lora(Path(lora))
-    if merge is not None:
-        find_merge(merge)
-    from diffrl.drawing import Drawing
-
-    words = None if lora is None else str(lora)
-    drawing = Drawing(str(model), lora=words, resolution=resolution, family=family, merge=merge)
-    return Model(str(model), drawing.policy(), words, resolution, merge)
-
-
 def evaluate(
-    model: str | Model,
+    model: str | Model | Run,
     rewards: Rewards,
     prompts: str | Sequence[PromptLike],
     *,
@@ -362,13 +255,13 @@ def evaluate(
     """Score a model's images of prompts; what `diffrl evaluate` does, with rewards that may also be Python objects.
 
     Args:
-        model: a loaded model, or the name of one.
+        model: a loaded model, the name of one, or a run: its model with its LoRA.
         rewards: as in `train`; an entry's table holds the parameters of its constructor.
-        prompts: texts, or a set or file as in a config.
+        prompts: a text or several, or a set or file as in a config.
         per_prompt: images for each prompt; diversity needs two.
         out: a JSON file to write the result to.
         drawing: `seed`, `steps`, `limit`, `sampler`, `guidance_scale`, `batch_size`; with a name also `lora`,
-            `merge`, `resolution`.
+            `merge`, `resolution`; `like`: a run that says what is left open; `base=True`: also without the LoRA.
 
     Returns:
         "mean" and "standard_error" (over prompts) of each reward, "diversity", "parts" of rewards with a breakdown, and
@@ -381,8 +274,8 @@ def evaluate(
             check_plugin(plugin)
         except UserError as error:
             raise UserError(f"rewards.{name}: {error}") from error
-    if isinstance(prompts, str):
-        check_source(prompts)
+    if isinstance(model, Run):
+        model = load(model)
     if isinstance(model, Model):
         named = {name: getattr(model, name) for name in ("lora", "resolution", "merge", "policy")}
         named["model"] = model.name
@@ -397,4 +290,4 @@ def evaluate(
 
     wanted = {name: Entry(plugin, entries[name]) for name, plugin in plugins.items()}
     target = None if out is None else Path(out)
-    return score(rewards=wanted, prompts=prompts, per_prompt=per_prompt, out=target, **named | drawing)
+    return score(rewards=wanted, prompts=prompts_of(prompts), per_prompt=per_prompt, out=target, **named | drawing)

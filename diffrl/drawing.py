@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +17,38 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.evaluation import Evaluator, summarise
+from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
 from diffrl.forward import FlowMatching
 from diffrl.pictures import grid
-from diffrl.policy import Policy, load_policy, read_lora
+from diffrl.policy import Backbone, Policy, load_policy, read_lora
 from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
 from diffrl.records.disk import replacing, write_text
+from diffrl.records.drawing import recorded
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image, slug
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import SamplerSpec, generate
-from diffrl.stats import standard_error
+from diffrl.stats import differences, interval, known, p_value, standard_error
 from diffrl.version import __version__
 from diffrl.worlds import worlds
 
-SHOWN = 64  # pictures of a grid, at most
+SHOWN, ROWS = 64, "images.jsonl"  # pictures of a grid, at most; the list of a folder's images
 
 log = logging.getLogger("diffrl")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What `diffrl sample` and `diffrl evaluate` draw: the model, with a LoRA if one is given, and how.
+    """What commands draw: a model, with a LoRA if one is given, and how.
 
-    Unless said: 10 steps, without noise, of the solver that the plain pipeline uses (Euler for flow models, else DDIM);
-    the model's own resolution.
+    What is None is settled in one place for all of them: by the run `like`; guidance, shift and size also by the run
+    that trained the LoRA (`diffrl.records.drawing`); else as the authors draw it, where the family knows the model, or
+    with 10 steps and without guidance. Solver: the plain pipeline's, without noise. So a LoRA and its base are drawn
+    alike.
     """
 
     model: str
@@ -54,12 +59,17 @@ class Drawing:
     steps: int | None = None
     limit: int | None = None
     sampler: str | None = None
-    guidance_scale: float = 1.0
+    guidance_scale: float | None = None
     shift: float | None = None  # of the schedule, as rollout.shift
     resolution: Resolution = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
     merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.worlds.find_merge`
+    like: str | None = None  # the folder of a run
+
+    def __post_init__(self) -> None:
+        for key, value in recorded(vars(self)).items():
+            object.__setattr__(self, key, value)
 
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
@@ -82,11 +92,21 @@ class Drawing:
             policy.texts.room = policy.apart  # the encoders have no room beside the network
         return policy
 
+    def settled(self, backbone: Backbone) -> Drawing:
+        """With a solver, steps and a guidance."""
+        known = {one.name: one for one in getattr(backbone, "known", ()) if self.merge is None}.get(self.model)
+        steps, guidance = (10, 1.0) if known is None else (known.steps, known.guidance)
+        return replace(
+            self,
+            sampler=self.sampler or plain_solver(backbone),
+            steps=self.steps or steps,
+            guidance_scale=guidance if self.guidance_scale is None else self.guidance_scale,
+        )
+
     def spec(self, policy: Policy) -> SamplerSpec:
-        name = self.sampler or ("euler" if isinstance(policy.process, FlowMatching) else "ddim")
-        steps = self.steps or 10
-        spec = SamplerSpec(sampler=name, steps=steps, guidance_scale=self.guidance_scale, shift=self.shift)
-        return spec.model_copy(update={"noise_level": 0.0}) if name == "ddim" else spec
+        own = self.settled(policy.backbone)
+        keys: dict[str, Any] = {key: getattr(own, key) for key in ("sampler", "steps", "guidance_scale", "shift")}
+        return SamplerSpec(**keys | ({"noise_level": 0.0} if own.sampler == "ddim" else {}))
 
     def amount(self) -> dict[str, Any]:
         return {"seed": self.seed, "per_prompt": self.per_prompt, "batch_size": self.batch_size}
@@ -99,51 +119,93 @@ class Drawing:
         return chosen
 
 
+def plain_solver(backbone: Backbone) -> str:
+    """The plain pipeline's; DDIM for models of the DDPM type."""
+    return backbone.solver if isinstance(backbone.process, FlowMatching) else "ddim"
+
+
 def sample(
-    *, out: Path, rewards: Mapping[str, Mapping[str, Any] | Entry] | None = None, **drawing: Any
+    *, out: Path, rewards: Mapping[str, Mapping[str, Any] | Entry] | None = None, base: bool = False, **drawing: Any
 ) -> dict[str, Any]:
     """Write a `Drawing`'s images as PNG (prompt and seed in the file) and `images.jsonl` to the folder `out`, and the
     first `SHOWN` of them with their prompts as one picture, `grid.png`. Returns how they were drawn.
 
-    `rewards`: as in `evaluate`; each line of `images.jsonl` then has its image's `scores`.
+    Pictures of an earlier call in the folder are removed: those that its `images.jsonl` lists.
+
+    Args:
+        rewards: as in `evaluate`; each line of `images.jsonl` then has its image's `scores`.
+        base: also draw the model without its LoRA, from the same noise, into `out/base`; the grid shows both.
     """
     job = Drawing(**drawing)
     scorer = _scorer(rewards or {})
     chosen, policy = job.chosen(), job.policy()
-    spec = job.spec(policy)
-    out.mkdir(parents=True, exist_ok=True)
+    job = job.settled(policy.backbone)
+    sides = [(None, out / "base", "base: ")] * base + [("default", out, "")]
+    for folder in (out / "base", out):
+        _clear(folder)
+    with progress("drawing", len(chosen) * job.per_prompt * len(sides)) as advance:
+        rows = [_draw(job, policy, chosen, scorer, on, folder, advance) for on, folder, _ in sides]
+    each, pictures, captions = job.per_prompt, list[Image.Image](), list[str]()
+    for start in range(0, min(len(rows[0]), SHOWN // len(sides)), each):
+        for (_, folder, mark), side in zip(sides, rows, strict=True):
+            for row in side[start : start + each]:
+                with Image.open(folder / row["file"]) as image:
+                    pictures.append(ImageOps.contain(image, (256, 256)) if max(image.size) > 256 else image.copy())
+                captions.append(mark + row["prompt"])
+    with replacing(out / "grid.png") as temporary:
+        columns = each * len(sides)
+        grid(pictures, captions, columns if columns > 1 else 0).save(temporary, format="png")
+    return asdict(job) | {"base": base}
+
+
+def _clear(folder: Path) -> None:
+    """Remove the pictures of an earlier call, by its list."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for line in (folder / ROWS).read_text(encoding="utf-8").splitlines():
+            if re.fullmatch(r"\d{5,}-\d{2,}-[^/\\]*\.png", name := json.loads(line)["file"]):
+                (folder / name).unlink(missing_ok=True)
+        (folder / ROWS).unlink()
+
+
+def _draw(
+    job: Drawing,
+    policy: Policy,
+    chosen: Sequence[Prompt],
+    scorer: Scorer,
+    snapshot: str | None,
+    out: Path,
+    advance: Callable[[int], None],
+) -> list[dict[str, Any]]:
+    """Write the images of a snapshot and their list, whose lines are returned."""
     rows: list[dict[str, Any]] = []
-    pictures: list[Image.Image] = []
+    for i in range(len(chosen) * job.per_prompt):
+        prompt, member = chosen[i // job.per_prompt], i % job.per_prompt
+        name = f"{i // job.per_prompt:05d}-{member:02d}-{slug(prompt.text)}.png"
+        rows.append({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed})
+    out.mkdir(parents=True, exist_ok=True)
+    _list(out, rows)  # first, so that the next call knows what this one has left, however it ends
     parts: list[Tensor] = []
     kept: list[Tensor] = []
-    with progress("drawing", len(chosen) * job.per_prompt) as advance:
-        for index, images in generate(policy, chosen, spec, **job.amount()):
-            owners = [chosen[i // job.per_prompt] for i in index.tolist()]
-            parts.append(scorer.submit(images, owners).result())
-            if scorer.later:
-                kept.append(images.cpu())
-            for i, prompt, image in zip(index.tolist(), owners, images, strict=True):
-                member = i % job.per_prompt
-                name = f"{i // job.per_prompt:05d}-{member:02d}-{slug(prompt.text)}.png"
-                save_image(image, out / name, {"prompt": prompt.text, "seed": str(job.seed), "member": str(member)})
-                rows.append({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed})
-                if len(pictures) < SHOWN:
-                    with Image.open(out / name) as picture:
-                        pictures.append(
-                            ImageOps.contain(picture, (256, 256)) if max(picture.size) > 256 else picture.copy()
-                        )
-            advance(len(images))
+    for index, images in generate(policy, chosen, job.spec(policy), snapshot=snapshot, **job.amount()):
+        parts.append(scorer.submit(images, [chosen[i // job.per_prompt] for i in index.tolist()]).result())
+        if scorer.later:
+            kept.append(images.cpu())
+        for i, image in zip(index.tolist(), images, strict=True):
+            about = {key: str(rows[i][key]) for key in ("prompt", "seed", "member")}
+            save_image(image, out / rows[i]["file"], about)
+        advance(len(images))
     if scorer.names:
         groups = torch.arange(len(chosen)).repeat_interleave(job.per_prompt)
         owners = [chosen[int(i)] for i in groups]
         scores = scorer.finish(torch.cat(parts), kept, owners, groups, lambda: policy.apart())
         for row, values in zip(rows, scores.tolist(), strict=True):
             row["scores"] = {name: _known(value) for name, value in zip(scorer.names, values, strict=True)}
-    write_text(out / "images.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-    with replacing(out / "grid.png") as temporary:
-        captions = [row["prompt"] for row in rows[: len(pictures)]]
-        grid(pictures, captions, job.per_prompt if job.per_prompt > 1 else 0).save(temporary, format="png")
-    return asdict(job) | {"sampler": spec.sampler, "steps": spec.steps}
+        _list(out, rows)
+    return rows
+
+
+def _list(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    write_text(folder / ROWS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def _known(score: float) -> float | None:
@@ -160,17 +222,27 @@ def _scorer(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> Scorer:
 
 
 class Scores(dict[str, Any]):
-    """What `evaluate` returns; its text is a small table of the means."""
+    """What `evaluate` returns; its text is a small table of the means, and of what the LoRA changes where the base was
+    judged, too.
+    """
 
     def __str__(self) -> str:
         rows = []
-        for name, mean in self["mean"].items():
-            error = self["standard_error"][name]
+        for name, mean in [*self["mean"].items(), ("diversity", self["diversity"])]:
             text = "applies to none of the prompts" if mean is None else f"{mean:.4f}"
-            rows.append(f"{name:<24}{text}" + ("" if mean is None or error is None else f" +- {error:.4f}"))
-        return "\n".join([*rows, f"{'diversity':<24}{self['diversity']:.4f}"])
+            text += _error(None if mean is None else self["standard_error"].get(name))
+            if change := self.get("change", {}).get(name):
+                before = self["base"]["mean"].get(name, self["base"]["diversity"])
+                moved = f"{change['mean']:+.4f}{_error(change['standard_error'])}"
+                text = f"{text:<19}  base {before:.4f}  change {moved}"
+            rows.append(f"{name:<24}{text}")
+        return "\n".join(rows)
 
     __repr__ = __str__
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f" +- {value:.4f}"
 
 
 def evaluate(
@@ -178,6 +250,7 @@ def evaluate(
     rewards: Mapping[str, Mapping[str, Any] | Entry],
     out: Path | None = None,
     policy: Policy | None = None,
+    base: bool = False,
     **drawing: Any,
 ) -> Scores:
     """Score a `Drawing`; returns, and writes if asked, means, standard errors, diversity and every image's scores.
@@ -186,21 +259,21 @@ def evaluate(
         rewards: the parameters of each plugin by its name (or `path/to/file.py:Class`), or its `Entry`.
         out: the JSON file.
         policy: the model of the drawing, where it is loaded already.
+        base: also judge the model without its LoRA, on the same prompts and noise: "base" has its means, their errors
+            and diversity, "change" the mean of the paired differences, its standard error and the p-value of a t-test.
         drawing: the keys of `Drawing`.
     """
     started = time.perf_counter()
     job = Drawing(**drawing)
     scorer = _scorer(rewards)
     chosen, policy = job.chosen(), policy or job.policy()
-    spec = job.spec(policy)
+    job = job.settled(policy.backbone)
     features = load_features(default_features(job.model), policy.device)
-    with progress("drawing and scoring", len(chosen) * job.per_prompt) as advance:
-        evaluator = Evaluator(policy, scorer, features, spec, job.per_prompt, job.batch_size)
+    with progress("drawing and scoring", len(chosen) * job.per_prompt * (1 + base)) as advance:
+        evaluator = Evaluator(policy, scorer, features, job.spec(policy), job.per_prompt, job.batch_size)
         found = evaluator.score(chosen, "default", job.seed, advance=advance)
+        before = evaluator.score(chosen, None, job.seed, advance=advance) if base else None
     scores = found.scores
-    # Images of one prompt are not independent: the error is over prompts.
-    by_prompt = scores.view(len(chosen), job.per_prompt, -1).nanmean(dim=1)
-    error = [standard_error(column) for column in by_prompt.T]
     result = Scores()
     result |= {
         "diffrl_version": __version__,
@@ -208,16 +281,28 @@ def evaluate(
         "prompts": job.prompts if isinstance(job.prompts, str) else [prompt.text for prompt in chosen],
         "rewards": {name: dict(entry.arguments) for name, entry in _entries(rewards).items()},
         "prompts_count": len(chosen),
-        "sampler": spec.sampler,
-        "steps": spec.steps,
         "seconds": round(time.perf_counter() - started, 2),
-        "mean": summarise(scorer.names, scores),
-        "standard_error": dict(zip(scorer.names, error, strict=True)),
-        **found.breadth(),
+        **_means(scorer.names, found, job.per_prompt),
         "parts": {name: float(column.nanmean()) for name, column in found.parts.items()},
         "scores": {name: [_known(score) for score in scores[:, k].tolist()] for k, name in enumerate(scorer.names)},
     }
+    if before is not None:
+        one, two = (side.by_prompt(scorer.names, job.per_prompt) for side in (before, found))
+        pairs = {name: differences(one[name], two[name]) for name in [*scorer.names, "diversity"]}
+        result["base"] = _means(scorer.names, before, job.per_prompt)
+        result["change"] = {
+            name: {"mean": interval(gap)[0], "standard_error": standard_error(gap), "p": p_value(gap)}
+            for name, gap in pairs.items()
+            if len(known(gap))
+        }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _means(names: Sequence[str], found: Evaluated, per_prompt: int) -> dict[str, Any]:
+    """Of each reward, with its standard error; images of one prompt are not independent: the error is over prompts."""
+    columns = found.by_prompt(names, per_prompt)
+    errors = {name: standard_error(columns[name]) for name in names}
+    return {"mean": summarise(names, found.scores), "standard_error": errors, **found.breadth()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,9 @@ from diffrl.plugins import installed as installed_plugins
 from diffrl.plugins import load, short_name
 
 log = logging.getLogger("diffrl")
+# Options that are keys of a `diffrl.drawing.Drawing`.
+DRAWN = {"model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"}
+DRAWN |= {"batch_size", "family", "merge", "lora", "like", "out"}
 
 
 def subcommand(
@@ -30,11 +34,11 @@ def subcommand(
 
     `handler(arguments, rest)` runs it. `words_anywhere`: words that the parser does not know go to `rest`.
     """
-    text = "".join(f"\n  {example}" for example in examples)
+    text = "".join(f"\n  {_wrapped(example)}" for example in examples)
     command = commands.add_parser(
         name,
         help=summary,
-        description=summary[0].upper() + summary[1:] + "." * (not summary.endswith("?")),
+        description=textwrap.fill(summary[0].upper() + summary[1:] + "." * (not summary.endswith("?")), 80),
         epilog=f"example{'s' if len(examples) > 1 else ''}:{text}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -44,6 +48,16 @@ def subcommand(
         if command.prog == getattr(module, "AFTER", "diffrl doctor"):
             module.add(partial(subcommand, commands))
     return command
+
+
+def _wrapped(example: str, width: int = 76) -> str:
+    """A command over several lines of a terminal, as a shell takes it."""
+    lines = [""]
+    for word in re.findall(r"""(?:--[\w-]+ (?!-))?(?:"[^"]*"|'[^']*'|[^\s"'])+""", example.replace("\\\n", " ")):
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n  ".join(lines)
 
 
 @cache
@@ -143,15 +157,17 @@ def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> No
     if members is not None:
         text = f"images per prompt (default {members or first})"
         command.add_argument("--per-prompt", type=whole_number(1), default=members or None, metavar="M", help=text)
-    text = "sampling steps (default: as in training, 10)"
+    text = "draw as this run evaluates: solver, steps, guidance, size, where no option says otherwise"
+    command.add_argument("--like", type=Path, metavar="RUN_DIR", help=text)
+    text = "sampling steps (default: as the model's authors draw; 10 where they are not known)"
     command.add_argument("--steps", type=whole_number(1, 10**4), metavar="N", help=text)
-    text = "euler (default for flow models: what the plain pipeline uses), dpm2 (as training evaluates) or ddim"
+    text = "euler, dpm2 (as training evaluates) or ddim (default: what the plain pipeline uses)"
     command.add_argument("--sampler", choices=("euler", "dpm2", "ddim"), help=text)
-    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the model's own); use the size of the training"
+    text = "side of square images, or WIDTHxHEIGHT, in pixels (default: the LoRA's training, else the model's)"
     command.add_argument("--resolution", type=resolution, metavar="PIXELS", help=text)
     text = "images per forward (default 32)"
     command.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help=text)
-    text = "classifier-free guidance (default 1: none)"
+    text = "classifier-free guidance, 1 is none (default: the LoRA's training, else the authors')"
     command.add_argument("--guidance-scale", type=guidance, metavar="G", help=text)
     command.add_argument("--limit", type=whole_number(1), metavar="N", help="use the first N prompts only")
 
@@ -163,25 +179,33 @@ def resolution(text: str) -> int | tuple[int, int]:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+def add_texts(command: argparse.ArgumentParser) -> None:
+    """`--prompts` or `--prompt`."""
+    either = command.add_mutually_exclusive_group(required=True)
+    text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
+    either.add_argument("--prompts", metavar="FILE|SET", help=text)
+    text = "a prompt itself; may be repeated"
+    either.add_argument("--prompt", action="append", metavar="TEXT", help=text)
+
+
 def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Checked arguments that `sample` and `evaluate` share."""
+    """The keys of a `Drawing` that these arguments give, checked."""
     from diffrl.config import check_lora, check_model
-    from diffrl.prompts import check_source
+    from diffrl.prompts import given_prompts
     from diffrl.worlds import find_merge
 
-    at("MODEL", check_model, arguments.model)
-    at("--prompts", check_source, arguments.prompts)
-    lora: Path | None = arguments.lora
-    if lora is not None:
-        at("--lora", check_lora, lora)
-    if arguments.merge is not None:
-        at("--merge", find_merge, arguments.merge)
-    names = ["model", "prompts", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
-    names += ["batch_size", "family", "merge", "out"]
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)} | {
-        "lora": None if lora is None else str(lora)
-    }
-    return given | {"guidance_scale": 1.0 if arguments.guidance_scale is None else arguments.guidance_scale}
+    given = {name: value for name, value in vars(arguments).items() if name in DRAWN}
+    at("--model" if arguments.parser.prog.endswith("bench") else "MODEL", check_model, arguments.model)
+    if given.get("prompts") is not None:
+        at("--prompts", _source, given["prompts"])
+    elif getattr(arguments, "prompt", None):
+        at("--prompt", given_prompts, arguments.prompt)
+        given["prompts"] = arguments.prompt
+    checks: dict[str, Callable[[Any], object]] = {"lora": check_lora, "merge": find_merge}
+    for name, check in checks.items():
+        if given[name] is not None:
+            at(f"--{name}", check, given[name])
+    return given | {name: str(given[name]) for name in ("lora", "like") if given[name] is not None}
 
 
 def plugins_of(text: str, option: str) -> list[str]:
@@ -209,12 +233,31 @@ def at(where: str, check: Callable[[Any], object], value: object) -> None:
         raise UserError(f"{where}: {error}") from error
 
 
-def as_the_run(common: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of a run's own LoRA, on its own model: drawn as the run evaluates it, where nothing else is asked for."""
-    from diffrl.config import run_drawing
+def _source(given: str) -> None:
+    from diffrl.prompts import check_source
 
-    own = {} if arguments.lora is None else run_drawing(arguments.lora, arguments.model)
-    own = {key: value for key, value in own.items() if getattr(arguments, key, None) is None}
+    try:
+        check_source(given)
+    except UserError as error:
+        raise UserError(f"{error}{'; a text itself goes behind --prompt' * (' ' in given.strip())}") from error
+
+
+def settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a `Drawing` with what a run's record says of them, which is printed."""
+    from diffrl.records.drawing import recorded, trained_at
+
+    own, parts = recorded(given), list[str]()
     if own:
-        print(f"drawn as the run evaluates it: {', '.join(f'{key} {value}' for key, value in own.items())}")
-    return common | own
+        by = "as the LoRA was trained" if given.get("like") is None else f"as {given['like']} evaluates"
+        parts.append(f"drawn {by}: {_listed(own)}")
+    if given.get("like") is None and given.get("lora") is not None:
+        run = trained_at(given["lora"], given["model"])
+        rest = {key: run[key] for key in run if key in ("sampler", "steps") and given.get(key) is None}
+        parts += [f"its run evaluates with {_listed(rest)}: --like RUN_DIR draws so"] * bool(rest)
+    if parts:
+        print("; ".join(parts))
+    return {**given, **own}
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())

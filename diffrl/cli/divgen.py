@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import add_drawing, subcommand
+from diffrl.cli.arguments import add_drawing, drawing_of, settled, subcommand
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import out_file
 
@@ -175,43 +175,29 @@ def _benchmark(arguments: argparse.Namespace, world: str) -> Any:
 
 
 def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config import check_model
     from diffrl.divgen.prompts import world_of
     from diffrl.prompts import load_prompts
-    from diffrl.worlds import find_merge
 
-    try:
-        check_model(arguments.model)
-    except UserError as error:
-        raise UserError(f"MODEL: {error}") from error
-    for option, folder in (("--lora", arguments.lora), ("--checkpoint", arguments.checkpoint)):
+    if arguments.prompts and (arguments.small or arguments.base):
+        raise UserError("--prompts: the file says what is drawn; leave out --small and --base")
+    given, lora, checkpoint = drawing_of(arguments), arguments.lora, arguments.checkpoint
+    del given["prompts"], given["limit"], given["out"]
+    for option, folder in (("--lora", lora), ("--checkpoint", checkpoint)):
         if folder is not None and not (folder.is_dir() and any(folder.glob("*.safetensors"))):
             raise UserError(f'{option}: "{folder}" is not a folder with tensors (.safetensors)')
-    if arguments.merge is not None:
-        try:
-            find_merge(arguments.merge)
-        except UserError as error:
-            raise UserError(f"--merge: {error}") from error
-    if arguments.lora is not None and arguments.checkpoint is not None:
+    if lora is not None and checkpoint is not None:
         raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     world = world_of(arguments.model)
-    if arguments.prompts and (arguments.small or arguments.base):
-        raise UserError("--prompts: the file says what is drawn; leave out --small and --base")
     prompts = load_prompts(arguments.prompts) if arguments.prompts else _benchmark(arguments, world)
+    trained = lora or checkpoint
+    given = settled(given | {"lora": None if trained is None else str(trained)}) | {"lora": given["lora"]}
     from diffrl.divgen.run import Job, generate_images
     from diffrl.drawing import Drawing
 
-    names = ["model", "seed", "per_prompt", "steps", "sampler", "guidance_scale", "resolution", "batch_size", "family"]
-    names += ["merge"]
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    drawing = Drawing(
-        **given,
-        lora=None if arguments.lora is None else str(arguments.lora),
-    )
-    checkpoint = None if arguments.checkpoint is None else str(arguments.checkpoint)
-    drawn = generate_images(Job(drawing, world, checkpoint), _some(prompts, arguments.limit), arguments.out)
+    job = Job(Drawing(**given), world, None if checkpoint is None else str(checkpoint))
+    drawn = generate_images(job, _some(prompts, arguments.limit), arguments.out)
     if os.environ.get("RANK", "0") == "0":
         print(f"{drawn} images drawn: {arguments.out}")
     return 0

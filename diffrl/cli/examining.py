@@ -22,7 +22,7 @@ def add_doctor(add: Any) -> None:
         "diffrl doctor configs/sd35/nft_ocr.yaml --gpu 24 --processes 8",
         words_anywhere=True,
     )
-    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB] [--processes N]]"
+    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB]\n                     [--processes N]]"
     text = "estimate the memory that this config needs, from the model's configs alone, and name what to change"
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     doctor.add_argument("--gpu", metavar="GIB", help="memory of each device (default: what is free here)")

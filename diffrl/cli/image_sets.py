@@ -8,7 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, as_the_run, drawing_of, named_rewards, only_parameters, plugins_of
+from diffrl.cli.arguments import (
+    add_drawing,
+    add_texts,
+    drawing_of,
+    named_rewards,
+    only_parameters,
+    plugins_of,
+    settled,
+)
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable
 
@@ -26,8 +34,7 @@ def add_image_sets(add: Callable[..., Any]) -> None:
         words_anywhere=True,
     )
     add_drawing(command, 8)
-    text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
-    command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+    add_texts(command)
     text = "rewards by name, or path/to/file.py:Class, separated by commas; give parameters as NAME.KEY=VALUE"
     command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
     command.add_argument("--out", required=True, type=Path, metavar="DIR", help="the set's folder")
@@ -43,7 +50,7 @@ def draw(arguments: argparse.Namespace, rest: list[str]) -> int:
     wanted = named_rewards([*names, *rest], "draw-set")
     from diffrl.image_sets.draw import draw_set
 
-    count = draw_set(rewards=wanted, **as_the_run(given, arguments))
+    count = draw_set(rewards=wanted, **settled(given))
     if os.environ.get("RANK", "0") == "0":
         print(f"{count} pictures were drawn; train on them with image_set.source={arguments.out}")
     return 0

@@ -20,11 +20,12 @@ from typing import Any, NoReturn
 
 from diffrl.cli.arguments import (
     add_drawing,
-    as_the_run,
+    add_texts,
     drawing_of,
     named_rewards,
     only_parameters,
     plugins_of,
+    settled,
     subcommand,
 )
 from diffrl.cli.comparing import add_comparing
@@ -206,7 +207,8 @@ def _add_train(add: Callable[..., Parser]) -> None:
         "accelerate launch -m diffrl train my.yaml",
         words_anywhere=True,
     )
-    usage = "diffrl train CONFIG [section.key=value ...] [--resume RUN_DIR [--override KEY]] [--dry-run]"
+    usage = "diffrl train CONFIG [section.key=value ...] [--dry-run]\n"
+    usage += "                    [--resume RUN_DIR [--override KEY]]"
     train.usage = f"{usage}\n       diffrl train --help-config"
     text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
@@ -236,7 +238,9 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
         _sample,
         "draw images of prompts",
         "diffrl sample playground --prompts playground/compositional/test --limit 16 --lora runs/nft/lora --out images",
-        "diffrl sample playground --prompts playground/words/test --limit 16 --rewards playground,clip --out images",
+        'diffrl sample playground --prompt "a red heart" --prompt "two blue stars" --out images',
+        "diffrl sample playground --lora runs/nft/lora --base --rewards playground,clip "
+        "--prompts playground/words/test --limit 16 --out images",
         words_anywhere=True,
     )
     sample.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the images")
@@ -255,8 +259,9 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the file of the scores")
     for command, members in ((sample, 1), (evaluate, 4)):
         add_drawing(command, members)
-        text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
-        command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+        add_texts(command)
+        text = "also the model without --lora, from the same noise, and compare"
+        command.add_argument("--base", action="store_true", help=text)
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -288,7 +293,7 @@ def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.drawing import sample
     from diffrl.report.drawn import write_drawn
 
-    drawn = sample(rewards=wanted, **as_the_run(common, arguments))
+    drawn = sample(rewards=wanted, base=_base(arguments), **settled(common))
     print(f"images: {arguments.out}; all of them at a glance: {arguments.out / 'grid.png'}")
     print(f"page: {write_drawn(arguments.out, drawn)}")
     return 0
@@ -301,10 +306,16 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]) -> int:
     wanted = _rewards(arguments, rest, "evaluate")
     from diffrl.drawing import evaluate
 
-    result = evaluate(rewards=wanted, **common)
+    result = evaluate(rewards=wanted, base=_base(arguments), **settled(common))
     print(result)
     print(f"scores: {arguments.out}")
     return 0
+
+
+def _base(arguments: argparse.Namespace) -> bool:
+    if arguments.base and arguments.lora is None:
+        raise UserError("--base: compares with the model without its LoRA; name one with --lora")
+    return bool(arguments.base)
 
 
 def _rewards(arguments: argparse.Namespace, rest: list[str], command: str) -> dict[str, dict[str, Any]]:

@@ -82,9 +82,11 @@ def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
         raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
     from diffrl.config import check_lora
-    from diffrl.resources import file_of_run
+    from diffrl.resources import file_of_run, hub_failure
 
     file_of_run(arguments.run, "config.yaml", "publish")
+    if arguments.push is not None and (failure := hub_failure()):
+        raise UserError(f"--push: {failure}; without --push the folder is written all the same")
     check_lora(arguments.lora or arguments.run / "lora")
     from diffrl.sharing import publish, push
 

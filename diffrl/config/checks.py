@@ -7,9 +7,6 @@ import importlib.util
 import os
 import re
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from diffrl.config.base import Problem
 from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
@@ -136,26 +133,6 @@ def check_lora(lora: Path) -> None:
     if not file and not (lora.is_dir() and any(lora.glob("*.safetensors"))):
         inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
         raise UserError(f'"{lora}" is neither a LoRA file (.safetensors) nor a folder with one{inner}')
-
-
-def run_drawing(lora: Path, model: str) -> dict[str, Any]:
-    """How the run that trained this LoRA of `model` draws when it evaluates, as keys of a `Drawing`; empty if it is no
-    run's, another model's, or made by a few-step model's own sampler."""
-    file = (lora.parent.parent if lora.is_file() else lora.parent) / "config.yaml"
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        rollout, measuring = values["rollout"], values.get("evaluate") or {}
-        if values["model"] != model or rollout["sampler"] == "renoise":
-            return {}
-        own = {"sampler": "ddim" if rollout["sampler"] == "ddim" else "dpm2"}
-        own |= {"steps": measuring.get("steps") or rollout["steps"]}
-        own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
-        own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        return {}
-    if isinstance(own["resolution"], list):
-        own["resolution"] = tuple(own["resolution"])
-    return {key: value for key, value in own.items() if value is not None}
 
 
 def check_prompts(config: Config) -> None:

@@ -92,6 +92,7 @@ class Job:
             "steps": spec.steps,
             "sampler": spec.sampler,
             "guidance_scale": spec.guidance_scale,
+            "shift": spec.shift,
             "resolution": list(drawing.resolution) if isinstance(drawing.resolution, tuple) else drawing.resolution,
             "prompts": hashlib.sha256(lines.encode()).hexdigest()[:16],
         }

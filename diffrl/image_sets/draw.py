@@ -52,11 +52,10 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     scorer = Scorer(build_rewards(entries, policy.device))
     for name in scorer.batchwise:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
-    spec = job.spec(policy)
+    job = job.settled(policy.backbone)
     pieces = Pieces(out, ROWS, "set")
     if accelerator.is_main_process:
-        how = {"steps": spec.steps, "sampler": spec.sampler, "guidance_scale": spec.guidance_scale}
-        pieces.claim(_record(job, chosen, rewards) | how)
+        pieces.claim(_record(job, chosen, rewards))
         (out / "images").mkdir(exist_ok=True)
     accelerator.wait_for_everyone()  # the folder is looked at before anyone writes to it
     mine, left = pieces.share(len(chosen), accelerator)
@@ -70,7 +69,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
                 drawn.append(batch)  # noqa: B023 (called inside of this round)
                 return batch
 
-            batches = generate(policy, prompts, spec, **job.amount(), revise=note)
+            batches = generate(policy, prompts, job.spec(policy), **job.amount(), revise=note)
             images = torch.cat([images for _, images in batches])
             groups = torch.arange(len(prompts)).repeat_interleave(job.per_prompt)
             scores = scorer.score(images, [prompts[int(i)] for i in groups], groups)
@@ -114,10 +113,10 @@ def _row(
 def _record(job: Drawing, prompts: Sequence[Prompt], rewards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What decides the set, as JSON."""
     texts = json.dumps([[prompt.text, dict(prompt.metadata)] for prompt in prompts], sort_keys=True, default=str)
-    keys = ("model", "family", "merge", "lora", "seed", "per_prompt", "shift", "resolution")
+    beside = ("prompts", "limit", "batch_size", "like")
     return {
         "diffrl_version": __version__,
-        **{key: getattr(job, key) for key in keys},
+        **{key: value for key, value in vars(job).items() if key not in beside},
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
         "rewards": {name: dict(given) for name, given in rewards.items()},
     }

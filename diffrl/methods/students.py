@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from diffrl.config import Config
+from diffrl.drawing import plain_solver
 from diffrl.errors import UserError
-from diffrl.forward import FlowMatching
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.rollout import SamplerSpec
 from diffrl.run.build import Build
@@ -76,8 +76,12 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
         except UserError as error:
             raise UserError(f"evaluate.also.{name}: {error}") from None
         prepare_engine(plain, policy)
-        solver = policy.backbone.solver if isinstance(policy.process, FlowMatching) else "ddim"
-        spec = SamplerSpec(sampler=solver, steps=section.steps, guidance_scale=section.guidance_scale, noise_level=0.0)
+        spec = SamplerSpec(
+            sampler=plain_solver(policy.backbone),
+            steps=section.steps,
+            guidance_scale=section.guidance_scale,
+            noise_level=0.0,
+        )
         students.append(Student(name, policy, evaluation_spec(config) if section.same else spec))
         students[-1]._move(torch.device("cpu"))
     return students

@@ -129,6 +129,11 @@ def _over(config: Config) -> list[str]:
     return [] if base == "full" else [text]
 
 
+def drawn_steps(config: Config) -> int:
+    """Of the gallery's pictures, and of the plain call that makes them."""
+    return config.evaluate.steps or config.rollout.steps
+
+
 def snippet(facts: Facts, prompt: str) -> str:
     """Plain Python that loads the folder into diffusers and draws; run in the card's folder, or with the hub's name."""
     config = facts.config
@@ -138,7 +143,8 @@ def snippet(facts: Facts, prompt: str) -> str:
     if config.model == "playground":
         lines[1:2] = ["from diffrl.resources import shipped", "from diffusers import DiffusionPipeline"]
         base = 'shipped("assets", "playground", "pipeline")'
-    extra = {"num_inference_steps": config.rollout.steps, "guidance_scale": config.rollout.guidance_scale}
+    steps = drawn_steps(config)
+    extra = {"num_inference_steps": steps, "guidance_scale": config.rollout.guidance_scale}
     extra |= {"width": facts.resolution[0], "height": facts.resolution[1], **facts.plain_call}
     load = "".join(f", {name}=None" for name in facts.absent)
     words = ", ".join(f"{key}={value!r}" for key, value in extra.items())
@@ -146,7 +152,7 @@ def snippet(facts: Facts, prompt: str) -> str:
     if config.rollout.shift is not None:  # evenly spaced levels, which the scheduler then shifts
         lines[lines.index("from diffusers import DiffusionPipeline")] += ", FlowMatchEulerDiscreteScheduler"
         scheduler = [f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={config.rollout.shift!r})"]
-        words += f", sigmas=[1 - i / {config.rollout.steps} for i in range({config.rollout.steps})]"
+        words += f", sigmas=[1 - i / {steps} for i in range({steps})]"
     lines += [
         f"pipe = DiffusionPipeline.from_pretrained({base}, torch_dtype=torch.{kind}{load})",
         'pipe.load_lora_weights(".", adapter_name="rl")  # this folder, or its name on the hub',
@@ -206,7 +212,7 @@ def _reading(facts: Facts) -> str:
             "both models; the interval is Student's over prompts. Only what is marked as trained was optimised."
         )
     return (
-        "From the run's own evaluations, without intervals: the rewards were not at hand when this folder was written. "
+        "From the run's own evaluations, without intervals: nothing was measured when this folder was written. "
         "Only what is marked as trained was optimised."
     )
 

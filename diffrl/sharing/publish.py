@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from diffrl.config import Config, dump, load_config
 from diffrl.drawing import Drawing
-from diffrl.errors import UserError
+from diffrl.errors import UserError, in_one_line
 from diffrl.policy import Policy, find_model, read_lora
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
@@ -26,7 +26,7 @@ from diffrl.resources import file_of_run
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Card
 from diffrl.rewards.registry import load_class
-from diffrl.sharing.card import COMFY, GALLERY, LORA, Facts, render
+from diffrl.sharing.card import COMFY, GALLERY, LORA, Facts, drawn_steps, render
 from diffrl.sharing.keys import for_comfyui
 from diffrl.sharing.measure import Row, gallery, measure
 
@@ -85,8 +85,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         with replacing(out / COMFY) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})
     shown = held_out[:SHOWN]
-    same = {name: getattr(config.rollout, name) for name in ("steps", "guidance_scale", "shift")}
-    drawing = Drawing(config.model, **same)
+    drawing = Drawing(config.model, lora=str(source), steps=drawn_steps(config))
     sheet = gallery(policy, shown, drawing.spec(policy), seed=config.seed, batch_size=config.rollout.batch_size)
     sheet.save(out / GALLERY)
     dump(config.model_copy(update={"run_dir": f"runs/{run.resolve().name}"}), out / "config.yaml")
@@ -146,7 +145,7 @@ def push(folder: str | Path, repository: str) -> str:
         ConnectionError: the hub could not be reached, or refused; the folder is complete all the same.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     if repository.count("/") != 1:
         raise UserError(f'--push: "{repository}": write OWNER/NAME')
@@ -156,8 +155,8 @@ def push(folder: str | Path, repository: str) -> str:
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="A LoRA trained with diffrl")
     except HFValidationError as error:
         raise UserError(f"--push: {error}") from error
-    except (HfHubHTTPError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except Exception as error:  # the hub's, the network's, the disk's: each library has its own
+        reason = in_one_line(error, most=200)
         raise ConnectionError(f"--push: {repository} could not be sent: {reason}; {folder} is complete") from error
     return str(address)
 

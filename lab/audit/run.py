@@ -218,7 +218,7 @@ def _chosen(job: Audit, subject: Subject, judge: Subject, cases: Cases, policy: 
 
     Where all are as good as the true image there is nothing to be fooled by.
     """
-    spec = Drawing("").spec(policy)
+    spec = Drawing(str(job.model)).spec(policy)
     known = {prompt.text: prompt for prompt in cases.prompts}
     drawn = generate(policy, list(known.values()), spec, seed=job.seed, per_prompt=DRAWN, batch_size=64)
     images = torch.cat([batch.cpu() for _, batch in drawn]).unflatten(0, (-1, DRAWN))

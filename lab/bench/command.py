@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import add_drawing, as_the_run, at, named_rewards, only_parameters
+from diffrl.cli.arguments import add_drawing, at, drawing_of, named_rewards, only_parameters, settled
 from diffrl.errors import UserError, nearest
 from diffrl.records.disk import check_writable
 
@@ -99,22 +99,14 @@ def _check_packages(plugins: Iterable[str]) -> None:
 
 def _drawing(arguments: argparse.Namespace, bench: Any) -> dict[str, Any]:
     """The arguments of a `Drawing`, checked; where nothing else is asked for, the benchmark's seed and images."""
-    from diffrl.config import check_lora, check_model
-    from diffrl.worlds import find_merge
-
-    checks: dict[str, Callable[[Any], object]] = {"model": check_model, "lora": check_lora, "merge": find_merge}
-    for option, check in checks.items():
-        if (value := getattr(arguments, option)) is not None:
-            at(f"--{option}", check, value)
+    given = drawing_of(arguments)
+    given.pop("out")
     if arguments.out.is_file():
         raise UserError(f'--out: "{arguments.out}" is a file; name a folder')
     check_writable(arguments.out, "--out")
-    names = ["model", "seed", "per_prompt", "steps", "limit", "sampler", "guidance_scale", "resolution"]
-    common = {name: getattr(arguments, name) for name in [*names, "batch_size", "family", "merge"]}
-    common["lora"] = None if arguments.lora is None else str(arguments.lora)
-    official = {"seed": bench.seed, "per_prompt": bench.images, "guidance_scale": 1.0}
-    common |= {key: value for key, value in official.items() if common[key] is None}
-    return as_the_run(common, arguments)
+    official = {"seed": bench.seed, "per_prompt": bench.images}
+    given |= {key: value for key, value in official.items() if given[key] is None}
+    return settled(given)
 
 
 def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -146,16 +138,19 @@ def _judges(arguments: argparse.Namespace, rest: list[str]) -> dict[str, tuple[s
 def _work(arguments: argparse.Namespace) -> tuple[float, str]:
     """Floating-point operations of one image, text encoders left out, and in words of what; nothing is loaded."""
     from diffrl.config import Config, check_model
+    from diffrl.drawing import Drawing
     from diffrl.memory.fit import GIB
     from diffrl.memory.hollow import bytes_of, counting, hollow_backbone
     from diffrl.memory.phases import Phases
 
     at("--model", check_model, arguments.model)
-    steps, guidance = arguments.steps or 10, arguments.guidance_scale or 1.0
     drawn = {"resolution": arguments.resolution, "batch_size": arguments.batch_size}
     config = Config.model_validate({"model": arguments.model, "family": arguments.family, "rewards": {"jpeg": {}},
                                     "rollout": {**drawn, "groups": arguments.batch_size, "group_size": 2}})  # fmt: skip
     backbone = hollow_backbone(config)
+    asked = {key: getattr(arguments, key) for key in ("model", "steps", "guidance_scale", "merge")}
+    job = Drawing(**asked).settled(backbone)
+    steps, guidance = job.steps or 0, job.guidance_scale or 1.0
     phases = Phases(backbone, config)
     with counting(backbone):
         peak, forward = phases.count(partial(phases.sample, arguments.batch_size, guidance), [])

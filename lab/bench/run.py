@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffrl.divgen.run import Job, generate_images, image_file
+from diffrl.divgen.run import JOB, Job, generate_images, image_file
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.policy.engine import join_processes
@@ -94,6 +94,7 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         "title": bench.title,
         "citation": bench.citation,
         **asdict(drawing),
+        **_settled(out / "base"),
         "prompts": len(items),
         "official": {"prompts": bench.prompts, "per_prompt": bench.images, "seed": bench.seed},
         "judges": {judge: {"reward": entry.plugin, **entry.arguments} for judge, entry in judges.items()},
@@ -111,6 +112,12 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
         write_text(out / FILE, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return result
+
+
+def _settled(folder: Path) -> dict[str, Any]:
+    """What the drawing left to the model."""
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    return {key: job[key] for key in ("sampler", "steps", "guidance_scale")}
 
 
 def _whole(

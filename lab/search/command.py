@@ -10,12 +10,13 @@ from typing import Any
 
 from diffrl.cli.arguments import (
     add_drawing,
-    as_the_run,
+    add_texts,
     drawing_of,
     named_rewards,
     only_parameters,
     plugins_of,
     positive_number,
+    settled,
     whole_number,
 )
 from diffrl.errors import UserError, nearest
@@ -52,8 +53,7 @@ def add(add: Callable[..., Any]) -> None:
 
 def _add_options(command: argparse.ArgumentParser, method: str) -> None:
     add_drawing(command, None)
-    text = "playground/SUBSET/SPLIT, a set of `diffrl prompts list`, FILE.txt, FILE.jsonl or hub:OWNER/NAME"
-    command.add_argument("--prompts", required=True, metavar="FILE|SET", help=text)
+    add_texts(command)
     text = "rewards to search for, by name or path/to/file.py:Class; parameters stand anywhere as NAME.KEY=VALUE, and "
     text += "NAME.weight=W is the reward's factor in the sum (default 1)"
     command.add_argument("--rewards", required=True, metavar="A,B,C", help=text)
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
         methods=tuple(methods),
         **{name: getattr(arguments, name) for name in names},
     )
-    result = search(settings, **as_the_run(given, arguments))
+    result = search(settings, **settled(given))
     if os.environ.get("RANK", "0") == "0":
         _say(result, arguments.out)
     return 0

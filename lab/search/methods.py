@@ -219,7 +219,7 @@ def generations(
     What is left of it are further start noises, and then further children of the last generation, so that less than one
     of those is not spent. A budget for less than one start noise gives none.
     """
-    places = [round(share * steps) for share, _ in shape]
+    places = [min(round(share * steps), steps - 1) for share, _ in shape]  # before the last step, or nothing is drawn
     prices = [(steps - place) * cost for place in places]
     whole = sum(price * count for price, (_, count) in zip(prices, shape, strict=True))
     counts = [count * budget // whole for _, count in shape]

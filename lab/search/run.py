@@ -78,6 +78,7 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     """
     job, accelerator = Drawing(**drawing), join_processes()
     chosen, policy = job.chosen(), job.policy()
+    job = job.settled(policy.backbone)
     scorer, watcher = (Scorer(_built(given, policy.device)) for given in (settings.rewards, settings.watch or {}))
     _check(settings, scorer.rewards, watcher.rewards, chosen)
     benches = _benches(settings, job, policy, scorer)

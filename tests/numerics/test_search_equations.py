@@ -135,15 +135,15 @@ def test_for_flow_matching_the_guidance_is_flow_nrg_s() -> None:
 
 @pytest.mark.parametrize("budget", [1, 9, 10, 11, 20, 39, 40, 100, 320, 641, 4450, 99_999])
 @pytest.mark.parametrize("cost", [1, 2])
-def test_generations_spend_the_budget_and_no_more(budget: int, cost: int) -> None:
-    steps = 10
+@pytest.mark.parametrize("steps", [1, 2, 4, 10])
+def test_generations_spend_the_budget_and_no_more(budget: int, cost: int, steps: int) -> None:
     plan = generations(budget, steps, cost)
     spent = sum(one.children * (steps - one.step) * cost for one in plan)
     assert spent <= budget
     if budget < steps * cost:
         assert plan == []
     else:
-        assert plan[0].step == 0 and budget - spent < (steps - round(GENERATIONS[-1][0] * steps)) * cost
+        assert plan[0].step == 0 and budget - spent < max(steps - round(GENERATIONS[-1][0] * steps), 1) * cost
 
 
 def test_the_paper_s_generations_come_back_at_the_paper_s_budget() -> None:

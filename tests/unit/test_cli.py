@@ -131,7 +131,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("train --resume runs/on", '--resume: no folder "runs/on" (nearest: "one")'),
         ("train --resume runs/two", '--resume: "runs/two" is not a run\'s folder: it has no config.yaml'),
         ("train --resume runs/one optimise.seed=1", 'optimise.seed: unknown key (nearest: "seed")'),
-        ("sample", "the following arguments are required: --out, MODEL, --prompts"),
+        ("sample", "the following arguments are required: --out, MODEL"),
         ("sample playground --prompts p.txt", "the following arguments are required: --out"),
         ("sample playgrond --prompts p.txt --out o", 'MODEL: "playgrond" is neither "playground"'),
         ("sample playground --prompts q.txt --out o", '--prompts: prompts "q.txt": no such file (nearest: "p.txt")'),
@@ -215,10 +215,11 @@ def test_a_run_s_folder_may_be_moved(calls):
 
 def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     common = {"model": "playground", "prompts": "p.txt", "steps": None, "limit": None, "sampler": None}
-    common |= {"guidance_scale": 1.0, "resolution": None, "batch_size": 32, "family": None, "merge": None}
+    common |= {"guidance_scale": None, "resolution": None, "batch_size": 32, "family": None, "merge": None}
+    common |= {"like": None, "base": False}
     assert main([*SAMPLE, "--out", "o", "--lora", "runs/one/lora", "--seed", "3"]) == 0
-    as_evaluated = {"lora": "runs/one/lora", "sampler": "dpm2", "steps": 10, "seed": 3, "per_prompt": 1}
-    assert calls[0] == ("sample", (), common | as_evaluated | {"out": Path("o"), "rewards": {}})
+    more = {"lora": "runs/one/lora", "guidance_scale": 1.0, "seed": 3, "per_prompt": 1, "out": Path("o")}
+    assert calls[0] == ("sample", (), common | more | {"rewards": {}})
     assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip, ocr,clip", "--steps", "7", "--limit", "2"]) == 0
     more = {"lora": None, "seed": 0, "per_prompt": 4, "steps": 7, "limit": 2, "out": Path("s.json")}
     assert calls[1] == ("evaluate", (), common | more | {"rewards": {"clip": {}, "ocr": {}}})
@@ -411,24 +412,49 @@ def test_a_reward_s_file_is_read_before_torch_is_imported(tmp_path, text, said):
         assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
 
 
-def test_a_run_s_lora_is_drawn_as_the_run_evaluates_it(calls, capsys, tmp_path):
+OWN = {"guidance_scale": 2.0, "shift": 3.0, "resolution": (64, 32)}
+EVALUATION = {"sampler": "dpm2", "steps": 6}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run's LoRA."""
     (tmp_path / "run" / "lora").mkdir(parents=True)
-    file = tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors"
-    file.touch()
-    config = (
-        "model: playground\nrollout: {sampler: sde, steps: 6, guidance_scale: 2.0, shift: 3.0, resolution: [64, 32]}"
-    )
+    config = "model: playground\nrollout: {sampler: sde, steps: 6, guidance_scale: 2, shift: 3, resolution: [64, 32]}"
     (tmp_path / "run" / "config.yaml").write_text(config)
-    own = {"sampler": "dpm2", "steps": 6, "guidance_scale": 2.0, "shift": 3.0, "resolution": (64, 32)}
-    for lora in (file.parent, file):
+    (tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors").touch()
+    return tmp_path / "run" / "lora"
+
+
+def test_a_lora_is_drawn_as_trained_by_the_solver_and_steps_of_its_base(trained, calls, capsys):
+    file = trained / "pytorch_lora_weights.safetensors"
+    for lora in (trained, file):
         calls.clear()
         assert main([*SAMPLE, "--out", "o", "--lora", str(lora)]) == 0
-        assert own.items() <= calls[0][2].items()
-    assert main([*SAMPLE, "--out", "o", "--lora", str(file), "--steps", "9", "--sampler", "euler"]) == 0
-    assert (own | {"steps": 9, "sampler": "euler"}).items() <= calls[1][2].items()
-    assert "drawn as the run evaluates it: guidance_scale 2.0, shift 3.0" in capsys.readouterr().out.replace(
-        "resolution (64, 32), ", ""
-    )
-    (tmp_path / "run" / "config.yaml").write_text(config.replace("playground", "another"))
+        assert main([*EVALUATE, "--out", "s.json", "--rewards", "clip", "--lora", str(lora)]) == 0
+        assert main([*SAMPLE, "--out", "o"]) == 0
+        for _, _, given in calls[:2]:
+            assert OWN.items() <= given.items()
+        assert len({(given["sampler"], given["steps"]) for _, _, given in calls}) == 1
+    assert "steps 6, sampler dpm2: --like" in capsys.readouterr().out
+    for words in ([], ["--lora", str(trained)]):
+        calls.clear()
+        assert main([*SAMPLE, "--out", "o", "--like", str(trained.parent), *words]) == 0
+        assert (OWN | EVALUATION).items() <= calls[0][2].items()
+    asked = ["--lora", str(file), "--steps", "9", "--guidance-scale", "1"]
+    assert main([*SAMPLE, "--out", "o", *asked]) == 0
+    assert (OWN | {"steps": 9, "guidance_scale": 1.0, "sampler": None}).items() <= calls[1][2].items()
+    config = trained.parent / "config.yaml"
+    config.write_text(config.read_text().replace("playground", "another"))
     assert main([*SAMPLE, "--out", "o", "--lora", str(file)]) == 0
-    assert calls[2][2]["steps"] is None and calls[2][2]["guidance_scale"] == 1.0
+    assert calls[2][2]["guidance_scale"] is None
+
+
+def test_a_prompt_is_given_as_text(calls, capsys):
+    assert main(["sample", "playground", "--prompt", "a red heart", "--prompt", "a star", "--out", "o"]) == 0
+    assert calls[0][2]["prompts"] == ["a red heart", "a star"] and capsys.readouterr().out
+    assert "--prompt" in fails(capsys, "sample", "playground", "--out", "o")
+    assert "goes behind --prompt" in fails(capsys, "sample", "playground", "--prompts", "a red heart", "--out", "o")
+    twice = ["--prompt", "a star", "--prompt", "a star"]
+    assert "comes twice" in fails(capsys, "sample", "playground", *twice, "--out", "o")
+    assert "--lora" in fails(capsys, *SAMPLE, "--base", "--out", "o")

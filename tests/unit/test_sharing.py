@@ -204,12 +204,18 @@ def test_pushing_makes_the_repository_and_fails_in_one_line(folder: Path, monkey
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **rest: sent.append(Path(rest["folder_path"])))
     assert push(folder, "me/mine") == "https://hub/me/mine" and sent == ["me/mine", folder]
 
-    def unreachable(self, *words, **rest):
-        raise OSError("no network")
+    import httpx
 
-    monkeypatch.setattr(HfApi, "create_repo", unreachable)
-    with pytest.raises(ConnectionError, match=f"me/mine could not be sent: no network; {folder} is complete"):
-        push(folder, "me/mine")
+    for error in (OSError("no network"), httpx.ConnectError("no network"), RuntimeError("no network")):
+
+        def unreachable(self, *words, error=error, **rest):
+            raise error
+
+        monkeypatch.setattr(HfApi, "create_repo", unreachable)
+        with pytest.raises(ConnectionError, match=f"me/mine could not be sent: .*no network; {folder} is complete"):
+            push(folder, "me/mine")
+    assert main(["publish", str(folder.parent), "--push", "me/mine"]) == 2
+    assert "HF_HUB_OFFLINE" in capsys.readouterr().err, "before anything is measured"
     assert main(["publish", str(folder.parent), "--push", "mine"]) == 2
     assert capsys.readouterr().err == 'diffrl: error: --push: "mine": write OWNER/NAME\n'
 

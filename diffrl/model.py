@@ -1,0 +1,139 @@
+"""A model in Python: `diffrl.load` gives a `Model`, which draws. Part of the interface in `diffrl.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffrl.config import check_lora, check_model, load_config
+from diffrl.prompts import HUB, PromptLike, check_source
+from diffrl.resources import file_of_run
+from diffrl.worlds import find_merge
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from diffrl.policy import Policy
+    from diffrl.policy.pipelines import Resolution
+
+
+def prompts_of(given: str | Sequence[PromptLike]) -> str | Sequence[PromptLike]:
+    """A set, a file or a data set of the hub, checked; a text that names none is a prompt itself."""
+    if not isinstance(given, str):
+        return given
+    named = given.startswith(HUB) or given.endswith((".txt", ".jsonl"))
+    if not named and ("/" not in given or any(sign.isspace() for sign in given)):
+        return [given]
+    check_source(given)
+    return given
+
+
+class Model:
+    """A text-to-image model, perhaps with a LoRA, ready to draw; made by `load`.
+
+    `name`: what it was loaded from. `policy`: the library's own form of it; `pipe`: its diffusers pipeline.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        lora: str | None = None,
+        resolution: Resolution = None,
+        merge: str | None = None,
+    ) -> None:
+        self.name, self.policy, self.lora, self.resolution, self.merge = name, policy, lora, resolution, merge
+
+    @property
+    def pipe(self) -> Any:
+        """The diffusers pipeline; its network carries the LoRA."""
+        return self.policy.backbone.pipe
+
+    def draw(
+        self,
+        prompts: str | Sequence[PromptLike],
+        *,
+        seed: int = 0,
+        per_prompt: int = 1,
+        steps: int | None = None,
+        sampler: str | None = None,
+        guidance_scale: float | None = None,
+        batch_size: int = 32,
+    ) -> list[Image]:
+        """PIL images, `per_prompt` for each prompt, one prompt's side by side; what `diffrl sample` draws.
+
+        Args:
+            prompts: a text or several, or a set or file as in a config.
+            seed: of the noise, which depends on seed, prompt and place in the group only.
+            per_prompt: images of each prompt.
+            steps: sampling steps; None: as the model's authors draw, 10 where they are not known.
+            sampler: "euler", "dpm2" or "ddim"; None: the plain pipeline's own.
+            guidance_scale: classifier-free guidance, 1 is none; None: what the LoRA was trained at, else the authors'.
+            batch_size: images per forward.
+        """
+        from PIL import Image
+
+        from diffrl.drawing import Drawing
+        from diffrl.rollout import generate
+
+        drawing = Drawing(
+            self.name,
+            prompts_of(prompts),
+            lora=self.lora,
+            merge=self.merge,
+            seed=seed,
+            per_prompt=per_prompt,
+            steps=steps,
+            sampler=sampler,
+            guidance_scale=guidance_scale,
+            batch_size=batch_size,
+        )
+        images = []
+        for _, batch in generate(self.policy, drawing.chosen(), drawing.spec(self.policy), **drawing.amount()):
+            pixels = (batch.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+            images += [Image.fromarray(image) for image in pixels]
+        return images
+
+    def __repr__(self) -> str:
+        return f'Model("{self.name}"{f", lora={self.lora!r}" if self.lora else ""})'
+
+
+def load(
+    model: Any = "playground",
+    lora: str | Path | None = None,
+    resolution: Resolution = None,
+    family: str | None = None,
+    merge: str | None = None,
+) -> Model:
+    """A model to draw with, on this process's device (bf16 on an accelerator).
+
+    Args:
+        model: "playground", a folder in diffusers' format, or a hub id OWNER/NAME; or a run, as a `Run` or its folder:
+            then its model with its LoRA.
+        lora: the folder of a LoRA, for example `run.lora`.
+        resolution: side of the square images in pixels, or (width, height); None: what the LoRA was trained at, else
+            the model's own.
+        family: `path/to/file.py:Class` of a model family of your own; None: the run's, or by the pipeline's class.
+        merge: a LoRA that becomes part of the model first, such as "playground/turbo", with which it draws in 4 steps:
+            a file, a folder, or OWNER/NAME[:FILE] on the hub.
+
+    Raises:
+        UserError: there is no such model, run or LoRA, or they do not fit.
+    """
+    folder = Path(getattr(model, "folder", model))
+    if folder is getattr(model, "folder", None) or (folder / "metrics.jsonl").is_file():
+        config = load_config(file_of_run(folder, "config.yaml", "load"))
+        if lora is None:
+            lora = file_of_run(folder / "lora", "pytorch_lora_weights.safetensors", "load").parent
+        model, family = config.model, family or config.family
+    check_model(str(model))
+    if lora is not None:
+        check_lora(Path(lora))
+    if merge is not None:
+        find_merge(merge)
+    from diffrl.drawing import Drawing
+
+    words = None if lora is None else str(lora)
+    drawing = Drawing(str(model), lora=words, resolution=resolution, family=family, merge=merge)
+    return Model(str(model), drawing.policy(), words, drawing.resolution, merge)

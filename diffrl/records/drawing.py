@@ -1,0 +1,66 @@
+"""How a run draws when it evaluates, by its config.yaml: what commands that draw take from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diffrl.errors import UserError
+from diffrl.resources import file_of_run
+
+# What a LoRA was trained at, and is another one without. Solver and steps are not among them: pictures with and without
+# a LoRA would differ by more than the training.
+OF_A_LORA = ("guidance_scale", "shift", "resolution")
+
+
+def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the keys of a `diffrl.drawing.Drawing`, those that `given` leaves open (None) and a run's record fills.
+
+    `like`: a run, whose evaluation is followed in all. `lora`: what its run trained it at, where that is a run of
+    `model`: guidance, shift and size (`OF_A_LORA`). UserError: `like` is no run's folder.
+    """
+    found: dict[str, Any] = {}
+    if given.get("lora") is not None:
+        found = {key: value for key, value in trained_at(given["lora"], given["model"]).items() if key in OF_A_LORA}
+    if given.get("like") is not None:
+        file = file_of_run(Path(given["like"]), "config.yaml", "--like")
+        if not (like := _evaluation(file)):
+            raise UserError(f"--like: {file} is no run's config")
+        found |= like
+    return {
+        key: value for key, value in found.items() if given.get(key) is None and value is not None and key != "model"
+    }
+
+
+def trained_at(lora: str | Path, model: str) -> dict[str, Any]:
+    """How the run that trained this LoRA (a file, its folder, or a run's checkpoint) of `model` evaluates, as keys of a
+    `Drawing`; empty if it has no record (a run's or a published LoRA's config.yaml), or is another model's."""
+    path = Path(lora)
+    folder = path.parent if path.is_file() else path
+    above = folder.parents[1] if folder.parent.name == "checkpoints" else folder.parent
+    own = next((found for place in (folder, above) if (found := _evaluation(place / "config.yaml"))), {})
+    return own if own and _same(own["model"], model) else {}
+
+
+def _same(one: str, other: str) -> bool:
+    """Are these two names of one model?"""
+    folders = Path(one).expanduser(), Path(other).expanduser()
+    return one == other or (all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]))
+
+
+def _evaluation(file: Path) -> dict[str, Any]:
+    """The model of a run's config, and how it is drawn in evaluations; empty if this is none."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        rollout, measuring = values["rollout"], values.get("evaluate") or {}
+        own = {"model": str(values["model"]), "steps": measuring.get("steps") or rollout["steps"]}
+        if rollout["sampler"] != "renoise":  # a few-step model's own, which is no solver
+            own["sampler"] = "ddim" if rollout["sampler"] == "ddim" else "dpm2"
+        own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
+        own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return {}
+    return own | ({"resolution": tuple(own["resolution"])} if isinstance(own["resolution"], list) else {})
