@@ -45,6 +45,7 @@ CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {  # recipe: its authors' value
     "sd35/adv_grpo_pickscore": ADV_GRPO,
     "sd35/awm_geneval": {
         "rollout.groups": (24, 72),
+        "rewards.geneval.mode": ("partial", "flow_grpo"),
         "optimise.batch_size": (576, 1728),
         "awm.timestep_fraction": (0.9, 0.857),
         "optimise.ema.decay": (0.9, 0.99),
