@@ -127,17 +127,25 @@ def test_reward_weights_are_a_softmax_of_mean_one_or_an_exponential() -> None:
 
 
 def plackett_luce(s: Tensor, r: Tensor, tau: float) -> Tensor:
-    """The loss of one group, as the paper writes it."""
-    order = r.argsort(descending=True, stable=True)
+    """The loss of one group, as the paper writes it; a term of a tie begins at its first place."""
+    order = r.argsort(descending=True)
     s, r, total = s[order], r[order], s.new_zeros(())
-    for i in range(len(s) - 1):
-        q = (r[i:] / tau).softmax(0)
-        total = total + s[i:].logsumexp(0) - (q * s[i:]).sum()
+    for i in range(len(s)):  # without a tie the last, a race of one, is 0
+        first = r.tolist().index(float(r[i]))
+        q = (r[first:] / tau).softmax(0)
+        total = total + s[first:].logsumexp(0) - (q * s[first:]).sum()
     return total
 
 
-def test_plackett_luce_slopes_are_the_gradient() -> None:
+@pytest.mark.parametrize("values", [None, 2, 3])
+def test_plackett_luce_slopes_are_the_gradient(values: int | None) -> None:
+    """Of rewards that differ, and of those of two or three values, whose ties may be listed in any order."""
     s, r = draw(4, 6).requires_grad_(), draw(4, 6, seed=1)
+    r = r if values is None else (r.sigmoid() * values).floor()
+    if values is not None:
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(2))
+        listed = plackett_luce_slopes(s.detach()[:, order], r[:, order], 0.3)
+        torch.testing.assert_close(listed, plackett_luce_slopes(s.detach(), r, 0.3)[:, order])
     slopes = plackett_luce_slopes(s.detach(), r, 0.3)
     (want,) = torch.autograd.grad(sum(plackett_luce(s[i], r[i], 0.3) for i in range(4)), s)
     torch.testing.assert_close(slopes, want)
@@ -154,9 +162,13 @@ def test_two_members_at_temperature_zero_are_dpo() -> None:
     torch.testing.assert_close(slopes, -2 / b * dpo.view(5, 2))
 
 
-def test_tied_members_get_the_same_slope() -> None:
+def test_tied_members_that_are_as_likely_get_the_same_slope_and_others_are_drawn_together() -> None:
     slopes = plackett_luce_slopes(torch.zeros(4, dtype=torch.float64), torch.tensor([1.0, 0.0, 1.0, 0.0]).double(), 0.5)
     assert slopes[0] == slopes[2] < 0 < slopes[1] == slopes[3]
+    r = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    one, other = (plackett_luce_slopes(torch.tensor(s).double(), r, 0.05) for s in ([2.0, -2, 0, 0], [-2.0, 2, 0, 0]))
+    torch.testing.assert_close(one, other[[1, 0, 2, 3]])
+    assert one[0] > 0 > one[1] and one[:2].sum() < 0 < one[2] == one[3]
 
 
 # ---- AWM

@@ -5,14 +5,20 @@ A group's k images are sorted by reward, best first; one t and one eps for all o
 symbol       name here         meaning
 s_i          phi[:, 0]         implicit reward -b (e_theta - e_ref), e = mean over dims of (v_. - v)^2
 r            advantages        reward (group-centred: a constant changes nothing)
-q_i(j)       softmax(r / tau)  over the members from i on: soft Plackett-Luce targets
+B_i          race              the members that are not better than i, i among them
+q_i(j)       softmax(r / tau)  over B_i: soft Plackett-Luce targets
 p_i(j)       softmax(s)        likewise
 g            best              weight of e_theta of the best image
 
-    L       = sum_{i<k} [ log sum_{m>=i} exp s_m - sum_{j>=i} q_i(j) s_j ] + g e_theta(best)
-    dL/ds_j = sum_{i<=min(j, k-1)} (p_i(j) - q_i(j))  - [j best] g / b
+    L       = sum_i [ log sum_{m in B_i} exp s_m - sum_{j in B_i} q_i(j) s_j ] + g e_theta(best)
+    dL/ds_j = sum_{i: j in B_i} (p_i(j) - q_i(j))  - [j best] g / b
 
 k = 2 with tau -> 0 is DPO. Whether the paper's e is a mean or a sum over dims is not known, and so b is not either.
+
+Where rewards differ, B_i is "from i on" in the paper's sorted list. Rewards of few values (OCR, GenEval) tie mostly,
+and a list then has one of many orders, on which the slopes of all members would hang: by 12 % on average for 0/1
+rewards in groups of 6. So a term begins at a tie's first place: equal images run the same race, one another included,
+whose target gives them equal shares. The mean over all orders would need every subset of a tie.
 """
 
 from __future__ import annotations
@@ -33,23 +39,13 @@ from diffrl.policy import Policy
 
 
 def plackett_luce_slopes(s: Tensor, r: Tensor, tau: float) -> Tensor:
-    """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), in their own order; sums to 0.
-
-    Tied members share the mean of their slopes: their order says nothing.
-    """
-    order = r.argsort(dim=-1, descending=True, stable=True)
-    k = s.shape[-1]
-    ordered, rewards = s.gather(-1, order), r.gather(-1, order)
-    first = torch.arange(k - 1, device=s.device)
-    out = torch.arange(k, device=s.device) < first[:, None]  # (terms, k): no longer in the race
+    """dL/ds (..., k) of implicit rewards s (..., k) and rewards r (..., k), whatever their order; sums to 0."""
+    race = r[..., None, :] <= r[..., :, None]  # (..., k, k): is j in B_i?
 
     def shares(values: Tensor) -> Tensor:
-        return values[..., None, :].expand(*values.shape[:-1], len(first), k).masked_fill(out, -torch.inf).softmax(-1)
+        return values[..., None, :].expand_as(race).masked_fill(~race, -torch.inf).softmax(-1)
 
-    slopes = (shares(ordered) - shares(rewards / tau)).sum(-2)
-    slopes = torch.empty_like(slopes).scatter_(-1, order, slopes)
-    tied = (r[..., :, None] == r[..., None, :]).to(slopes.dtype)
-    return (tied * slopes[..., None, :]).sum(-1) / tied.sum(-1)
+    return (shares(s) - shares(r / tau)).sum(-2)
 
 
 class GDRO(Objective):
