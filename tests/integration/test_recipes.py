@@ -6,6 +6,7 @@ The rewards are stand-ins that need no weights, and so is a teacher without a Lo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tiny import tiny_flux, tiny_sd, tiny_sd3
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
+from diffrl.config.reward import read_on_training_images
+from diffrl.memory.fit import estimate
 from diffrl.memory.phases import ImageItself
 from diffrl.memory.selection import micro_batches
 from diffrl.resources import shipped, shipped_configs
@@ -115,3 +118,25 @@ def test_micro_batches_are_no_larger_on_fewer_processes(recipe: Path) -> None:
             assert sum(sizes) * world == config.optimise.batch_size * trained
     most = config.optimise.micro_batch
     assert found == {most} or (objective.selects and max(found) <= most)  # few selected rows may be fewer
+
+
+@pytest.mark.parametrize("recipe", EVERYWHERE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_large_recipe_is_watched_by_a_judge_that_it_does_not_train_on(recipe: Path) -> None:
+    """Neither the reward in another form, nor what advantages or gates are made of."""
+    config = load_config(recipe, world=8 if recipe.parent.name != "sd15" else 1)
+    trained = {entry.plugin or name for name, entry in config.rewards.items()}
+    read = read_on_training_images(config)
+    judges = {name: e for name, e in config.watch.items() if name not in read and (e.plugin or name) not in trained}
+    assert judges
+    if "# hardware: one GPU" in recipe.read_text():  # there is room for one visitor at a time
+        assert all(entry.offload for entry in config.watch.values())
+
+
+ONE_CARD = [path for path in EVERYWHERE if "# hardware: one GPU" in path.read_text()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ONE_CARD, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_doctor_s_count_fits_the_card_that_a_recipe_names(recipe: Path) -> None:
+    card = re.search(r"# hardware: one GPU of (\d+) GB", recipe.read_text())
+    assert card is not None and estimate(load_config(recipe)).total <= int(card[1]) * 1e9
