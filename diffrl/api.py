@@ -217,9 +217,9 @@ class Run:
         return warnings_of(read_run(self.folder))
 
     def gains(self) -> dict[str, tuple[float, float]]:
-        """(before, after) of everything that was evaluated on held-out prompts, by name."""
+        """(before, after) of everything that was evaluated on held-out prompts, by name; nothing of one evaluation."""
         judged = [row for row in self.metrics if "eval/diversity" in row]
-        first, last = (judged[0], judged[-1]) if judged else ({}, {})
+        first, last = (judged[0], judged[-1]) if len(judged) > 1 else ({}, {})
         names = [key for key in last if key.startswith("eval/") and not key.endswith("/std")]
         ends = {key[5:]: (first.get(key), last[key]) for key in names}
         return {name: (a, b) for name, (a, b) in ends.items() if isinstance(a, float) and isinstance(b, float)}

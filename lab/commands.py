@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import at, whole_number
+from diffrl.cli.arguments import at, positive_number, whole_number
 from diffrl.errors import UserError
 from diffrl.records.disk import check_writable, out_file
 
@@ -48,14 +48,22 @@ def add(add: Callable[..., Any]) -> None:
         dial,
         "find the best LoRA without an alarm, over strengths and checkpoints, and write it",
         "diffrl dial runs/my",
-        "diffrl dial runs/my --judge playground/compositional/test --prompts 128",
+        "diffrl dial runs/my --judge playground/compositional/test --diversity 0.75",
     )
     command.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
     text = "prompts that the point is judged on (default: the rest of prompts.test)"
     command.add_argument("--judge", metavar="FILE|SET", help=text)
     text = "how many it is chosen on, and judged on (default: evaluate.prompts of the config)"
     command.add_argument("--prompts", type=whole_number(2), metavar="N", help=text)
+    text = "share of the base's diversity that a point keeps at least (default: the run's guard.diversity)"
+    command.add_argument("--diversity", type=_share, metavar="SHARE", help=text)
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/dial)")
+
+
+def _share(text: str) -> float:
+    if (value := positive_number(text)) > 1:
+        raise argparse.ArgumentTypeError(f'expected a share above 0 and up to 1, got "{text[:40]}"')
+    return value
 
 
 def headroom(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -110,7 +118,8 @@ def dial(arguments: argparse.Namespace, rest: list[str]) -> int:
     from .dial import dial as turn
     from .dial import sentence
 
-    result = turn(arguments.run, out, judge=arguments.judge, prompts=arguments.prompts, report=_show_progress)
+    words = {name: getattr(arguments, name) for name in ("judge", "prompts", "diversity")}
+    result = turn(arguments.run, out, **words, report=_show_progress)
     print(_points(result))
     print(textwrap.fill(sentence(result), 80))
     chosen = result["points"][result["chosen"]]

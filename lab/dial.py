@@ -6,7 +6,7 @@ the base model, and they are read as the run's guard rails read a training.
 
 **The rule.** A point is healthy if strict guard rails raise no alarm on the way to it: no held-out value is worse than
 its best so far by more than 5 % and beyond the difference's 95 % interval, paired over prompts, while what is trained
-has risen, diversity (on the playground: variety) has lost at most half of what the run's guard rails allow, and so on.
+has risen, diversity (on the playground: variety) is above the limit of the run's guard rails, and so on.
 Of the points up to the first alarm of their way the one with the largest gain of what is trained is taken; none of them
 gains: the base model. It is chosen on one set of prompts and judged once, beside the last checkpoint, on another.
 """
@@ -49,7 +49,7 @@ from diffrl.run.build import build_scorers, features_name
 from diffrl.run.evaluation import evaluation_spec
 from diffrl.sharing.card import LORA
 from diffrl.sharing.measure import Row, paired, strength
-from diffrl.stats import differences, known, standard_error
+from diffrl.stats import LEVEL, differences, interval, known, p_value, standard_error
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 CHECKPOINTS = 8  # of those kept, at most, evenly from the first to the last
@@ -87,6 +87,7 @@ def dial(
     *,
     judge: str | None = None,
     prompts: int | None = None,
+    diversity: float | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Find a run's healthy point and write its LoRA, `dial.json` and `dial.html` to `out` (default: RUN/dial).
@@ -94,12 +95,16 @@ def dial(
     Args:
         judge: the prompts that the point is judged on; None: those of `prompts.test` behind the ones it is chosen on.
         prompts: how many the point is chosen on, and judged on; None: the config's `evaluate.prompts`.
+        diversity: share of the base model's below which a point has collapsed; None: the run's `guard.diversity`.
         report: told each point when it has been drawn.
 
     Raises:
         UserError: this is no run's folder, it has no checkpoint, or too few prompts are left to judge on.
     """
     config = load_config(file_of_run(folder, "config.yaml", "dial"))
+    if diversity is not None:
+        guard = config.guard.model_copy(update={"diversity": diversity})
+        config = config.model_copy(update={"guard": guard})
     chosen_on, judged_on = split_prompts(config, judge, prompts)
     points, last = points_of(folder, config)
     bench = Bench(config, folder)
@@ -211,12 +216,10 @@ def choose(
 
 
 def _strict(config: Config) -> Config:
-    """The run's guard rails for something that is to be shipped: an alarm counts at once, and diversity may have lost
-    half of what a training may lose before its alarm."""
-    share = config.guard.diversity
-    rails = {"evaluations": 1, "diversity": None if share is None else (1 + share) / 2}
+    """The run's guard rails for something that is to be shipped: an alarm counts at once."""
+    guard = config.guard.model_copy(update={"evaluations": 1})
     alone = config.evaluate.model_copy(update={"also": {}})
-    return config.model_copy(update={"guard": config.guard.model_copy(update=rails), "evaluate": alone})
+    return config.model_copy(update={"guard": guard, "evaluate": alone})
 
 
 def healthiest(entries: Sequence[Mapping[str, Any]]) -> int:
@@ -250,16 +253,16 @@ def _judge(bench: Bench, three: Sequence[Point], prompts: Sequence[Prompt]) -> d
         role = "trained" if name in bench.config.rewards else "held out"
         row = paired(name, role, tables[1], tables[2], name in bench.lower)
         rows.append(_entry(row, float(tables[0].nanmean())))
-        if role == "held out" and name != "saturation":
-            spread = max(float(known(tables[0]).std(ddof=1)), 1e-9)
+        if role == "held out" and name != "saturation" and len(values := known(tables[0])) > 1:
+            spread = max(float(values.std(ddof=1)), 1e-9)
             standardised.append(differences(tables[1], tables[2]) / spread * (-1 if name in bench.lower else 1))
     for name in base.figures:
         row = Row(name, "held out", last.figures.get(name, float("nan")), point.figures.get(name, float("nan")))
         rows.append(_entry(row, base.figures[name]))
-    mean = np.ma.masked_invalid(standardised).mean(0).filled(np.nan)
+    mean = np.ma.masked_invalid(standardised).mean(0).filled(np.nan) if standardised else np.empty(0)
     sure = [row for row in rows if row["role"] == "held out" and row["better"] is not None]
     counts = {"better": sum(row["better"] for row in sure), "worse": sum(not row["better"] for row in sure)}
-    held = {"difference": float(known(mean).mean()), "error": standard_error(mean), **counts}
+    held = {"difference": interval(mean)[0], "error": standard_error(mean), "p": p_value(mean), **counts}
     return {"judged": rows, "held_out": held}
 
 
@@ -281,6 +284,8 @@ def _write(out: Path, result: Mapping[str, Any], results: Sequence[Evaluated], b
             bench.policy.save_lora(out / "lora", "default")
     pictures = out / "pictures"
     pictures.mkdir(exist_ok=True)
+    for file in pictures.glob("[0-9][0-9]-[0-9][0-9].png"):  # of an earlier time, of other points
+        file.unlink()
     prompts = load_prompts(bench.config.prompts.test)
     for i, one in enumerate(results):
         for j, image in enumerate(one.pictures):
@@ -318,12 +323,19 @@ def sentence(result: Mapping[str, Any]) -> str:
     chosen, held = result["points"][result["chosen"]], result["held_out"]
     if chosen["way"] == "strength" and chosen["strength"] == 1:
         return "The last checkpoint is the healthy point: no alarm on the way, and nothing gains more."
-    verdict = "beats" if held["better"] > held["worse"] else "does not beat"
+    error = "" if held["error"] is None else f" +- {held['error']:.2f}"
     return (
-        f"{chosen['title']} {verdict} the last checkpoint on held-out values: {held['better']} are better and "
-        f"{held['worse']} worse beyond their 95 % intervals; {held['difference']:+.2f} +- {held['error']:.2f} standard "
-        "deviations in the mean."
+        f"Beside the last checkpoint {chosen['title']} is better in {held['better']} held-out values and worse in "
+        f"{held['worse']}, beyond their 95 % intervals; over all of them it is {held['difference']:+.2f}{error} "
+        f"standard deviations: {_word(held)}."
     )
+
+
+def _word(held: Mapping[str, Any]) -> str:
+    """What a paired test over prompts supports."""
+    if held["p"] is None or held["p"] >= 1 - LEVEL:
+        return "not more than noise"
+    return "better" if held["difference"] > 0 else "worse"
 
 
 def _place(point: Mapping[str, Any], way: str) -> float:

@@ -92,7 +92,7 @@ def asked_for(command: str, out: Path | None, table: Path | None) -> tuple[Path 
     name = command.replace(" ", "-")
     return (
         None if out is None else out_file(out, "--out", f"{name}.html"),
-        None if table is None else out_file(table, "--table", f"{name}.md"),
+        None if table is None else out_file(table, "--table", f"{name}{table.suffix}"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError
+
+log = logging.getLogger("diffrl")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER = re.compile(r"os error (\d+)")  # at the end of safetensors' messages
@@ -89,7 +92,13 @@ def inside(run_dir: str | Path, *names: str) -> Path:
 
 def out_file(path: Path, what: str, example: str) -> Path:
     """The file that a user named to be written: where its links lead. UserError, beginning with `what`, for a folder,
-    device or FIFO, which a new file would take the place of."""
+    device or FIFO, which a new file would take the place of, and for another kind of file by its name. That a file is
+    replaced is said, before the work begins."""
+    kinds = ("", Path(example).suffix)
+    if path.suffix not in kinds and not path.is_dir() and not _special(path):
+        raise UserError(f'{what}: "{path}": what is written is a {kinds[1]} file; name one such as {example}')
+    if path.is_file() and os.environ.get("RANK", "0") == "0":
+        log.warning("%s: %s is there already and will be replaced", what, path)
     if path.is_dir():
         raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
     if kind := _special(path):

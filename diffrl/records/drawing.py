@@ -52,15 +52,21 @@ def _same(one: str, other: str) -> bool:
 
 
 def _evaluation(file: Path) -> dict[str, Any]:
-    """The model of a run's config, and how it is drawn in evaluations; empty if this is none."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return evaluation_of(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+
+
+def evaluation_of(values: Any) -> dict[str, Any]:
+    """The model of a run's plain config, and how it is drawn in evaluations; empty if this is none."""
+    try:
         rollout, measuring = values["rollout"], values.get("evaluate") or {}
         own = {"model": str(values["model"]), "steps": measuring.get("steps") or rollout["steps"]}
         if rollout["sampler"] != "renoise":  # a few-step model's own, which is no solver
             own["sampler"] = "ddim" if rollout["sampler"] == "ddim" else "dpm2"
         own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
         own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+    except (KeyError, TypeError, AttributeError):
         return {}
     return own | ({"resolution": tuple(own["resolution"])} if isinstance(own["resolution"], list) else {})

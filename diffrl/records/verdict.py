@@ -173,7 +173,7 @@ class Guard:
 
         On the playground the gold measure is asked: the distance of features also falls when mistakes go away.
         """
-        name = "variety" if past[0].get("eval/variety") is not None else "diversity"
+        name = breadth(past)
         values = [_number(line.get(f"eval/{name}")) for line in past]
         base, now = values[0], values[-1]
         if self.diversity is None or not base or now is None or now >= self.diversity * base:
@@ -193,6 +193,11 @@ class Guard:
         low, high = max(base - 2 * spread, 0.0), min(base + 2 * spread, 1.0)
         text = f"saturation is {now:.2f}, the base model's images have {low:.2f} to {high:.2f}"
         return [Finding("saturation", "", "alarm", text)]
+
+
+def breadth(past: Sequence[Evaluation]) -> str:
+    """What the limit on diversity is about: variety where the first evaluation has it."""
+    return "variety" if past and past[0].get("eval/variety") is not None else "diversity"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from diffrl.records.disk import write_text
 from diffrl.records.progress import count, duration, number
 from diffrl.report.data import BREADTH, PALETTE, UNITS, RunData, warnings_of
 from diffrl.report.grouped import grouped
-from diffrl.report.groups import Group, apart, find_runs, group, names_of
+from diffrl.report.groups import Group, apart, drawn_apart, find_runs, group, names_of
 from diffrl.report.page import Markup, Page
 from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line
@@ -74,6 +74,8 @@ def _overlaid(runs: Sequence[RunData]) -> Page:
     for run in runs:
         for warning in warnings_of(run):
             page.lead(Markup("<b>{}</b>: {}").format(run.name, warning), "warning")
+    for text in drawn_apart(runs):
+        page.lead(text, "warning")
     _values(page, runs)
     page.insert(compared(runs))
     _curves(page.section("Against images generated", "Means over the held-out prompts."), runs, "samples")

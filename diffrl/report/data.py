@@ -17,7 +17,7 @@ from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records.held_out import HeldOut, read_held_out
 from diffrl.records.progress import PARTS, finite
 from diffrl.records.tracking import read_metrics
-from diffrl.records.verdict import Change, Guard, change
+from diffrl.records.verdict import Change, Guard, breadth, change
 from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 
@@ -111,6 +111,19 @@ class RunData:
         """Of a held-out value from the first evaluation to the last; None with fewer than two."""
         rows = [row for row in self.metrics if finite(row.get(f"eval/{name}"))]
         return change(name, rows[0], rows[-1], self.held, self.lower) if len(rows) > 1 else None
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of the metrics that have held-out values, oldest first."""
+        return [row for row in self.metrics if any(k.startswith("eval/") and k[5:12] != "divgen/" for k in row)]
+
+    def limit(self, name: str) -> tuple[float, str] | None:
+        """Below which value the guard rails call it a collapse, and in words; None for what they do not judge by."""
+        past, share = self.evaluations, self.guard.diversity
+        first = past[0].get(f"eval/{name}") if past and name == breadth(past) else None
+        if share is None or not isinstance(first, int | float) or not finite(first):
+            return None
+        return share * first, f"{share:.0%} of the first value"
 
     @property
     def guard(self) -> Guard:
@@ -219,8 +232,7 @@ def _overlap(run: RunData) -> Iterable[str]:
 
 def _judged(run: RunData) -> Iterable[str]:
     """What the guard rails find in the last evaluation, also what is no alarm yet."""
-    past = [row for row in run.metrics if any(key.startswith("eval/") and key[5:12] != "divgen/" for key in row)]
-    for finding in run.guard.judge(past, run.held):
+    for finding in run.guard.judge(run.evaluations, run.held):
         sign = "Possible reward hacking" if finding.kind == "parted" else "Guard rail"
         yield f"{sign}: {finding.text}.{' Look at the samples.' if finding.kind == 'parted' else ''}"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from diffrl.errors import UserError, foreign
+from diffrl.records.drawing import evaluation_of
 from diffrl.records.progress import finite
 from diffrl.report.data import BREADTH, RunData, read_run
 from diffrl.stats import differences as changes_of
@@ -210,6 +211,18 @@ def _over_prompts(name: str, pairs: Sequence[tuple[RunData, int, RunData, int]])
     if len({len(row) for row in each}) != 1:
         return None
     return p_value(np.ma.masked_invalid(each).mean(0).filled(np.nan))
+
+
+def drawn_apart(runs: Sequence[RunData]) -> list[str]:
+    """A sentence for each key in which the runs' evaluations draw differently: that is part of every difference."""
+    each = {run.name: evaluation_of(run.config) for run in runs}
+    lines = []
+    for key in ("sampler", "steps", "guidance_scale", "shift", "resolution"):
+        values = {name: str(own.get(key)) for name, own in each.items() if own}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            lines.append(f"Evaluations draw with another {key} ({listed}): part of a difference is the drawing's.")
+    return lines
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:

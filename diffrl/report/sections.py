@@ -8,6 +8,7 @@ from statistics import fmean, mode
 import yaml
 
 from diffrl.config.schema import method_of
+from diffrl.records.lock import renewed
 from diffrl.records.progress import PARTS, PHASES, duration, number
 from diffrl.records.verdict import Change, places
 from diffrl.report.data import UNITS, RunData, warnings_of
@@ -35,7 +36,7 @@ def headline(run: RunData) -> str:
     title = method_of(config).replace("+", " + ")
     parts = [f"{title} on {config.get('model', 'a model')}" if title else "", f"{last['epoch']} epochs"]
     if (planned := config.get("epochs")) and last["epoch"] < planned:
-        parts[1] = f"stopped or still running: {last['epoch']} of {planned} epochs"
+        parts[1] = f"{'running' if renewed(run.folder) else 'stopped'}: {last['epoch']} of {planned} epochs"
     parts += [f"{last.get('samples') or 0:,} images", f"{duration(run.elapsed())} of training and evaluation"]
     heading = Markup('<h1>{}</h1><p class="sub">{}</p>').format(run.name, " · ".join(part for part in parts if part))
     tiles = [_tile(run, name, "trained") for name in run.trained] + [
@@ -272,7 +273,8 @@ def _reward_chart(run: RunData, name: str) -> str:
     lines += _students(run, name)
     tag = "trained" if name in run.trained else "watched"
     tag += ", lower is better" if name in run.lower else ""
-    axis = Axis(y=UNITS.get(name, "mean score"), description=f"{name} against images generated")
+    unit, level = UNITS.get(name, "mean score"), run.limit(name)
+    axis = Axis(y=unit, level=level, description=f"{name} against images generated")
     return curves_of(name, lines, axis, tag)
 
 
@@ -291,10 +293,7 @@ def _diversity_chart(run: RunData) -> str:
     lines += _students(run, "diversity")
     if not lines:
         return ""
-    start = (held[1] or training[1])[0]
-    share = run.guard.diversity
-    level = None if share is None else (share * start, f"{share:.0%} of the first value")
-    axis = Axis(y="mean pairwise distance", level=level, description="Diversity inside prompt groups")
+    axis = Axis(y="mean pairwise distance", level=run.limit("diversity"), description="Diversity inside prompt groups")
     return curves_of("diversity", lines, axis, "inside prompt groups")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from diffrl.records.progress import count, duration
-from diffrl.report.groups import Difference, Group, Value, best, differences, names_of
+from diffrl.report.groups import Difference, Group, Value, best, differences, drawn_apart, names_of
 
 BEFORE = "before training"
 SAME = 1e-4  # between evaluations of the same model on another number of threads
@@ -37,6 +37,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
         )
     lines += [f"{one.name}: other prompts or another model than {groups[0].name}, so no difference is given."
               for one in groups[1:] if not one.pairs_with(groups[0])]  # fmt: skip
+    lines += drawn_apart([one.first for one in groups])
     images = {count(one.first.metrics[-1].get("samples")) for one in groups}
     if len(images) > 1:
         lines.append("The numbers of images differ: read the values beside them.")

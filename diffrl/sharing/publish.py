@@ -174,7 +174,7 @@ def _rows(
     judged = [row for row in metrics if "eval/diversity" in row]
     rows = []
     for name in [*config.rewards, *config.watch, "diversity"]:
-        first, last = (row.get(f"eval/{name}") for row in (judged[0], judged[-1])) if judged else (None, None)
+        first, last = (row.get(f"eval/{name}") for row in (judged[0], judged[-1])) if judged[1:] else (None, None)
         if first is not None and last is not None:
             role = "trained" if name in config.rewards else "held out"
             rows.append(Row(name, role, float(first), float(last), lower_is_better=name in lower))

@@ -17,6 +17,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from diffrl.errors import UserError, foreign, in_one_line
 from diffrl.records import ballots
 from diffrl.records.groups import FOLDER, INDEX, Listed, epochs_of, read_groups, read_json
+from diffrl.records.lock import renewed
 from diffrl.report.data import read_run
 from diffrl.report.page import escape, section
 from diffrl.report.sections import curves, headline, optimisation, samples
@@ -48,6 +49,7 @@ class Parts:
         }
         stamps = {name: " ".join(map(_stamp, paths)) for name, paths in files.items()}
         stamps["votes"] += f" {ballots.open_epoch(run) is not None}"  # until nobody waits any more
+        stamps["run"] += f" {renewed(run)}"  # running, or stopped
         return stamps
 
     def make(self, name: str, stamp: str) -> str:

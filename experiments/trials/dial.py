@@ -45,7 +45,7 @@ def dialled(name: str, seed: int) -> dict[str, Any]:
         kept = (f"prompts.test={VALIDATION}", "checkpoint.keep=99", f"seed={seed}", f"run_dir={folder}")
         train(f"playground/{config}", *overrides, *kept)
     if not (folder / "dial" / "dial.json").is_file():
-        dial(folder, judge=TEST)
+        dial(folder, judge=TEST, diversity=0.75)
     result = json.loads((folder / "dial" / "dial.json").read_text())
     assert isinstance(result, dict)
     return result | {"run": name, "seed": seed, "config": f"playground/{config}", "overrides": list(overrides)}

@@ -79,7 +79,10 @@ def test_what_it_shows_and_how_it_escapes(run: Path, url: str) -> None:
     state = get(url, "/state").json()
     assert state["asked"]["epoch"] == 3 and 500 < state["asked"]["left"] <= 600
     parts = {name: get(url, f"/parts/{name}").text for name in state["parts"]}
-    assert "<svg" in parts["run"] and "stopped or still running: 2 of 9 epochs" in parts["run"]
+    assert "<svg" in parts["run"] and "stopped: 2 of 9 epochs" in parts["run"]
+    (run / ".lock").touch()
+    assert "running: 2 of 9 epochs" in get(url, "/parts/run").text
+    (run / ".lock").unlink()
     assert "clip 0.1" in parts["groups"] and "epoch 2" in parts["groups"]
     assert "data:image/png" in parts["samples"] and 'class="choice"' in parts["votes"]
     assert not any("<script>" in text for text in parts.values())

@@ -62,6 +62,10 @@ def test_a_function_of_this_program_is_trained(tiny_model: Path, tmp_path: Path,
     assert run.metrics[1]["reward/redness"] > 0 and run.metrics[1]["eval/blueness"] > 0
     assert run.config.seed == 3 and run.config.rewards["redness"].plugin == "python:redness"
     assert {"kind": "test"} in seen and run.lora == tmp_path / "run/lora" and run.report.stat().st_size > 1000
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "metrics.jsonl").write_text((run.folder / "metrics.jsonl").read_text().splitlines()[0] + "\n")
+    assert diffrl.Run(first).gains() == {}, "one evaluation changes nothing"
     assert set(run.gains()) == {"redness", "brightness", "blueness", "light", "diversity", "saturation"}
     # A reward that is given as an object is not part of the folder: another program must give it again.
     local.forget("python:redness")

@@ -40,8 +40,12 @@ def test_dial_writes_the_point_as_a_plain_lora(config_file, monkeypatch, capsys)
     monkeypatch.setattr(module, "healthiest", lambda entries: 2)  # strength 0.5, whatever three epochs have made
     assert main(["dial", str(folder), "--out", str(folder)]) == 2  # whose lora/ it would replace
     capsys.readouterr()
-    assert main(["dial", str(folder)]) == 0
-    text = capsys.readouterr().out
+    (folder / "dial" / "pictures").mkdir(parents=True)
+    (folder / "dial" / "pictures" / "99-00.png").touch()  # of an earlier time
+    assert main(["dial", str(folder), "--diversity", "0.75"]) == 0
+    assert not (folder / "dial" / "pictures" / "99-00.png").exists()
+    text, said = capsys.readouterr()
+    assert "warning" not in said.lower() and "Beside the last checkpoint strength 0.5 is" in " ".join(text.split())
     assert max(map(len, text.splitlines()[:-2])) <= 80 and "> strength 0.5" in text
     result = json.loads((folder / "dial" / "dial.json").read_text())
     assert [point["title"] for point in result["points"]][:3] == ["base model", "strength 0.25", "strength 0.5"]
@@ -54,6 +58,26 @@ def test_dial_writes_the_point_as_a_plain_lora(config_file, monkeypatch, capsys)
     for name, tensor in whole[0].items():
         assert torch.equal(folded[0][name], tensor * 0.5 if "lora_B" in name else tensor)
     assert "<svg" in (folder / "dial" / "dial.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("held", "word"),
+    [
+        ((-0.1, 0.04, 0.01), "worse"),
+        ((0.1, 0.04, 0.01), "better"),
+        ((0.1, 0.09, 0.3), "noise"),
+        ((0.1, None, None), "noise"),
+    ],
+)
+def test_the_sentence_says_what_a_paired_test_supports(held: tuple[Any, ...], word: str) -> None:
+    point = {"title": "epoch 2", "way": "checkpoints", "strength": 1.0}
+    about = dict(zip(("difference", "error", "p"), held, strict=True)) | {"better": 2, "worse": 1}
+    assert module.sentence({"points": [point], "chosen": 0, "held_out": about}).endswith(f"{word}.")
+
+
+def test_one_limit_for_collapse(config_file) -> None:
+    config = load_config(config_file("run", guard={"diversity": 0.6}))
+    assert module._strict(config).guard.diversity == 0.6 and module._strict(config).guard.evaluations == 1
 
 
 def test_prompts_of_the_choice_never_judge(config_file, capsys) -> None:

@@ -203,3 +203,10 @@ def test_a_file_is_written_through_links_and_never_over_a_device_or_fifo(
     assert main(["evaluate", "playground", "--rewards", "playground", "--prompts", "x.txt", "--out", str(fifo)]) == 2
     assert main(["divgen", "prompts", "--out", str(tmp_path)]) == 2
     assert out_file(link, "--out", "x.html") == target
+    capsys.readouterr()
+    assert main([*compare, str(link)]) == 0
+    assert "link.html is there already and will be replaced" in capsys.readouterr().err
+    assert out_file(tmp_path / "new", "--out", "x.html") == tmp_path / "new"
+    pdf = tmp_path / "x.pdf"
+    assert main([*compare, str(pdf)]) == 2 and not pdf.exists()
+    assert "is a .html file" in capsys.readouterr().err

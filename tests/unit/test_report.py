@@ -219,6 +219,37 @@ def test_comparison(tmp_path: Path) -> None:
         report.write_comparison([a, tmp_path / "b" / ".." / "a" / "run"], out)
 
 
+def test_a_comparison_says_where_the_drawing_differs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", hack=True)]
+    for run, steps in zip(runs, (6, 10), strict=True):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        rollout = {"sampler": "flow_sde", "steps": steps, "guidance_scale": 1.0}
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "rollout": rollout}))
+    report.write_comparison(runs, tmp_path / "ab.html")
+    said = "Evaluations draw with another steps (a 6, b 10)"
+    assert said in (tmp_path / "ab.html").read_text()
+    report.write_table(runs, tmp_path / "ab.md")
+    table = (tmp_path / "ab.md").read_text()
+    assert said in table and "another guidance_scale" not in table and "another sampler" not in table
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 0.8])
+def test_the_limit_is_drawn_where_it_is_judged(tmp_path: Path, share: float | None) -> None:
+    config = {"rewards": {"clip": {}}, "guard": {"diversity": share}}
+    metrics = [{"epoch": e, "diversity": 0.9, "eval/diversity": 0.4 - e / 10, "eval/clip": 1.0} for e in (0, 2)]
+    run = RunData(tmp_path, "run", metrics, config)
+    limit = run.limit("diversity")
+    assert limit is None if share is None else limit is not None and limit[0] == pytest.approx(share * 0.4)
+    assert bool(data.warnings_of(run)) == (limit is not None and limit[0] > 0.2) and run.limit("clip") is None
+    for row in metrics:
+        row["eval/variety"] = 1.0
+    found = run.limit("variety")
+    assert run.limit("diversity") is None and (found is None) == (share is None) == (
+        not data.warnings_of(run) and not found
+    )
+    assert RunData(tmp_path, "run", [{"epoch": 1, "diversity": 0.9}], config).limit("diversity") is None
+
+
 def test_series_skip_what_is_not_finite_and_sum_the_time(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"epoch": 0, "samples": 0, "a": 1.0},

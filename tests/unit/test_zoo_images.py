@@ -248,16 +248,16 @@ def test_a_detector_is_trained_by_one_command_and_tells_new_images(
     examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     out = tmp_path / "detector"
-    command = ["artifact", "train", str(examples / "clean"), str(examples / "flawed"), "--out", str(out)]
+    command = ["flawless", "train", str(examples / "clean"), str(examples / "flawed"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu"])
-    with pytest.raises(SystemExit) as done:  # as `python -m diffrl_zoo.artifact` does
-        runpy.run_module("diffrl_zoo.artifact", run_name="__main__")
+    with pytest.raises(SystemExit) as done:  # as `python -m diffrl_zoo.flawless` does
+        runpy.run_module("diffrl_zoo.flawless", run_name="__main__")
     assert done.value.code == 0
     said = capsys.readouterr().out
     assert "40 clean and 40 flawed images; on the held-out 25%: accuracy" in said
-    figures = json.loads((out / "artifact.json").read_text())
+    figures = json.loads((out / "flawless.json").read_text())
     assert figures["auc"] > 0.8 and figures["clean"] == 40 and f"AUC {figures['auc']:.3f}" in said
-    reward: Any = load_reward("artifact", model=str(out), device="cpu")
+    reward: Any = load_reward("flawless", model=str(out), device="cpu")
     images, prompts = example_images()
     new = images[40:80]
     clean, flawed = (
@@ -265,13 +265,13 @@ def test_a_detector_is_trained_by_one_command_and_tells_new_images(
     )
     assert (clean > flawed).float().mean() > 0.85
     conforms(reward, every=16)
-    logits = load_reward("artifact", model=str(out), device="cpu", logit=True)(new, prompts[40:80], [{}] * 40)
+    logits = load_reward("flawless", model=str(out), device="cpu", logit=True)(new, prompts[40:80], [{}] * 40)
     torch.testing.assert_close(logits.sigmoid(), clean)
 
 
 def test_the_regression_is_at_its_optimum() -> None:
     """The gradient of the balanced, regularised loss vanishes, in the features' own units."""
-    from diffrl_zoo.artifact import auc, fit
+    from diffrl_zoo.flawless import auc, fit
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 5, generator=generator, dtype=torch.float64) * torch.tensor([1, 10, 0.1, 1, 3]) + 4
@@ -287,7 +287,7 @@ def test_the_regression_is_at_its_optimum() -> None:
 
 
 def test_the_detectors_mistakes_are_one_clear_line(examples: Path, tmp_path: Path, capsys: Any) -> None:
-    from diffrl_zoo.artifact import main
+    from diffrl_zoo.flawless import main
 
     def refused(*arguments: str) -> str:
         assert main(["train", *arguments, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
@@ -304,5 +304,5 @@ def test_the_detectors_mistakes_are_one_clear_line(examples: Path, tmp_path: Pat
         (tmp_path / "few" / f"{i}.png").write_bytes(b"no image")
     assert "cannot read the image" in refused(str(tmp_path / "few"), flawed)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match=r"no artifact\.json in"):
-        load_reward("artifact", model=str(tmp_path))
+    with pytest.raises(UserError, match=r"no flawless\.json in"):
+        load_reward("flawless", model=str(tmp_path))

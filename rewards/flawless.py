@@ -1,6 +1,6 @@
 """A light detector of flawed images, trained by its user on two folders of examples with one command:
 
-    python -m diffrl_zoo.artifact train CLEAN FLAWED --out DIR
+    python -m diffrl_zoo.flawless train CLEAN FLAWED --out DIR
 
 After Hong et al. 2026, "Understanding Reward Hacking in Text-to-Image Reinforcement Learning" (arXiv:2601.03468): most
 hacked rewards end in images full of artefacts, and a small detector for the kind at hand, added to the reward, stops
@@ -28,7 +28,7 @@ from diffrl.records.disk import replacing
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.vision import shared_encoder
 
-SETTINGS, HEAD = "artifact.json", "head.safetensors"
+SETTINGS, HEAD = "flawless.json", "head.safetensors"
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 LEAST = 10  # images of each kind: fewer cannot be split for training and judging
 
@@ -37,7 +37,7 @@ class Encoder:
     """The frozen features (B, 3 D) of images: of the whole, and the mean and the maximum over its four quarters."""
 
     def __init__(self, features: str, model: str, pretrained: str | None, device: str | None, precision: str) -> None:
-        self.model = shared_encoder(features, model, pretrained, device, precision, "artifact")
+        self.model = shared_encoder(features, model, pretrained, device, precision, "flawless")
         self.device = self.model.device
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ class Encoder:
         return torch.cat([self.model.embed_image(images), stacked.mean(dim=0), stacked.amax(dim=0)], dim=-1)
 
 
-class Artifact:
+class Flawless:
     """Probability that the image is clean, in [0, 1], or its log-odds with `logit`.
 
     `model`: the folder that the command `train` wrote. `device`, `precision`: of the encoder; `batch_size`: images per
     forward.
     """
 
-    name = "artifact"
+    name = "flawless"
     differentiable = True
     card = Card(
         measures="probability that the image is free of the flaws of which its user gave examples",
@@ -87,14 +87,14 @@ class Artifact:
         folder = Path(model)
         for name in (SETTINGS, HEAD):
             if not (folder / name).is_file():
-                raise UserError(f'artifact: no {name} in "{model}"; python -m diffrl_zoo.artifact train writes it')
+                raise UserError(f'flawless: no {name} in "{model}"; python -m diffrl_zoo.flawless train writes it')
         try:
             settings = json.loads((folder / SETTINGS).read_text())
             chosen = (settings["features"], settings["model"], settings["pretrained"])
             head = load_file(folder / HEAD)
             self.weight, self.bias = head["weight"], head["bias"]
         except (ValueError, KeyError, SafetensorError) as error:
-            raise UserError(f'artifact: "{model}" is damaged: {type(error).__name__} {error}') from error
+            raise UserError(f'flawless: "{model}" is damaged: {type(error).__name__} {error}') from error
         self.encoder = Encoder(*chosen, device, precision)
         self.device, self.batch_size, self.logit = self.encoder.device, batch_size, logit
         self.weight, self.bias = self.weight.to(self.device), self.bias.to(self.device)
@@ -159,7 +159,7 @@ def train(
     from safetensors.torch import save_file
 
     if not 0.05 <= holdout <= 0.5:
-        raise UserError(f"artifact: holdout is {holdout:g}, not from 0.05 to 0.5")
+        raise UserError(f"flawless: holdout is {holdout:g}, not from 0.05 to 0.5")
     files = [_images(Path(clean)), _images(Path(flawed))]
     encoder = Encoder(features, model, pretrained, device, "fp32")
     x = torch.cat([_encode(encoder, part) for part in files])
@@ -201,10 +201,10 @@ def _absolute(model: str) -> str:
 
 def _images(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise UserError(f"artifact: no folder {folder}")
+        raise UserError(f"flawless: no folder {folder}")
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if len(files) < LEAST:
-        raise UserError(f"artifact: {len(files)} images in {folder}; {LEAST} are needed at least")
+        raise UserError(f"flawless: {len(files)} images in {folder}; {LEAST} are needed at least")
     return files
 
 
@@ -220,19 +220,19 @@ def _encode(encoder: Encoder, files: Sequence[Path]) -> Tensor:
             with Image.open(path) as file:
                 pixels = torch.from_numpy(np.array(file.convert("RGB")))
         except (OSError, UnidentifiedImageError) as error:
-            raise UserError(f"artifact: cannot read the image {path}: {error}") from error
+            raise UserError(f"flawless: cannot read the image {path}: {error}") from error
         rows.append(encoder(pixels.permute(2, 0, 1)[None].to(encoder.device).float() / 255).cpu())
     return torch.cat(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: trains, prints what was measured, and returns the exit code (2 for a user's mistake)."""
-    parser = argparse.ArgumentParser(prog="python -m diffrl_zoo.artifact", description="A detector of flawed images.")
+    parser = argparse.ArgumentParser(prog="python -m diffrl_zoo.flawless", description="A detector of flawed images.")
     command = parser.add_subparsers(dest="command", required=True).add_parser(
         "train",
         help="train one on two folders of images",
-        epilog="example: python -m diffrl_zoo.artifact train good/ broken/ --out detector "
-        "--features transformers --model facebook/dinov2-base; then rewards: {artifact: {model: detector}}",
+        epilog="example: python -m diffrl_zoo.flawless train good/ broken/ --out detector "
+        "--features transformers --model facebook/dinov2-base; then rewards: {flawless: {model: detector}}",
     )
     command.add_argument("clean", help="folder of clean images")
     command.add_argument("flawed", help="folder of flawed images")
