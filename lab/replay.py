@@ -272,9 +272,9 @@ class _Watched:
         self.witness.advantages = self.base.shaped(scored)
         return self.witness.advantages
 
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+    def batch(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
         self.pairs = pairs
-        return self.base.rows(rollout, advantages, pairs, key)
+        return self.base.batch(rollout, advantages, pairs, key)
 
 
 class Shares(SumOfLosses):

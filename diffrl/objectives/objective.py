@@ -7,7 +7,7 @@ The loop (`diffrl.run.loop`) is the same for every method:
     for each optimiser step:
         objective.before_step(policy, step)                # what needs more than one micro-batch
         for each micro-batch of (sample, row number) pairs:
-            rows    = objective.rows(rollout, advantages, pairs, key)
+            rows    = objective.batch(rollout, advantages, pairs, key)
             phi     = objective.scalars(policy, rows)      # (b, m), differentiable
             losses  = objective.loss(phi, rows)            # (K,), a cheap function of phi
             penalty = penalties(objective, policy, rows)   # (b,) or None, kept outside any balancing
@@ -20,7 +20,7 @@ noised again (`noising`), the penalty is `beta` times the divergence from a refe
 
 **What may be replaced alone**
 - `rule`: from scores to advantages. MARBLE gives one with other columns, GARDO with another standard deviation. Where a
-  reward does not apply its advantage is 0; `rule.known(scored)` says where, for a loss in which 0 is not "nothing".
+  reward does not apply its advantage is 0; `rows.known` says where, for a loss in which 0 is not "nothing", and MARBLE.
 - `advantages`: (N, columns), or (N, T, columns) if rows of one image differ; `rows` picks with `row_advantages`.
 - `noising`, or `rows` itself: where rows come from (a stored trajectory, a continuation, other images).
 - `pairs`: which rows are trained at all (a pair of a group, an edge of a tree); `selects` says that some are not.
@@ -166,6 +166,7 @@ class Objective(ABC):
         # Is theta still what it is compared with: "old", or the LoRA that sampled? All LoRAs start equal.
         self.on_policy = True
         self.means = RunningMeans()
+        self.known: Tensor | None = None  # (N, columns) bool of the epoch: where a reward applies
 
     @property
     def penalty(self) -> Penalty:
@@ -188,6 +189,7 @@ class Objective(ABC):
         """The `advantages` that are trained: the penalties have seen the epoch, and the transforms are applied."""
         for penalty in self.penalties:
             penalty.see_epoch(scored)
+        self.known = self.rule.known(scored)
         advantages = self.advantages(scored)
         for transform in self.transforms:
             advantages = transform(advantages, scored)
@@ -214,6 +216,13 @@ class Objective(ABC):
         `advantages` (n, K) or (n, T, K) are those of the local samples; `key` seeds what is random in a row.
         """
         return self.noising.rows(rollout, advantages, pairs, key, self.on_policy)
+
+    def batch(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> Rows:
+        """`rows`, which say where a reward does not apply, if there are such images in the epoch."""
+        rows = self.rows(rollout, advantages, pairs, key)
+        if self.known is not None and not bool(self.known.all()):
+            rows.known = self.known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
+        return rows
 
     def before_step(self, policy: Policy, step: Step) -> None:  # noqa: B027
         """Called before the first backward pass of an optimiser step: for what needs more than one micro-batch."""

@@ -202,14 +202,14 @@ class Loop:
                 for part in parts:
                     if not len(part):  # fewer rows than micro-batches were trained
                         continue
-                    rows = objective.rows(rollout, advantages, part, key)
+                    rows = objective.batch(rollout, advantages, part, key)
                     mark, forward = time.perf_counter(), self.clock.spent("forward", "decode")
                     loss_of_step += self.gradients.add(objective, self.policy, rows, rows_of_step, self.scaler)
                     # What is neither a forward nor a decoding in there is the loss and its backward.
                     self.clock.add("backward", mark + self.clock.spent("forward", "decode") - forward)
                     self.monitor.check()
                 for _ in range(idle):
-                    self._keep_step(objective.rows(rollout, advantages, sample_pairs(samples[:1], 1), key))
+                    self._keep_step(objective.batch(rollout, advantages, sample_pairs(samples[:1], 1), key))
                 norm = self._step()
                 if norm is None:
                     self._skip(rollout, samples, loss_of_step, epoch)

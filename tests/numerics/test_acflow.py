@@ -115,9 +115,9 @@ def test_advantages_are_shaped_scores_whatever_the_group() -> None:
     scored = Scored(scores, torch.ones(1), torch.tensor([0, 0, 1, 1]), torch.zeros(4, 2), torch.zeros(4, 0))
     known = torch.tensor([1.0, 2.0, 5.0])
     wanted = (known - known.mean()) / known.std(correction=0)
-    found = objective.advantages(scored)[:, 0]
+    found = objective.shaped(scored)[:, 0]
     torch.testing.assert_close(found[[0, 1, 3]], wanted)
-    assert found[2] == 0 and objective._known.flatten().tolist() == [1, 1, 0, 1]
+    assert found[2] == 0 and objective.known.flatten().tolist() == [1, 1, 0, 1]
 
 
 def test_padding_says_nothing() -> None:

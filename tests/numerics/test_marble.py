@@ -58,7 +58,7 @@ class Case:
         self.objective.before_step(self.policy, Step(self.rollout, self.advantages, self.parts, (0,), lambda x: x))
 
     def rows(self, part: Tensor) -> Any:
-        return self.objective.rows(self.rollout, self.advantages, part, (0,))
+        return self.objective.batch(self.rollout, self.advantages, part, (0,))
 
     def run(self, gradients: Any) -> Tensor:
         """(size,) what the gradients leave in the LoRA."""
@@ -132,7 +132,7 @@ def make(policy: Policy) -> Callable[..., Case]:
         if rewards > 1:
             scores[GROUP:, -1] = torch.nan
         empty = torch.zeros(2 * GROUP, 0)
-        advantages = objective.advantages(Scored(scores, torch.ones(rewards), groups, empty, empty))
+        advantages = objective.shaped(Scored(scores, torch.ones(rewards), groups, empty, empty))
         parts = sample_pairs(torch.arange(2 * GROUP), objective.rows_per_sample(rollout)).tensor_split(pieces)
         return Case(policy, objective, rollout, advantages, parts)
 
@@ -142,7 +142,8 @@ def make(policy: Policy) -> Callable[..., Case]:
 def by_definition(case: Case, masked: bool = True) -> tuple[Tensor, Tensor]:
     """(K, size) gradients by one ordinary backward pass for each reward, and (size,) of the penalty.
 
-    `masked`: rows that a reward does not apply to are left out of its gradient, where the objective says so (NFT).
+    `masked`: rows that a reward does not apply to are left out of its gradient, where the objective says so (NFT);
+    under the others they have no part in it.
     """
     plain(case.policy)
     case.begin()
@@ -212,15 +213,16 @@ def test_one_reward_steps_as_the_objective_alone_does(make, name: str) -> None:
         assert distance(make(name, 1, beta=0.1).run(Marble(["a"], mode=mode)), plain) < 1e-5
 
 
-def test_a_step_is_the_papers_direction_in_float64(make) -> None:
+@pytest.mark.parametrize("name", ["nft", "grpo", "crd"])
+def test_a_step_is_the_papers_direction_in_float64(make, name: str) -> None:
     """d = (sum alpha_k g_k / ||g_k||) mean ||g_k|| with alpha from a general solver, and the penalty added."""
-    gradients, penalty = (g.double().numpy() for g in by_definition(make("nft", 4, beta=0.1)))
+    gradients, penalty = (g.double().numpy() for g in by_definition(make(name, 4, beta=0.1)))
     gradients[-1] *= 2  # the mean over the rows to which it applies: one prompt's of two
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / norms[:, None]
     alpha = solve_by_scipy(unit @ unit.T)
     marble = Marble(list("abcd"), mode="fresh", smoothing=0.0)
-    step = make("nft", 4, beta=0.1).run(marble)
+    step = make(name, 4, beta=0.1).run(marble)
     assert np.allclose(marble.ema, alpha, atol=1e-5)
     assert distance(step.double(), torch.from_numpy((alpha @ unit) * norms.mean() + penalty)) < 1e-4
     metrics = marble.metrics()
@@ -241,7 +243,7 @@ def test_permuted_rewards_get_permuted_coefficients(make) -> None:
     order = [2, 0, 3, 1]
     one, other = make("nft", 4), make("nft", 4)
     other.advantages = other.advantages[:, order]
-    other.objective._known = other.objective._known[:, order]
+    other.objective.known = other.objective.known[:, order]
     first, second = (Marble(list("abcd"), mode="fresh", smoothing=0.0) for _ in range(2))
     assert distance(other.run(second), one.run(first)) < 1e-5
     assert np.allclose(second.ema, first.ema[order], atol=1e-6)
@@ -255,7 +257,7 @@ def test_a_reward_times_a_thousand_changes_nothing(make) -> None:
     steps, marbles = [], []
     for factor in (1.0, 1000.0):
         scaled = (scores * torch.tensor([factor, 1.0, 1.0])) * 1e4  # far above the 1e-4 that guards a std of zero
-        case.advantages = case.objective.advantages(Scored(scaled, torch.ones(3), groups, empty, empty)).float()
+        case.advantages = case.objective.shaped(Scored(scaled, torch.ones(3), groups, empty, empty)).float()
         marbles.append(Marble(list("abc"), mode="fresh", smoothing=0.0))
         steps.append(case.run(marbles[-1]))
     assert distance(*steps) < 1e-5
@@ -272,7 +274,7 @@ def test_between_two_solves_one_pass_mixes_the_losses_by_the_smoothed_coefficien
     for _ in range(2):
         assert distance(case.run(marble), torch.from_numpy(kept).float() @ expected + penalty) < 1e-5
     assert np.array_equal(marble.ema, kept)
-    case.advantages, case.objective._known = case.advantages.flip(0), case.objective._known.flip(0)
+    case.advantages, case.objective.known = case.advantages.flip(0), case.objective.known.flip(0)
     case.run(marble)  # the fourth step solves again
     assert not np.array_equal(marble.ema, kept)
 
@@ -355,7 +357,7 @@ def test_the_told_loss_of_a_weighted_sum_is_that_of_the_sum(make) -> None:
     case.objective.rule = replace(case.objective.rule, columns=columns_of("sum", True))
     scores, empty = torch.rand(2 * GROUP, 2, generator=torch.Generator().manual_seed(5)), torch.zeros(2 * GROUP, 0)
     groups = torch.arange(2).repeat_interleave(GROUP)
-    case.advantages = case.objective.advantages(Scored(scores, torch.ones(2), groups, empty, empty))
+    case.advantages = case.objective.shaped(Scored(scores, torch.ones(2), groups, empty, empty))
     assert case.advantages.shape == (2 * GROUP, 3)
     case.begin()
     rows = case.rows(case.parts[0])
@@ -370,7 +372,7 @@ def test_a_solving_step_takes_its_own_coefficients(make) -> None:
     """The paper's Eq. 6 to 8, and the release: smoothed ones only between two solves, from the first optimum on."""
     first, second = make("nft", 3), make("nft", 3)
     second.advantages = second.advantages.flip(0)
-    second.objective._known = second.objective._known.flip(0)
+    second.objective.known = second.objective.known.flip(0)
     directions, steps = {}, {}
     for smooth in ("between", "everywhere"):
         marble = Marble(list("abc"), mode="fresh", smoothing=0.7, smooth=smooth)

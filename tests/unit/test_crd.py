@@ -58,12 +58,12 @@ def gradient(run: Run, accumulation: int, key: int = 0) -> tuple[torch.Tensor, d
     run.objective.metrics()
     rollout = ROLLOUTS[run]
     objective, policy = run.objective, run.policy
-    advantages = objective.advantages(SCORED[run])[rollout.first : rollout.first + len(rollout.member)]
+    advantages = objective.shaped(SCORED[run])[rollout.first : rollout.first + len(rollout.member)]
     parts = sample_pairs(torch.arange(len(rollout.member)), 3).tensor_split(accumulation)
     objective.on_policy = False
     objective.before_step(policy, Step(rollout, advantages, parts, (0, key), lambda values: values))
     for part in parts:
-        rows = objective.rows(rollout, advantages, part, (0, key))
+        rows = objective.batch(rollout, advantages, part, (0, key))
         run.loop.gradients.add(objective, policy, rows, len(rollout.member) * 3, run.loop.scaler)
     flat = torch.cat([p.grad.flatten() for _, p in policy.trainable])
     run.optimiser.zero_grad()
@@ -115,7 +115,7 @@ def test_a_reward_that_does_not_apply_gives_no_loss(config_file) -> None:
     run = prepared(config_file, [], columns=2)
     objective, rollout = run.objective, ROLLOUTS[run]
     gradient(run, 1)
-    advantages = objective.advantages(SCORED[run])
+    advantages = objective.shaped(SCORED[run])
     rows = objective.rows(rollout, advantages, sample_pairs(torch.arange(8, 16), 3), (0, 0))
     phi = torch.randn(24, 1, requires_grad=True)
     losses = objective.loss(phi, rows)
@@ -155,7 +155,7 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
     run = prepared(config_file, ["crd.beta=0.2"])
     gradient(run, 1)
     objective, policy, rollout = run.objective, run.policy, ROLLOUTS[run]
-    advantages = objective.advantages(SCORED[run])
+    advantages = objective.shaped(SCORED[run])
     rows = objective.rows(rollout, advantages, sample_pairs(torch.arange(4), 3), (0, 0))
     objective.scalars(policy, rows)
     with torch.no_grad(), policy.using(None):

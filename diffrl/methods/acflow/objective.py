@@ -78,7 +78,6 @@ class ActorCritic(Objective):
         self.tau, self.adv_clip = keys.tau, ADV_CLIP
         self.critic_steps, self.warmup = keys.critic_steps, keys.warmup
         self.values, self.scale = Values(keys.critic_rate, seed), Scale()
-        self._known = torch.empty(0, 0)  # (N, columns) 1 where a reward applies
         self._weights: Tensor | None = None  # (n, T, columns) of the step
 
     @classmethod
@@ -89,8 +88,8 @@ class ActorCritic(Objective):
     def advantages(self, scored: Scored) -> Tensor:
         """(N, columns) shaped scores r~, 0 where a reward does not apply."""
         raw = self.rule(scored)
-        self._known = self.rule.known(scored).float()
-        self.scale.see(raw.masked_fill(self._known == 0, torch.nan))
+        self.known = self.rule.known(scored)
+        self.scale.see(raw.masked_fill(~self.known, torch.nan))
         return self.scale(raw).nan_to_num(0.0)
 
     def before_step(self, policy: Policy, step: Step) -> None:
@@ -132,9 +131,10 @@ class ActorCritic(Objective):
             self.values.step(losses(), len(samples), step.reduce)
 
     def _local(self, step: Step, policy: Policy) -> Tensor:
-        """(n, columns) of `_known` for this process's images, on the policy's device."""
+        """(n, columns) 1 where a reward applies, of this process's images, on the policy's device."""
+        assert self.known is not None, "advantages() runs before the first step"
         here = slice(step.rollout.first, step.rollout.first + len(step.rollout.member))
-        return self._known[here].to(policy.device, non_blocking=True)
+        return self.known[here].float().to(policy.device, non_blocking=True)
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         return own_error(policy, rows)

@@ -73,17 +73,15 @@ class CRD(Objective):
         self.penalties = [Anchor(self, keys.beta, keys.anchor_guidance)]
         self.b, self.adv_clip, self.adaptive = keys.b, ADV_CLIP, keys.adaptive
         self.strength: Tensor | None = None  # (n,) of the KL anchor, if it adapts
-        self._known: Tensor | None = None  # (N, K) of the epoch
         self._overall: Tensor | None = None  # (N,) q of the weighted sum of rewards
         self._targets: Targets | None = None
         self._r_mean: Tensor | None = None  # (P, T, K) of the step, where micro-batches split groups
         self._old_error: Tensor | None = None  # (n, T), then too
 
     def advantages(self, scored: Scored) -> Tensor:
-        """What the rule says; remembers where rewards apply, and q of the weighted sum for the anchor."""
+        """What the rule says; remembers q of the weighted sum for the anchor."""
         total = group_advantages(weighted_sum(scored.scores, scored.weights), scored.groups, self.rule.std)
         self._overall = external_reward(total[:, 0], self.adv_clip)
-        self._known = self.rule.known(scored)
         return self.rule(scored)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
@@ -94,7 +92,7 @@ class CRD(Objective):
         """The epoch's targets, once; and the group means of r_theta, unless every micro-batch will hold its own."""
         if self._targets is None or self._targets.advantages is not step.advantages:
             q = external_reward(step.advantages, self.adv_clip)
-            self._targets = Targets.of(step, q, self._known, policy.device)
+            self._targets = Targets.of(step, q, self.known, policy.device)
             if self.adaptive and self.penalties[0].beta:
                 assert self._overall is not None, "advantages() runs before before_step()"
                 q = self._overall[step.rollout.first : step.rollout.first + len(step.advantages)]

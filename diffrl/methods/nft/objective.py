@@ -20,10 +20,8 @@ from diffrl.forward import Prediction
 from diffrl.methods.nft import NFTSection
 from diffrl.methods.nft.cells import contrast_of_cells, excess_of_cells
 from diffrl.methods.shared.regions import Spatial, SpatialRows
-from diffrl.objectives.advantages import Scored
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
-from diffrl.rollout import Rollout
 
 ADV_CLIP = 5.0  # A_max
 
@@ -64,18 +62,6 @@ class NFT(Spatial):
         how: dict[str, Any] = {"noising": Noising.of(keys), "decays": {"old": keys.old}}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, **how)
         self.b, self.adv_clip = keys.b, ADV_CLIP
-        self._known: Tensor | None = None  # (N, K) of the epoch; None: every reward applies everywhere
-
-    def advantages(self, scored: Scored) -> Tensor:
-        known = self.rule.known(scored)
-        self._known = None if bool(known.all()) else known
-        return super().advantages(scored)
-
-    def rows(self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]) -> SpatialRows:
-        rows = super().rows(rollout, advantages, pairs, key)
-        if self._known is not None:
-            rows.known = self._known[rollout.first + pairs[:, 0]].to(rows.t.device, non_blocking=True)
-        return rows
 
     def scalars(self, policy: Policy, rows: Rows) -> Tensor:
         assert isinstance(rows, SpatialRows), "rows() makes them"
