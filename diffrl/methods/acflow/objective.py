@@ -102,7 +102,7 @@ class ActorCritic(Objective):
             sample, number = rows.places()
             here = known[sample]
             with torch.no_grad():
-                surprise = rows.advantages - self.values.of(rows)
+                surprise = (rows.advantages - self.values.of(rows)).float()
             self.means.add("acflow/critic_error", surprise.square(), here > 0)
             self.means.add("acflow/clipped", (surprise.abs() > self.adv_clip).float(), here > 0)
             above = surprise.clamp(-self.adv_clip, self.adv_clip) - self.adv_clip  # at most 0: no weight overflows
