@@ -6,6 +6,7 @@ Below the config, so that a section can lie where it is read (`diffrl.sampling`)
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    PlainSerializer,
     PlainValidator,
     ValidationInfo,
     field_validator,
@@ -40,18 +42,26 @@ MOST = {
 }
 LARGEST = 10**9  # of any other number: a float32 resolves no more than this to 64
 
-PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+
+def _path(value: str) -> str:
+    """With the home folder for ~. A variable that no shell has filled in would become a folder of its name."""
+    if found := re.search(r"\$(\{\w+\}|[A-Za-z_]\w*)", value):
+        raise PydanticCustomError("path", f"a path without {found[0]}, which only a shell fills in")  # type: ignore[arg-type]
+    return os.path.expanduser(value)
+
+
+PathText = Annotated[str, AfterValidator(_path)]
 
 
 def _prompt_source(value: Any) -> str | dict[str, float]:
     """A name, or {name: share}."""
     if isinstance(value, str):
-        return os.path.expanduser(value)
+        return _path(value)
     numbers = value.values() if isinstance(value, dict) else []
     if not numbers or not all(type(n) in (int, float) and 0 < n <= LARGEST for n in numbers):
         text = "a set, a file, or a table {set or file: share} with shares above 0"
         raise PydanticCustomError("prompt_source", text)  # type: ignore[arg-type]
-    return {os.path.expanduser(str(name)): float(share) for name, share in value.items()}
+    return {_path(str(name)): float(share) for name, share in value.items()}
 
 
 def _resolution(value: Any) -> int | tuple[int, int]:
@@ -64,7 +74,7 @@ def _resolution(value: Any) -> int | tuple[int, int]:
     return (sides[0], sides[-1]) if isinstance(value, list | tuple) else sides[0]
 
 
-Resolution = Annotated[int | tuple[int, int], PlainValidator(_resolution)]
+Resolution = Annotated[int | tuple[int, int], PlainValidator(_resolution), PlainSerializer(lambda side: side)]
 PromptSource = Annotated[str | dict[str, float], PlainValidator(_prompt_source)]
 Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 PAIR = Field(strict=False)  # YAML's lists become tuples; the items stay strict

@@ -98,7 +98,8 @@ class _OneLine(ModelMetaclass):
                 one = error.errors(include_url=False)[0]
                 place = ".".join(str(part) for part in ("rollout", *one["loc"]))
                 got = "" if one["type"] == "sampler" else f", got {one['input']!r}"
-                raise UserError(f"{place}: {one['msg']}{got}") from error
+                none = "; none is 1 here, 0 in diffusers" * (place[-14:] == "guidance_scale" and "equal" in one["type"])
+                raise UserError(f"{place}: {one['msg']}{got}{none}") from error
             made.check_sampling()
             return made
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import at, positive_number, whole_number
+from diffrl.cli.arguments import at, out_file, positive_number, whole_number
 from diffrl.errors import UserError
-from diffrl.records.disk import check_writable, out_file
+from diffrl.records.disk import check_writable
 
 AFTER = "diffrl publish"  # in the list of commands
 

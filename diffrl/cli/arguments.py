@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed as installed_plugins
 from diffrl.plugins import load, short_name
+from diffrl.records.disk import special
 
 log = logging.getLogger("diffrl")
 # Options that are keys of a `diffrl.drawing.Drawing`.
@@ -131,8 +133,9 @@ def guidance(text: str) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not 0 <= value <= 1000:  # also what is no number
-        raise argparse.ArgumentTypeError(f'expected a number from 0 to 1000, got "{text[:40]}"')
+    if not 1 <= value <= 1000:  # also what is no number
+        none = "; none is 1 here, 0 in diffusers" * (0 <= value < 1)
+        raise argparse.ArgumentTypeError(f'expected a number from 1 to 1000, got "{text[:40]}"{none}')
     return value
 
 
@@ -206,6 +209,22 @@ def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
         if given[name] is not None:
             at(f"--{name}", check, given[name])
     return given | {name: str(given[name]) for name in ("lora", "like") if given[name] is not None}
+
+
+def out_file(path: Path, what: str, example: str) -> Path:
+    """The file that a user named to be written: where its links lead. UserError, beginning with `what`, for a folder,
+    device or FIFO, which a new file would take the place of, and for another kind of file by its name. That a file is
+    replaced is said, before the work begins."""
+    kinds = ("", Path(example).suffix)
+    if path.suffix not in kinds and not path.is_dir() and not special(path):
+        raise UserError(f'{what}: "{path}": what is written is a {kinds[1]} file; name one such as {example}')
+    if path.is_file() and os.environ.get("RANK", "0") == "0":
+        log.warning("%s: %s is there already and will be replaced", what, path)
+    if path.is_dir():
+        raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
+    if kind := special(path):
+        raise UserError(f'{what}: "{path}" is a {kind}; name a file such as {example}')
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def plugins_of(text: str, option: str) -> list[str]:

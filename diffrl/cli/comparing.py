@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import whole_number
+from diffrl.cli.arguments import out_file, whole_number
 from diffrl.errors import UserError, say
-from diffrl.records.disk import check_writable, out_file
+from diffrl.records.disk import check_writable
 from diffrl.resources import file_of_run
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.cli.arguments import add_drawing, drawing_of, settled, subcommand
+from diffrl.cli.arguments import add_drawing, drawing_of, out_file, settled, subcommand
 from diffrl.errors import UserError, nearest
-from diffrl.records.disk import out_file
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt

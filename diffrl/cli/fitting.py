@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import whole_number
+from diffrl.cli.arguments import out_file, whole_number
 from diffrl.errors import UserError
-from diffrl.records.disk import check_writable, out_file
+from diffrl.records.disk import check_writable
 
 
 def add_fit(action: Callable[..., Any]) -> None:

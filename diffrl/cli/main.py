@@ -24,6 +24,7 @@ from diffrl.cli.arguments import (
     drawing_of,
     named_rewards,
     only_parameters,
+    out_file,
     plugins_of,
     settled,
     subcommand,
@@ -43,7 +44,7 @@ from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, discard, nearest, say
-from diffrl.records.disk import check_writable, out_file
+from diffrl.records.disk import check_writable
 from diffrl.version import __version__
 
 # Commands whose processes, where a launcher started several, join one another.
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the process's life)
     try:
         with _shown_warnings():
-            words = [_at_home(word) for word in (sys.argv[1:] if argv is None else argv)]
+            words = [_at_home(_readable(word)) for word in (sys.argv[1:] if argv is None else argv)]
             code = _run(words, (parser or _parser)())
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         leave_peers(code)
@@ -91,6 +92,14 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
             say(f"diffrl: error: {' '.join(text.split())}")
         leave_peers(code)
         return code
+
+
+def _readable(word: str) -> str:
+    """UserError for letters that this process cannot read, nor find a file by: those of a locale without UTF-8."""
+    if sys.getfilesystemencoding() != "utf-8" and re.search("[\ud800-\udfff]", word):
+        shown = os.fsencode(word).decode("utf-8", "replace")
+        raise UserError(f'"{shown}": the locale (LC_ALL, LANG) has no such letters; set PYTHONUTF8=1')
+    return word
 
 
 def _at_home(word: str) -> str:

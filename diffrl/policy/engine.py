@@ -35,8 +35,8 @@ def check_launcher(accelerator: Accelerator, precision: str) -> None:
     """Say so where the launcher asks for what the config decides here, or started fewer processes than it was asked."""
     wanted = _asked_processes() if accelerator.num_processes == 1 else 1
     if wanted > 1:
-        text = "accelerate launch was asked for %d processes and has started one: without a GPU it needs --cpu"
-        log.warning(text, wanted)
+        text = "accelerate launch was asked for %d processes and has started one; this starts them: torchrun "
+        log.warning(text + "--nproc_per_node %d -m diffrl ...", wanted, wanted)
     asked = accelerator.mixed_precision
     if asked not in ("no", precision):
         log.warning("accelerate's mixed_precision %s is not used; optimise.precision is %s", asked, precision)

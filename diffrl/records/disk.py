@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import re
 import shutil
@@ -16,8 +15,6 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from diffrl.errors import UserError
-
-log = logging.getLogger("diffrl")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER = re.compile(r"os error (\d+)")  # at the end of safetensors' messages
@@ -64,7 +61,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
-        if kind := _special(path):
+        if kind := special(path):
             raise OSError(errno.EEXIST, f"it is a {kind}, not a file")
         try:
             temporary.touch()
@@ -90,23 +87,7 @@ def inside(run_dir: str | Path, *names: str) -> Path:
     return folder
 
 
-def out_file(path: Path, what: str, example: str) -> Path:
-    """The file that a user named to be written: where its links lead. UserError, beginning with `what`, for a folder,
-    device or FIFO, which a new file would take the place of, and for another kind of file by its name. That a file is
-    replaced is said, before the work begins."""
-    kinds = ("", Path(example).suffix)
-    if path.suffix not in kinds and not path.is_dir() and not _special(path):
-        raise UserError(f'{what}: "{path}": what is written is a {kinds[1]} file; name one such as {example}')
-    if path.is_file() and os.environ.get("RANK", "0") == "0":
-        log.warning("%s: %s is there already and will be replaced", what, path)
-    if path.is_dir():
-        raise UserError(f'{what}: "{path}" is a folder; name a file such as {path / example}')
-    if kind := _special(path):
-        raise UserError(f'{what}: "{path}" is a {kind}; name a file such as {example}')
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def _special(path: Path) -> str:
+def special(path: Path) -> str:
     """What it is, where it is neither file nor folder nor absent; a link is what it leads to."""
     try:
         mode = path.stat().st_mode

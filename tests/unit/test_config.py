@@ -114,6 +114,9 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ('optimise.betas=[0.9, "0.99"]', 'optimise.betas.1: expected a number, got "0.99"'),
         ("optimise.learning_rate=0", "optimise.learning_rate: expected at least 1e-12, got 0"),
         ("rollout.group_size=1", "rollout.group_size: expected at least 2, got 1"),
+        ("rollout.guidance_scale=0", "expected at least 1, got 0; none is 1 here, 0 in diffusers"),
+        ("run_dir=$HOME/x", "run_dir: expected a path without $HOME, which only a shell fills in"),
+        ("prompts={train: '${X}/p.txt', test: five.txt}", "prompts.train: expected a path without ${X}"),
         (
             "rollout.sampler=dmp2",
             'unknown sampler "dmp2" (nearest: "dpm2")',
@@ -321,6 +324,14 @@ def test_dump_reads_back_the_same(tmp_path):
     assert plain["rewards"]["clip"]["model"] == "1e-3" and plain["rewards"]["clip"]["tag"] == "no"
     assert plain["optimise"]["betas"] == [0.9, 0.999]
     assert os.listdir(tmp_path / "run") == ["config.yaml"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_that_are_not_square_are_kept_without_a_warning(tmp_path):
+    config = load_config("ok.yaml", ["rollout.resolution=[24, 20]", "evaluate.resolution=[64, 32]"])
+    dump(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert config.rollout.resolution == (24, 20) and config.resolved()["evaluate"]["resolution"] == [64, 32]
 
 
 def _is_off(config: Config, names: list[str]) -> bool:

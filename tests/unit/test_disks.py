@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffrl.cli.arguments import out_file
 from diffrl.cli.main import main
 from diffrl.config import dump, make_config
 from diffrl.errors import UserError
 from diffrl.records import checkpoint, disk
-from diffrl.records.disk import DiskError, check_writable, out_file, write_text
+from diffrl.records.disk import DiskError, check_writable, write_text
 from diffrl.records.history import read_history, saved
 from diffrl.records.tracking import Tracker, drop_lines, read_metrics, save_samples
 

@@ -99,3 +99,23 @@ def test_processes_in_step_begin_at_different_servers(alone: pytest.MonkeyPatch)
         servers.close()
     for together in zip(*firsts, strict=True):  # the k-th request of every process
         assert len(set(together)) == 3
+
+
+def test_letters_that_the_locale_has_not_are_one_line(
+    alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    for words in (["train", "my.yaml", "run_dir=runs/\udcc3\udca4"], ["sample", "\udcc3\udca4"]):
+        assert main(words) == 2
+        assert "PYTHONUTF8=1" in capsys.readouterr().err
+
+
+def test_no_guidance_is_1_everywhere(alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from diffrl.errors import UserError
+    from diffrl.sampling import SamplerSpec
+
+    assert main(["sample", "playground", "--prompt", "x", "--out", "o", "--guidance-scale", "0"]) == 2
+    said = "none is 1 here, 0 in diffusers"
+    assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match=said):
+        SamplerSpec("euler", 4, guidance_scale=0.0)
