@@ -45,9 +45,9 @@ log = logging.getLogger("diffrl")
 class Drawing:
     """What commands draw: a model, with a LoRA if one is given, and how.
 
-    What is None is settled in one place for all of them: by the run `like`; guidance, shift and size also by the run
-    that trained the LoRA (`diffrl.records.drawing`); else as the authors draw it, where the family knows the model, or
-    with 10 steps and without guidance. Solver: the plain pipeline's, without noise. So a LoRA and its base are drawn
+    What is None is settled in one place for all of them: by the run `like`; guidance, shift, size and text also by the
+    run that trained the LoRA (`diffrl.records.drawing`); else as the authors draw it, where the family knows the model,
+    or with 10 steps and without guidance. Solver: the plain pipeline's, without noise. So a LoRA and its base are drawn
     alike.
     """
 
@@ -62,6 +62,7 @@ class Drawing:
     guidance_scale: float | None = None
     shift: float | None = None  # of the schedule, as rollout.shift
     resolution: Resolution = None
+    text_length: int | None = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
     merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.worlds.find_merge`
@@ -76,7 +77,7 @@ class Drawing:
         device = join_processes().device
         spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
-        kind: dict[str, Any] = {"resolution": self.resolution, "family": self.family, "merge": self.merge}
+        kind: dict[str, Any] = {key: getattr(self, key) for key in ("resolution", "family", "merge", "text_length")}
         try:
             policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
         except UserError as error:

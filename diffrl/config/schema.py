@@ -61,6 +61,9 @@ class Config(Section, metaclass=_OneLine):
     family: PathText | None = key(
         None, "path/to/file.py:Class of a model family of your own; null: by the pipeline's class"
     )
+    text_length: int | None = key(
+        None, "of a prompt, as the pipeline's max_sequence_length; null: its own default", "tokens", ge=1
+    )
     prompts: Prompts = section(Prompts, "what to draw")
     seed: int = key(0, "seed of everything random", ge=0, le=2**63 - 1)
     epochs: int = key(40, "rounds of sampling, scoring and optimising", "epochs", ge=1)

@@ -70,6 +70,7 @@ class Job:
             device=device,
             resolution=self.drawing.resolution,
             family=self.drawing.family,
+            text_length=self.drawing.text_length,
             merge=self.drawing.merge,
         )
         policy.load_state("default", tensors.get("ema", tensors["lora"]))

@@ -26,6 +26,7 @@ from diffrl.policy.fused import Fused
 from diffrl.policy.lora import find_layers
 from diffrl.policy.pipelines import settings_of
 from diffrl.policy.quantised import quantise
+from diffrl.policy.text_length import set_text_length
 from diffrl.resources import shipped
 
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
@@ -46,6 +47,8 @@ def hollow_backbone(config: Config) -> Any:
     family = find_family(str(index["_class_name"]), config.family)
     length = settings_of(source).get("max_sequence_length")
     backbone = family(pipe, config.rollout.resolution, length)
+    if config.text_length is not None:
+        set_text_length(backbone, config.text_length)
     for module in (backbone.network, backbone.vae, *backbone.text_encoders):
         module.requires_grad_(False).eval()  # as a policy does: the layout of some depends on it
     return backbone

@@ -69,6 +69,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
                     resolution=config.evaluate.resolution or config.rollout.resolution,
                     seed=config.seed,
                     family=config.family,
+                    text_length=config.text_length,
                     merge=section.merge,
                     base=section.base,
                 )

@@ -46,6 +46,7 @@ def load_policy(
     merge: str | None = None,
     base: str = "full",
     whole: bool = True,
+    text_length: int | None = None,
 ) -> Policy:
     """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
 
@@ -60,6 +61,7 @@ def load_policy(
         merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.worlds.find_merge`).
         base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
         whole: False: the network waits in main memory for `Policy.shard`.
+        text_length: tokens of a prompt, as the pipeline's `max_sequence_length`; None: its own default.
 
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
@@ -72,6 +74,10 @@ def load_policy(
         backbone: Backbone = kind.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
+    if text_length is not None:
+        from diffrl.policy.text_length import set_text_length
+
+        set_text_length(backbone, text_length)
     if merge is not None:
         from diffrl.policy.distilled import merge_lora
 

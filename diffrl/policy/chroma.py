@@ -21,6 +21,7 @@ from diffrl.policy.family import Family, Known, pack, unpack
 class Chroma(Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
+    longest_text = 512
     known = (Known("lodestones/Chroma1-HD", 35, 5.0),)
     restrictions = ("padding is damped and not masked, as in diffusers, so texts keep their full length",)
 

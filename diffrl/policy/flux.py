@@ -26,6 +26,7 @@ class Flux(Family):
     stream of the last double block goes on into the single ones.
     """
 
+    longest_text = 512
     known = (
         Known("black-forest-labs/FLUX.1-dev", 28, 3.5, "guidance is an input of the network"),
         Known("black-forest-labs/FLUX.1-schnell", 4, 1.0, "distilled, no guidance"),

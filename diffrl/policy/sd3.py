@@ -20,7 +20,7 @@ from diffrl.policy.pipelines import Resolution
 class SD3(Family):
     """The family's part of a policy (see `diffrl.policy.family`)."""
 
-    text_length = 256
+    text_length, longest_text = 256, 512
     known = (Known("stabilityai/stable-diffusion-3.5-medium", 40, 4.5), Known("playground", 10, 1.0))
     evidence = "trained (the playground's model)"
     max_shift = 1.16

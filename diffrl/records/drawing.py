@@ -13,14 +13,14 @@ from diffrl.resources import file_of_run
 
 # What a LoRA was trained at, and is another one without. Solver and steps are not among them: pictures with and without
 # a LoRA would differ by more than the training.
-OF_A_LORA = ("guidance_scale", "shift", "resolution")
+OF_A_LORA = ("guidance_scale", "shift", "resolution", "text_length")
 
 
 def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
     """Of the keys of a `diffrl.drawing.Drawing`, those that `given` leaves open (None) and a run's record fills.
 
     `like`: a run, whose evaluation is followed in all. `lora`: what its run trained it at, where that is a run of
-    `model`: guidance, shift and size (`OF_A_LORA`). UserError: `like` is no run's folder.
+    `model`: guidance, shift, size and length of the text (`OF_A_LORA`). UserError: `like` is no run's folder.
     """
     found: dict[str, Any] = {}
     if given.get("lora") is not None:
@@ -67,6 +67,7 @@ def evaluation_of(values: Any) -> dict[str, Any]:
             own["sampler"] = "ddim" if rollout["sampler"] == "ddim" else "dpm2"
         own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
         own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
+        own["text_length"] = values.get("text_length")
     except (KeyError, TypeError, AttributeError):
         return {}
     return own | ({"resolution": tuple(own["resolution"])} if isinstance(own["resolution"], list) else {})

@@ -55,7 +55,7 @@ class Run:
     def _ahead(self) -> Ahead:
         config = self.config
         files = {key: value for key, value in self.identity.items() if key.startswith(("model", "family"))}
-        key = f"{files} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
+        key = f"{files} {config.text_length} {config.optimise.precision} {torch.__version__} {transformers.__version__}"
         tests = [prompt.text for prompt in self.evaluation.prompts]
         return Ahead(self.policy, self.source.stream, tests, config.epochs, self.accelerator, self.folder.path, key)
 

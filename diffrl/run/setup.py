@@ -163,6 +163,7 @@ def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
         resolution=config.rollout.resolution,
         seed=config.seed,
         family=config.family,
+        text_length=config.text_length,
         base=config.engine.base,
         whole=whole,
     )

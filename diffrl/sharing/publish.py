@@ -72,7 +72,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         raise UserError(f'--out: "{out}" is a file; name a folder')
     family = str(find_model(config.model)[1].get("_class_name"))
     size = config.evaluate.resolution or config.rollout.resolution
-    kind: dict[str, Any] = {"resolution": size, "family": config.family}
+    kind: dict[str, Any] = {"resolution": size, "family": config.family, "text_length": config.text_length}
     policy = Drawing(config.model, lora=str(source), **kind).policy()
     held_out = load_prompts(config.prompts.test)
     wanted = config.evaluate.prompts if prompts is None else prompts

@@ -68,6 +68,16 @@ CHANGED: dict[str, dict[str, tuple[Any, Any]]] = {  # recipe: its authors' value
     "flux/srpo_hpsv2": {"watch.aesthetic.head": ("absent", "v2")},
     "sd35/qma_geneval": {"watch.aesthetic.head": ("absent", "v2")},
 }
+# Their code reads 128 tokens of a prompt: the key was not there.
+READ_128 = """
+acflow_ocr adv_grpo_dino adv_grpo_pickscore awm_geneval dgpo_ocr dpo_ocr gardo_geneval gardo_ocr
+grpo_guard_ocr grpo_ocr grpo_ocr_16gb marble_5r nft_geneval nft_ocr nft_ocr_16gb opd_3teachers
+reform_pickscore rwr_ocr sft_ocr srum_geneval tempflow_pickscore
+"""
+for recipe in [f"sd35/{name}" for name in READ_128.split()] + [
+    f"flux/{name}" for name in ["gardo_hpsv2", "grpo_pickscore_16gb", "grpo_pickscore_24gb"]
+]:
+    CHANGED[recipe] = {**CHANGED.get(recipe, {}), "text_length": ("absent", 128)}
 
 # Judges that large recipes watch since, of those that watched nothing that they do not train on: recipe, keys added.
 OF_LOOKS = ("watch.pickscore.", "watch.aesthetic.")  # where writing or objects are trained
