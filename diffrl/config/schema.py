@@ -58,12 +58,8 @@ class Config(Section, metaclass=_OneLine):
 
     chosen: ClassVar[Method | None] = None  # the objective
     model: PathText = key("playground", '"playground", a folder in diffusers\' format, or a hub id such as org/name')
-    family: PathText | None = key(
-        None, "path/to/file.py:Class of a model family of your own; null: by the pipeline's class"
-    )
-    text_length: int | None = key(
-        None, "of a prompt, as the pipeline's max_sequence_length; null: its own default", "tokens", ge=1
-    )
+    family: PathText | None = key(None, "path/to/file.py:Class of a family of your own; null: by the pipeline's class")
+    text_length: int | None = key(None, "of a prompt; null: the pipeline's own max_sequence_length", "tokens", ge=1)
     prompts: Prompts = section(Prompts, "what to draw")
     seed: int = key(0, "seed of everything random", ge=0, le=2**63 - 1)
     epochs: int = key(40, "rounds of sampling, scoring and optimising", "epochs", ge=1)
@@ -71,18 +67,12 @@ class Config(Section, metaclass=_OneLine):
     lora: Lora = section(Lora, "the trained low-rank update")
     rollout: Rollout = section(Rollout, "how an epoch's images are drawn")
     rewards: dict[str, Reward] = key({}, "what is optimised: NAME: {weight, ...}; at least one")
-    watch: dict[str, Watched] = key(
-        {}, "what is scored in evaluations and never optimised: NAME: {...}, a reward's keys but weight"
-    )
+    watch: dict[str, Watched] = key({}, "scored in evaluations, never optimised: NAME: {a reward's keys but weight}")
     objective: PathText = key(
-        "nft",
-        "how scores become a loss: one of those below, whose section has its keys; an installed one; or your own, "
-        "path/to/file.py:Class, whose section is named like it",
+        "nft", "how scores become a loss: one below, an installed one or path/to/file.py:Class, with a section each"
     )
     advantages: Groups | None = key(None, "what groups that agree give, and other estimates; present = on")
-    image_set: ImageSet | None = key(
-        None, "pictures with prompts and scores that are trained on in the place of a rollout's; present = on"
-    )
+    image_set: ImageSet | None = key(None, "scored pictures that are trained on in place of a rollout's; present = on")
     optimise: Optimise = section(Optimise, "the optimiser")
     engine: Engine = section(Engine, "faster or smaller forms of the same computation")
     evaluate: Evaluate = section(Evaluate, "measuring on held-out prompts")

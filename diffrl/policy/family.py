@@ -54,7 +54,6 @@ class Family:
     patch = 2  # latents per side of one token
     default_side = 128  # latents per side of the model's own pictures
     text_length = 512  # the pipeline's own max_sequence_length
-    longest_text: int | None = None  # the most that the pipeline's own checks let pass; None: they do not look
     max_shift = 1.15  # of `calculate_shift`, where the scheduler's config names none
     solver = "euler"  # of the plain pipeline, in diffrl's names
     known: tuple[Known, ...] = ()

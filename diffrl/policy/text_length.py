@@ -12,7 +12,7 @@ def set_text_length(backbone: Any, tokens: int) -> None:
 
     UserError: the pipeline takes no such number (CLIP alone reads what it was trained on), or a smaller one.
     """
-    most = getattr(backbone, "longest_text", None)
+    most = getattr(backbone, "longest_text", None)  # that the pipeline's own checks let pass
     if "max_sequence_length" not in backbone.plain_call:
         raise UserError(
             "text_length: this model's pipeline takes none, what it reads of a prompt is fixed; leave the key out"

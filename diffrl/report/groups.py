@@ -217,7 +217,7 @@ def drawn_apart(runs: Sequence[RunData]) -> list[str]:
     """A sentence for each key in which the runs' evaluations draw differently: that is part of every difference."""
     each = {run.name: evaluation_of(run.config) for run in runs}
     lines = []
-    for key in ("sampler", "steps", "guidance_scale", "shift", "resolution"):
+    for key in ("sampler", "steps", "guidance_scale", "shift", "resolution", "text_length"):
         values = {name: str(own.get(key)) for name, own in each.items() if own}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
