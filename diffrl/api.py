@@ -23,6 +23,7 @@ from diffrl.model import Model, load, prompts_of
 from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
 from diffrl.rewards import local
+from diffrl.run.peers import joined
 
 __all__ = ["Config", "Model", "Run", "evaluate", "load", "load_config", "prepare", "save_config", "train"]
 
@@ -69,12 +70,13 @@ def train(
         RewardError, TrainingError: when the run cannot go on; a checkpoint is left behind.
         Interrupted: by Ctrl-C, a notebook's stop button, or SIGTERM; continue with `resume`.
     """
-    checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
+    with (peers := joined()).starting():
+        checked, folder = prepare(config, overrides, rewards=rewards, watch=watch, resume=resume, values=values)
     from diffrl.run.processes import parted_at_exit
     from diffrl.run.train import train as run_training
 
     with parted_at_exit():
-        run_training(checked, resume=folder, dry_run=dry_run, override=override)
+        run_training(checked, resume=folder, dry_run=dry_run, override=override, peers=peers)
     return Run(checked.run_dir)
 
 

@@ -19,6 +19,11 @@ class UserError(ValueError):
     """Bad input: one line that says what, where and the nearest valid choice. The command line exits with 2."""
 
 
+def first_of_machine() -> bool:
+    """Does this process say what all processes of its machine meet? What machines have may differ."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def printable(text: str) -> str:
     """Text for a terminal: what would steer it (control characters, turns of the direction of writing) or cannot be
     encoded is spelled out. Names, prompts and answers of servers come from others."""

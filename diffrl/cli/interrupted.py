@@ -21,7 +21,8 @@ def resumable(folder: str | Path, train: Callable[[], object]) -> int:
         train()
     except Interrupted as ended:
         if os.environ.get("RANK", "0") == "0":
-            say(f"{again}  ({ended}; exit code {EXIT_CODE})")
+            begun = (Path(folder) / "metrics.jsonl").is_file()
+            say(f"{again if begun else 'diffrl: nothing was trained yet'}  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     except KeyboardInterrupt:
         if (Path(folder) / "checkpoints").is_dir():

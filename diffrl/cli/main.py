@@ -43,8 +43,9 @@ from diffrl.cli.recipes import add_recipes
 from diffrl.cli.rewards import add_rewards
 from diffrl.cli.sharing import add_sharing
 from diffrl.cli.watch import add_watch
-from diffrl.errors import UserError, discard, nearest, say
+from diffrl.errors import UserError, discard, first_of_machine, nearest, say
 from diffrl.records.disk import check_writable
+from diffrl.run.peers import joined
 from diffrl.version import __version__
 
 # Commands whose processes, where a launcher started several, join one another.
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
             raise
         # Bad input is the same on every process of a machine, and machines may have different files: the first process
         # of each says so. Other failures may be one process's alone.
-        if not getattr(error, "quiet", False) and (code != 2 or _first_of_machine()):
+        if not getattr(error, "quiet", False) and (code != 2 or first_of_machine()):
             say(f"diffrl: error: {' '.join(text.split())}")
         leave_peers(code)
         return code
@@ -106,10 +107,6 @@ def _at_home(word: str) -> str:
     """`~` as the home folder where a shell leaves it: behind an equals sign, or in a program's list of words."""
     name, equals, path = word.partition("=") if re.match(r"[\w.-]+=~(/|$)", word) else ("", "", word)
     return f"{name}{equals}{os.path.expanduser(path)}" if path == "~" or path.startswith("~/") else word
-
-
-def _first_of_machine() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _check_launcher() -> None:
@@ -283,14 +280,13 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     from diffrl.api import prepare
 
-    config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
+    with (peers := joined()).starting():
+        config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
 
     from diffrl.run.train import train
 
-    return resumable(
-        config.run_dir,
-        lambda: train(config, resume=resume, dry_run=arguments.dry_run, override=arguments.override),
-    )
+    options = {"dry_run": arguments.dry_run, "override": arguments.override, "peers": peers}
+    return resumable(config.run_dir, lambda: train(config, resume, **options))
 
 
 def _sample(arguments: argparse.Namespace, rest: list[str]) -> int:

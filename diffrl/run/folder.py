@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -47,6 +48,7 @@ class RunFolder:
         """What this start is, before anything is trained: config, environment (with `facts`), history."""
         if not self.main:
             return
+        self.ended(None)
         free = free_changes(config, self.path) if start.resumed else []
         dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
@@ -59,6 +61,13 @@ class RunFolder:
             for name in ("metrics.jsonl", history.NAME, held_out.NAME):  # of a run that died before it trained
                 (self.path / name).unlink(missing_ok=True)
             history.started(self.path, identity)
+
+    def ended(self, code: int | None) -> None:
+        """Write the exit code of this start, since launchers end with one of their own. None: it has not ended yet."""
+        path = self.path / "exit_code"
+        if self.main and self.path.is_dir():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True) if code is None else path.write_text(f"{code}\n")
 
     def save(self, tensors: Tensors, state: Mapping[str, Any], keep: int, identity: Identity) -> None:
         """A complete checkpoint; `keep`: how many stay."""

@@ -22,41 +22,32 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from diffrl.errors import UserError, in_one_line, printable, say
-from diffrl.run.folder import RunFolder
+from diffrl.errors import UserError, first_of_machine, in_one_line, printable, say
 from diffrl.run.interrupt import EXIT_CODE, SIGNALS, Interrupted
 from diffrl.run.loop import TrainingError
+from diffrl.run.peers import Peers
 
 LIMIT = "DIFFRL_HEARTBEAT"  # environment variable: seconds without a heartbeat after which a process is given up
 SECONDS = 90.0
 GRACE = 10.0  # seconds for a main thread to end by itself; launchers kill 30 s after their SIGTERM
-PAUSE = 3.0  # seconds that the news of a peer may need after an exchange with it has failed
+PAUSE = 3.0  # seconds that the news of a peer may need after an exchange with it has failed, or an error in the start
 JOINING = 20.0  # seconds for all to be connected
 
 log = logging.getLogger("diffrl")
 
 
-class Heartbeat:
-    """The processes that train together. Nothing happens before `join`, nor where there is one process only.
+class Heartbeat(Peers):
+    """The processes that train together. Nothing happens before `join`, nor where there is one process only."""
 
-    Attributes:
-        lock: held by whoever writes what a resume needs, or ends this process.
-        ended: why this process has to end, once it has; `check` raises it.
-        on_failure: keeps what can be kept without the others.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.lock = threading.RLock()
-        self.ended: Exception | None = None
-        self.on_failure: Callable[[Any], None] = lambda error: None
+    def __init__(self) -> None:
+        super().__init__()
         self.rank, self.table, self.limit = 0, [("", 0)], SECONDS
         self._links: dict[socket.socket, int] = {}  # to the rank
         self._silent: dict[socket.socket, int] = {}  # beats since something was heard
@@ -79,6 +70,7 @@ class Heartbeat:
             self.limit, asked = float(asked), ""
         if asked or not self.limit > 0:
             raise UserError(f'{LIMIT}: expected seconds above 0, got "{os.environ[LIMIT]}"')
+        self.accelerator = accelerator
         if accelerator.num_processes == 1:
             return
         self.rank, token = accelerator.process_index, secrets.token_hex(16)
@@ -128,14 +120,8 @@ class Heartbeat:
         finally:
             signal.set_wakeup_fd(before)
 
-    def check(self) -> None:
-        """Raise why this process has to end, if it has to."""
-        if self.ended is not None:
-            raise self.ended
-
     @contextlib.contextmanager
     def attribute_errors(self) -> Iterator[None]:
-        """An error inside of it becomes the cause elsewhere that it follows from, if there is one."""
         try:
             yield
         except BaseException as error:
@@ -158,9 +144,6 @@ class Heartbeat:
                 f"rank {self.rank}: the others live but do not come to an exchange: {in_one_line(error)}"
             )
         return error
-
-    def __enter__(self) -> Heartbeat:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Tell the others how this process ended. After an error they wait for rank 0: its end may end them, and a
@@ -213,7 +196,7 @@ class Heartbeat:
                 due = time.monotonic() + beat
                 self._beat(int(self.limit / beat))
             if self.ended is not None and last == math.inf:
-                last = time.monotonic() + GRACE
+                last = time.monotonic() + (GRACE if self.on_failure else PAUSE)
             if time.monotonic() >= last:
                 if self.lock.acquire(blocking=False):
                     self._end()
@@ -277,7 +260,7 @@ class Heartbeat:
         return error
 
     def _final(self, cause: BaseException) -> BaseException:
-        if cause is self.ended and isinstance(cause, TrainingError):
+        if self.folder is not None and cause is self.ended and isinstance(cause, TrainingError):
             folder = self.folder  # which this machine may not have
             kept = folder.intact if folder.path.is_dir() else f"continue with --resume {folder.path}"
             final = TrainingError(f"{cause}; {kept}")
@@ -289,13 +272,16 @@ class Heartbeat:
         """End this process, whose main thread is held up."""
         assert self.ended is not None
         try:
-            self.on_failure(self.ended)
+            if self.on_failure is not None:
+                self.on_failure(self.ended)
         except Exception as error:
             say(f"diffrl: error: {in_one_line(error)}")
         final, code = self._final(self.ended), self._word["code"]
-        if code == EXIT_CODE and self.rank == 0:
+        if self.folder is not None:
+            self.folder.ended(code)
+        if code == EXIT_CODE and self.rank == 0 and self.folder is not None:
             say(f"diffrl: continue with: diffrl train --resume {self.folder.path}  ({final}; exit code {code})")
-        elif not (getattr(final, "quiet", False) or (code != 1 and self.rank)):
+        elif not (getattr(final, "quiet", False) or code == EXIT_CODE or (code == 2 and not first_of_machine())):
             say(f"diffrl: error: {' '.join(printable(str(final)).split())}")
         os._exit(code)
 

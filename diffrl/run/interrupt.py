@@ -1,7 +1,7 @@
 """What comes from outside while a run trains: signals that end it, and readers of its output that go away.
 
-SIGTERM, SIGINT or SIGHUP ends a run at the next micro-batch, everything saved, with an exit code of its own. An output
-that nobody reads any more ends nothing.
+SIGTERM, SIGINT, SIGHUP, or SIGUSR1 or SIGUSR2, by which clusters warn, ends a run at the next micro-batch, everything
+saved, with an exit code of its own. An output that nobody reads any more ends nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from diffrl.errors import discard, say
 log = logging.getLogger("diffrl")
 EXIT_CODE = 75  # "temporary failure, try again" of sysexits.h: a scheduler that re-queues on it goes on with --resume
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-SIGNALS = [number for number in (signal.SIGTERM, signal.SIGINT, HANGUP) if number is not None]
+NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+SIGNALS = [signal.Signals[name] for name in NAMES if hasattr(signal, name)]
 
 
 class Interrupted(Exception):
@@ -31,20 +32,23 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """While entered, the first SIGTERM, SIGINT or SIGHUP is only noted, and `check` raises; a second SIGINT stops at
-    once. SIGHUP is what a closed terminal sends; where it is ignored, as under nohup, it stays so.
+    """While entered, the first of `SIGNALS` is only noted, and `check` raises; a second SIGINT stops at once. SIGHUP is
+    what a closed terminal sends; where it is ignored, as under nohup, it stays so.
 
+    `at_once`: raise Interrupted where the signal comes, as long as there is nothing to save; SIGINT does what it did.
     Outside of the main thread, where Python forbids handlers, signals do what they always did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.requested: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                ignored = number == HANGUP and signal.getsignal(number) == signal.SIG_IGN
+                if ignored or (self.at_once and number == signal.SIGINT):
                     continue
                 self._before[number] = signal.signal(number, self._note)
         return self
@@ -57,7 +61,11 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number).name
+        first, self.requested = self.requested is None, signal.Signals(number).name
+        if self.at_once:
+            if first:
+                raise Interrupted(self.requested)
+            return
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
         say(f"\ndiffrl: {self.requested}: ending after this micro-batch{again}")
 

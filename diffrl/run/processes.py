@@ -36,6 +36,12 @@ def parted_at_exit() -> Iterator[None]:
         atexit.register(_part)
 
 
+def set_timeout(limit: timedelta) -> None:
+    """Of the exchanges that follow; torch names the function otherwise in each of its versions."""
+    with contextlib.suppress(AttributeError):
+        getattr(dist, "set_timeout", distributed_c10d._set_pg_timeout)(limit)
+
+
 def _part() -> None:
     if dist.is_initialized():  # the script may have ended it
         dist.destroy_process_group()
@@ -51,8 +57,7 @@ class Processes:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """While all of them do the same: an exchange that not all come to fails after TOGETHER, not after WAITING."""
-        set_timeout = getattr(dist, "set_timeout", getattr(distributed_c10d, "_set_pg_timeout", None))
-        if self.count == 1 or set_timeout is None:
+        if self.count == 1:
             yield
             return
         set_timeout(TOGETHER)

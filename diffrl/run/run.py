@@ -15,26 +15,26 @@ from diffrl.records import checkpoint
 from diffrl.records.held_out import read_held_out
 from diffrl.run.ahead import Ahead
 from diffrl.run.folder import RunFolder
-from diffrl.run.heartbeat import Heartbeat
 from diffrl.run.hooks import restore, states
 from diffrl.run.interrupt import Interrupted
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
+from diffrl.run.peers import Peers
 from diffrl.run.processes import check_agreement
 from diffrl.run.setup import build, check, load, preflight
 from diffrl.run.start import Start
 
 
 class Run:
-    """What trains: policy, loop and evaluation. `folder`: None: the config's `run_dir`. `heartbeat`: joined here."""
+    """What trains: policy, loop and evaluation. `folder`: by default the config's `run_dir`; `peers`: none."""
 
-    def __init__(self, config: Config, folder: RunFolder | None = None, heartbeat: Heartbeat | None = None) -> None:
-        checked = check(config, folder, heartbeat)
+    def __init__(self, config: Config, folder: RunFolder | None = None, peers: Peers | None = None) -> None:
+        checked = check(config, folder, peers or Peers())
         rewards = preflight(checked)
         loaded = load(checked, rewards)
         built = build(checked, rewards, loaded)
         self.config, self.spec = loaded.config, loaded.config.rollout
-        self.accelerator, self.folder, self.heartbeat = checked.accelerator, checked.folder, checked.heartbeat
+        self.accelerator, self.folder, self.peers = checked.accelerator, checked.folder, checked.peers
         self.main = self.accelerator.is_main_process
         self.scorer, self.judges = rewards.scorer, rewards.judges
         self.policy, self.objective = loaded.policy, loaded.objective
@@ -46,7 +46,7 @@ class Run:
         self.ahead = self._ahead()
         self.epoch = 0
         self._kept: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
-        self.heartbeat.on_failure = self.leave
+        self.peers.on_failure = self.leave
 
     def look_out_for(self, check: Callable[[], None]) -> None:
         """Ask `check`, which may raise, wherever the run can be left: between batches, and while a reward is busy."""
@@ -61,7 +61,7 @@ class Run:
 
     def save(self) -> None:
         """A complete checkpoint of everything that shapes the future, and the LoRA for others to load."""
-        with self.heartbeat.lock:
+        with self.peers.lock:
             if self.main:
                 self.folder.save(*self._state(), self.config.checkpoint.keep, self.identity)
             self._kept = None

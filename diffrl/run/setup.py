@@ -43,10 +43,10 @@ from diffrl.run.clock import Clock
 from diffrl.run.device import check_device, prepare_engine
 from diffrl.run.evaluation import Evaluation
 from diffrl.run.folder import RunFolder
-from diffrl.run.heartbeat import Heartbeat
 from diffrl.run.hooks import Monitor, RunHook
 from diffrl.run.identity import contents, digests, of_training, started_with
 from diffrl.run.loop import Loop
+from diffrl.run.peers import Peers
 from diffrl.run.processes import WAITING, Processes, check_agreement
 from diffrl.run.source import Rollouts
 from diffrl.run.start import config_identity
@@ -56,12 +56,12 @@ ALIKE = "start every process with the same config, prompts, weights and plugins"
 
 @dataclass(frozen=True)
 class Checked:
-    """`sharding`: how the network is divided among the processes; None: it is not. `heartbeat`: the other processes."""
+    """`sharding`: how the network is divided among the processes; None: it is not."""
 
     config: Config
     accelerator: Accelerator
     folder: RunFolder
-    heartbeat: Heartbeat
+    peers: Peers
     sharding: Any
 
 
@@ -103,12 +103,10 @@ class Built:
     identity: Identity
 
 
-def check(config: Config, folder: RunFolder | None, heartbeat: Heartbeat | None) -> Checked:
-    """Join the other processes. UserError for what cannot be had."""
-    accelerator = join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
+def check(config: Config, folder: RunFolder | None, peers: Peers) -> Checked:
+    """Compare what the processes were started with. UserError for what cannot be had."""
+    accelerator = peers.accelerator or join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING)])
     folder = folder or RunFolder(Path(config.run_dir), accelerator.is_main_process)
-    if heartbeat is not None:
-        heartbeat.join(accelerator)
     check_agreement(accelerator, started_with(config), ALIKE)
     sharding = None
     if accelerator.distributed_type != DistributedType.NO:
@@ -119,7 +117,7 @@ def check(config: Config, folder: RunFolder | None, heartbeat: Heartbeat | None)
         raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
     if accelerator.is_main_process:
         check_launcher(accelerator, config.optimise.precision)
-    return Checked(config, accelerator, folder, heartbeat or Heartbeat(folder), sharding)
+    return Checked(config, accelerator, folder, peers, sharding)
 
 
 def preflight(checked: Checked) -> Rewards:

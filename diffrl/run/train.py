@@ -10,40 +10,51 @@ from pathlib import Path
 from rich.console import Console
 
 from diffrl.config import Config
-from diffrl.errors import foreign, printable
+from diffrl.errors import UserError, foreign, printable
 from diffrl.records.disk import DiskError
 from diffrl.run.describe import describe, meanings
 from diffrl.run.folder import RunFolder
-from diffrl.run.heartbeat import Heartbeat
-from diffrl.run.interrupt import Interrupted, Interrupts
+from diffrl.run.interrupt import EXIT_CODE, Interrupted, Interrupts
 from diffrl.run.journal import Journal
 from diffrl.run.loop import TrainingError
+from diffrl.run.peers import Peers, joined
 from diffrl.run.run import Run
 from diffrl.run.start import Start, find_start
 
 __all__ = ["Run", "train"]
 
 
-def train(config: Config, resume: Path | None = None, dry_run: bool = False, override: Sequence[str] = ()) -> None:
+def train(
+    config: Config,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    override: Sequence[str] = (),
+    peers: Peers | None = None,
+) -> None:
     """Run or resume a training; see the module's documentation and `diffrl train --help`.
 
-    `override`: keys in which a resumed run may differ from what its checkpoint was trained with.
+    `override`: keys in which a resumed run may differ from what its checkpoint was trained with. `peers`: the
+    other processes, where they have met already.
 
     Raises:
         UserError: for what the config asks and cannot be had, before anything is written; for a folder that another
             process writes to, that holds a run (without `resume`), or that has none that could go on (with it).
         RewardError, TrainingError: when the run cannot go on; the last checkpoint is intact.
-        Interrupted: by SIGTERM or SIGINT; the epoch that was broken off starts again with --resume.
+        Interrupted: by a signal; the epoch that was broken off starts again with --resume.
     """
     folder = RunFolder(Path(config.run_dir) if resume is None else resume, os.environ.get("RANK", "0") == "0")
-    if dry_run:
-        _dry_run(config, folder, resume is not None, override)
-        return
-    with folder.held() as owner, Heartbeat(folder) as heartbeat:
+    peers = peers or joined()
+    peers.folder = folder
+    with peers, Interrupts(at_once=True):
+        (_dry_run if dry_run else _train)(config, folder, resume is not None, override, peers)
+
+
+def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
+    with folder.held() as owner:
         # A new run's folder is looked at by the first process only: it may have begun to write while others start.
-        look = folder.main or resume is not None
-        start = find_start(config, folder.path, resume is not None, override) if look else Start()
-        run = Run(config, folder, heartbeat)
+        look = folder.main or resumed
+        start = find_start(config, folder.path, resumed, override) if look else Start()
+        run = Run(config, folder, peers)
         start.compare(run.identity)
         with _left_intact(run):
             facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
@@ -54,17 +65,17 @@ def train(config: Config, resume: Path | None = None, dry_run: bool = False, ove
                     run.restore(start)
                 with (
                     Journal(run.config, folder, run.lower, describe(run) + meanings(run), run.hooks) as journal,
-                    run.heartbeat.attribute_errors(),
+                    run.peers.attribute_errors(),
                 ):
                     run.train(journal)
 
 
-def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str]) -> None:
+def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
     from diffrl.run.dry_run import first_scores, without_caches
 
     folder.check_free()
     start = find_start(config, folder.path, resumed, override)
-    run = Run(without_caches(config), folder)
+    run = Run(without_caches(config), folder, peers)
     start.compare(run.identity)
     try:
         if run.main:
@@ -77,19 +88,25 @@ def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequenc
 @contextmanager
 def _left_intact(run: Run) -> Iterator[None]:
     """However it ends: what the run goes on from is on the disk, and nothing waits to be scored."""
+    code = 1
     try:
         yield
+        code = 0
     except DiskError as error:
         raise DiskError(f"{error}; {run.folder.intact}") from error
+    except (Interrupted, UserError) as error:
+        code = EXIT_CODE if isinstance(error, Interrupted) else 2
+        raise
     finally:
+        run.folder.ended(code)
         run.close()
 
 
 @contextmanager
 def _interruptible(run: Run, checks: Sequence[Callable[[], None]]) -> Iterator[None]:
     """`checks` may raise, and signals and the other processes' endings do, wherever the run can be left."""
-    with Interrupts() as interrupts, run.heartbeat.forward_signals():
-        every = [*checks, run.heartbeat.check, interrupts.check]
+    with Interrupts() as interrupts, run.peers.forward_signals():
+        every = [*checks, run.peers.check, interrupts.check]
         run.look_out_for(lambda: [check() for check in every])  # type: ignore[arg-type,return-value]
         try:
             yield

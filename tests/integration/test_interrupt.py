@@ -23,6 +23,7 @@ from diffrl.run.train import train
 
 # Where the signal arrives: (class, attribute, number of the call).
 MOMENTS = {
+    "starting": ("diffrl.rewards.building:build_rewards", 1),
     "sampling": ("diffrl.policy.base:Policy.decode", 5),
     "optimising": ("diffrl.run.loop:Loop._step", 3),
     "evaluating": ("diffrl.run.evaluation:Evaluation.scores", 2),
@@ -40,17 +41,27 @@ def _train_disturbed(path: Path, moment: str, number: int) -> None:
     sys.exit(main(["train", str(path)]))
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
+def test_a_signal_in_the_start_leaves_nothing_behind(config_file, name: str) -> None:
+    path = config_file("early")
+    assert train_disturbed(path, "starting", signal.Signals[name]) == EXIT_CODE
+    folder = Path(load_config(path).run_dir)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment != "starting"])
 def test_a_signal_loses_nothing(config_file, moment: str) -> None:
     """Checkpoints are three epochs apart, the signal comes in the second: its first one is kept all the same."""
     whole, broken = (config_file(name, checkpoint=EVERY) for name in ("whole", "broken"))
     train(load_config(whole))
-    number = signal.SIGINT if moment == "optimising" else signal.SIGTERM
+    number = {"optimising": signal.SIGINT, "evaluating": signal.SIGUSR1}.get(moment, signal.SIGTERM)
     assert train_disturbed(broken, moment, number) == EXIT_CODE
     folder = Path(load_config(broken).run_dir)
+    assert (folder / "exit_code").read_text() == "75\n"
     kept = checkpoint.latest(folder)
     assert kept is not None and checkpoint.load(kept)[1]["epoch"] >= 1
     assert main(["train", str(broken), "--resume", "auto"]) == 0
+    assert (folder / "exit_code").read_text() == "0\n"
     expected, ours = final_tensors(Path(load_config(whole).run_dir)), final_tensors(folder)
     for part, tensors in expected.items():
         for name, tensor in tensors.items():

@@ -1,0 +1,43 @@
+"""How the processes of a run meet, within minutes; see `diffrl.run.peers.joined`."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+from accelerate.utils import InitProcessGroupKwargs
+
+from diffrl.errors import UserError, in_one_line
+from diffrl.policy.engine import join_processes
+from diffrl.policy.sharding import launched_with_fsdp
+from diffrl.run.heartbeat import Heartbeat
+from diffrl.run.processes import WAITING, check_agreement, set_timeout
+from diffrl.version import __version__
+
+LIMIT = "DIFFRL_JOINING"  # environment variable: seconds in which all processes have to meet
+SECONDS = 300.0  # until the slowest machine has read Python's packages from its disk
+
+
+def join() -> Heartbeat:
+    """The heartbeat between this process and the others. UserError: see `diffrl.run.peers.joined`."""
+    asked = os.environ.get(LIMIT, str(SECONDS))
+    try:
+        limit = timedelta(seconds=float(asked))
+    except (ValueError, OverflowError):
+        raise UserError(f'{LIMIT}: expected seconds, got "{asked}"') from None
+    heartbeat = Heartbeat()
+    try:
+        heartbeat.join(join_processes(kwargs_handlers=[InitProcessGroupKwargs(timeout=limit)]))
+    except (RuntimeError, OSError) as error:  # torch.distributed's errors are RuntimeErrors
+        rank, count, *where = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        text = f"rank {rank} of {count} has not met all others at {':'.join(map(str, where))} within {asked} s"
+        raise UserError(f"{text}; see what the other machines say ({in_one_line(error, most=160)})") from error
+    assert heartbeat.accelerator is not None
+    engine = "FSDP" if launched_with_fsdp() else "not FSDP"
+    alike = {"diffrl": __version__, "torch": torch.__version__, "the launcher's engine": engine}
+    with heartbeat.starting():
+        hint = "install the same versions and start the same command on every machine"
+        check_agreement(heartbeat.accelerator, alike, hint)
+    set_timeout(WAITING)
+    return heartbeat

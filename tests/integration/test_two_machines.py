@@ -1,0 +1,126 @@
+"""Two machines of one process each: what only one of them meets ends both, and both say which machine it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import child, signal_at
+from launching import free_port
+
+from diffrl.cli.main import main
+
+pytestmark = pytest.mark.long
+REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
+
+
+def machine(
+    rank: int, port: int, said: Path, words: list[str], folder: Path, more: Mapping[str, str], act: Any
+) -> None:
+    """In a child: `diffrl train WORDS` as the one process of machine `rank`, in a working folder of its own."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "true", **more}
+    os.chdir(folder)
+    socket.gethostname = lambda: folder.name
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    if act is not None:
+        act()
+    sys.exit(main(["train", *words]))
+
+
+@pytest.fixture
+def cluster(config_file: Any, tmp_path: Path) -> Callable[..., list[tuple[int | None, str]]]:
+    """Runs both machines, the second one with `words`, environment `more` and `act`; exit codes and what was said."""
+
+    def run(words: list[str] | None = None, act: Any = None, alone: bool = False, **more: str) -> Any:
+        folders = [tmp_path / "machine0", tmp_path / "machine1"]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "prompts.txt").write_text("red a\nred b\nred c\nred d\n")
+            (folder / "reward.py").write_text(REDNESS.read_text())
+        path = str(config_file("two", epochs=1))
+        given = [path, "rewards.redness.plugin=reward.py:Redness", "prompts.train=prompts.txt"]
+        if act == "no plugin":
+            (folders[1] / "reward.py").unlink()
+        elif act == "no prompts":
+            (folders[1] / "prompts.txt").unlink()
+        port, said = free_port(), [tmp_path / f"said{rank}" for rank in range(2)]
+        both = [(0, given, {"DIFFRL_JOINING": "5"} if alone else {}, None), (1, words or given, more, act)]
+        running = [
+            child(machine, rank, port, said[rank], its, folders[rank], env, do if callable(do) else None)
+            for rank, its, env, do in both[: 1 if alone else 2]
+        ]
+        begun = time.monotonic()
+        for one in running:
+            one.join(max(1.0, 100 - (time.monotonic() - begun)))
+            one.kill()  # one that waits for ever is a failure
+            one.join()
+        assert not (tmp_path / "two" / "metrics.jsonl").exists()
+        return [(one.exitcode, path.read_text()) for one, path in zip(running, said, strict=False)]
+
+    return run
+
+
+def killed() -> None:
+    signal_at("diffrl.api:prepare", 1)
+
+
+def other_version() -> None:
+    from diffrl.run import meeting
+
+    meeting.__version__ = "0.0.1"
+
+
+def full_disk() -> None:
+    def fail(*given: object, **more: object) -> None:
+        raise OSError(28, "No space left on device", "/cache")
+
+    import diffrl.api
+
+    diffrl.api.make_config = fail  # type: ignore[assignment]
+
+
+ONE_ALONE: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no plugin": ({"act": "no plugin"}, 2, "reward.py"),
+    "no prompts": ({"act": "no prompts"}, 2, "prompts.txt"),
+    "no config": ({"words": ["nowhere.yaml"]}, 2, "nowhere.yaml"),
+    "an unknown key": ({"words": ["playground/nft", "optimise.learnig_rate=1"]}, 2, "learnig_rate"),
+    "no run to resume": ({"words": ["--resume", "nowhere"]}, 2, "nowhere"),
+    "a full disk": ({"act": full_disk}, 1, "No space left"),
+    "killed": ({"act": killed}, -signal.SIGKILL, ""),
+}
+
+
+@pytest.mark.parametrize("event", ONE_ALONE)
+def test_what_one_machine_meets_ends_both_with_its_name(cluster: Any, event: str) -> None:
+    given, code, text = ONE_ALONE[event]
+    (first, said), (second, its) = cluster(**given)
+    assert second == code and first == (2 if code == 2 else 1)
+    assert text in its and ("diffrl: error:" in its or code < 0)
+    (line,) = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
+    assert "rank 1 (process " in line and "on machine1" in line and text in line
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"act": other_version}, "0.0.1"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "the launcher's engine"),
+    ],
+)
+def test_other_versions_and_launchers_are_refused_on_both(cluster: Any, given: dict[str, Any], text: str) -> None:
+    for code, said in cluster(**given):
+        (line,) = [line for line in said.splitlines() if line.startswith("diffrl: error:")]
+        assert code == 2 and "rank 1 was started otherwise than rank 0" in line and text in line
+
+
+def test_a_machine_that_does_not_come_is_waited_for_within_bounds(cluster: Any) -> None:
+    ((code, said),) = cluster(alone=True)
+    assert code == 2 and "rank 0 of 2 has not met all others at 127.0.0.1:" in said and "within 5 s" in said
