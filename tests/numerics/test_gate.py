@@ -230,3 +230,18 @@ def test_the_reference_is_reset_by_the_mean_over_the_penalised_rows(total: tuple
     gardo.gated.kl = torch.tensor(total)
     gardo._reset(policy)
     assert followed == [("reference", 0.0 if due else 1.0)]
+
+
+@pytest.mark.parametrize(("here", "there", "due"), [(0.3, 0.0, False), (0.0, 0.6, True), (0.3, 0.2, True)])
+def test_a_reset_is_of_all_processes(here: float, there: float, due: bool) -> None:
+    """The KL's sum over 2 penalised rows of this process and 2 of another one, whose mean has a limit of 0.1: decided
+    by its own, one process would renew its reference and the other keep it."""
+    gardo = Gardo(NFT(), auxiliary=["a"], reset_kl=0.1, reset_steps=None)
+    followed: list[float] = []
+    policy: Any = SimpleNamespace(device=torch.device("cpu"), follow=lambda name, keep: followed.append(float(keep)))
+    step: Any = SimpleNamespace(parts=[], reduce=lambda total: total + torch.tensor([there, 2.0]))
+    gardo.gated.gated = False  # no rows are asked for
+    gardo.before_step(policy, step)
+    gardo.gated.kl = torch.tensor([here, 2.0])
+    gardo.after_step(policy, 1)
+    assert followed == [0.0 if due else 1.0]

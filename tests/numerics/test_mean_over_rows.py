@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -316,6 +317,25 @@ def test_an_fdfo_step_is_the_mean_over_all_states_of_a_group(spread: Policy, on_
     told = averages(ours.means)
     assert told["fdfo/difference"] == pytest.approx(float(dx.square().flatten(1).mean(1).sqrt().mean()), rel=1e-5)
     assert (told["fdfo/ratio"] == 1) == on_policy
+
+
+def test_fdfos_images_are_compared_with_their_whole_group_where_processes_split_it(policy: Policy) -> None:
+    """This process has images 2 and 3, the last of one group and the first of the next; the other has the others."""
+    spec = SDE.model_copy(update={"same_noise": True, "window": 2, "noise_level": 0.2})
+    rollout = collect(policy, PROMPTS, spec, seed=0, epoch=0, group_size=GROUP, batch_size=6, keep_trajectory="path")
+    x0, mine, path = rollout.latents, slice(2, 4), rollout.trajectory
+    apart = x0 - x0.view(2, GROUP, *x0.shape[1:]).mean(1).repeat_interleave(GROUP, 0)
+    others = x0.clone()
+    others[mine] = 0
+    part, advantages, ours = sample_pairs(torch.arange(2), STEPS), torch.zeros(2, 1), FDFO(spec)
+    assert path is not None
+    here = {"latents": x0[mine], "member": rollout.member[mine], "prompt_index": rollout.prompt_index[mine]}
+    here["trajectory"] = replace(path, states=path.states[mine], t=path.t[mine])
+    local = replace(rollout, first=2, **here)
+    ours.before_step(policy, Step(local, advantages, [part], KEY, lambda table: table + others))
+    ours.scalars(policy, ours.rows(local, advantages, part, KEY))
+    want = float(apart[mine].square().flatten(1).mean(1).sqrt().mean())
+    assert averages(ours.means)["fdfo/difference"] == pytest.approx(want, rel=1e-5)
 
 
 def test_dgpo_draws_with_old_from_a_step_on(policy: Policy) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 
-from diffrl.methods.scout import break_even, extremes, spread
+from diffrl.methods.scout import Scouting, break_even, extremes, spread
+from diffrl.rewards.compose import Composition
 from diffrl.stats import rank_correlation
 
 
@@ -19,6 +22,19 @@ def test_extremes_are_the_best_and_the_worst_and_ties_go_to_the_first() -> None:
     assert extremes(scores, 6).tolist() == [list(range(6))] * 3
     missing = torch.tensor([[math.nan, 1, 2, math.nan, 9, -9], [math.nan] * 6])
     assert extremes(missing, 2).tolist() == [[4, 5], [0, 5]]
+
+
+def test_scouts_of_several_rewards_are_ranked_by_their_weighted_sum() -> None:
+    """Two rewards, one of which counts down and ten times as much; what is watched behind them counts for nothing."""
+    processes, weights = SimpleNamespace(gather=lambda rows: rows), torch.tensor([1.0, -10.0])
+    rollouts: Any = SimpleNamespace(processes=processes, group_size=2)
+    scouting = Scouting(rollouts, Composition(["a", "b", "watched"], {}), weights, candidates=4, steps=1, cost=2.0)
+    scores = torch.tensor(
+        [[9.0, 0.5, 0], [0, 0, 50], [1, 0, 0], [4, 1, 99], [0, 3, 0], [9, 1, 0], [0, 1, 0], [5, 1, 7]]
+    )
+    members = scouting._members(scores, prompts=2)
+    assert members.tolist() == [[0, 3], [0, 1]]  # totals 4, 0, 1, -6 and -30, -1, -10, -5
+    assert scouting.metrics(torch.tensor([1.0, 0, 0, 1]))["scout/rank_correlation"] == pytest.approx(1)
 
 
 def test_the_rank_correlation_is_scipys_within_prompts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_normalised_over_gated_rows_the_penalty_is_their_mean(make) -> None:
         assert gardo.judged is not None
         gated = float(gardo.judged.gate.double().mean())
     assert totals[1] == pytest.approx(totals[0] / gated, rel=1e-5)
+
+
+def test_normalised_over_gated_rows_they_are_those_of_all_processes(make) -> None:
+    """Another process with as many rows, none of them penalised, doubles each row's weight; one with none, nothing."""
+    run = make({"normalise": "gated", "share": 0.2}, "nft.timesteps=1")
+    gardo, step = first_step(run)
+    assert gardo.judged is not None
+    penalised = int(gardo.judged.gate.sum())
+    for others, weight in (((0.0, 0.0), 1.0), ((16.0, 0.0), 2.0), ((16.0, float(penalised)), 1.0)):
+        gardo.before_step(run.policy, replace(step, reduce=lambda counts, more=others: counts + torch.tensor(more)))
+        assert float(gardo.gated._weight) == pytest.approx(gardo.beta * 16 / penalised * weight)
 
 
 def count_forwards(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter:
