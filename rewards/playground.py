@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class ByKind:
 BY_KIND = ByKind()
 
 
+MEASURES = {
+    "strict": "share of the prompt's facts that are right, without credit for nearly",
+    "all_right": "1 where every fact of the prompt is right, else 0",
+}
+
+
 class Playground:
     """How many of the prompt's facts the image shows, in [0, 1], read from the pixels by the exact verifier.
 
@@ -77,6 +84,8 @@ class Playground:
                 if kind not in KINDS:
                     raise UserError(f'reward "playground": unknown kind of fact "{kind}"{nearest(kind, KINDS)}')
         self.mode = mode
+        if mode in MEASURES:
+            self.card = replace(self.card, measures=MEASURES[mode])
         self.facts = None if facts is None else frozenset(facts)
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:

@@ -27,12 +27,13 @@ def add_comparing(add: Callable[..., Any]) -> None:
         "compare",
         compare,
         "compare runs: curves on one page; seeds as a mean with its interval, and tests",
+        "diffrl compare runs/a runs/b",
         "diffrl compare runs/a runs/b --out ab.html",
         "diffrl compare runs/sweep --out sweep.html --table sweep.tex",
     )
     text = "folders of runs, or of sweeps; runs that differ by their seed only become one group"
     command.add_argument("runs", nargs="+", metavar="RUN_DIR|SWEEP", type=Path, help=text)
-    command.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write")
+    command.add_argument("--out", type=Path, metavar="FILE.html", help="the page to write (default: a table here)")
     text = "a table of the last values and their differences: Markdown, or LaTeX (booktabs)"
     command.add_argument("--table", type=Path, metavar="FILE.md|FILE.tex", help=text)
 
@@ -64,7 +65,8 @@ def add_comparing(add: Callable[..., Any]) -> None:
 
 
 def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
-    out, table = asked_for("compare", arguments.out, arguments.table)
+    asked = arguments.out is not None or arguments.table is not None
+    out, table = asked_for("compare", arguments.out, arguments.table) if asked else (None, None)
     for folder in arguments.runs:
         if not any(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}metrics.jsonl")):
             file_of_run(folder, "metrics.jsonl", "compare")
@@ -80,6 +82,10 @@ def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
 
         write_table(arguments.runs, table)
         print(f"table: {table}")
+    if not asked:
+        from diffrl.report import text_of
+
+        print(text_of(arguments.runs))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,7 +65,7 @@ def _offline() -> Iterator[None]:
 def positive(text: str, name: str, meaning: str) -> float:
     """A number above 0 of the command line; UserError for anything else."""
     try:
-        value = float(text)
+        value = float(re.sub(r"(?i)(?<=\d) ?(gib|gb|g)$", "", text) if name == "--gpu" else text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:

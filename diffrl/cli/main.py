@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -149,7 +150,10 @@ def _run(argv: list[str], parser: Parser) -> int:
     for word in rest:
         if word.startswith("-"):
             known = set(re.findall(r"--[\w-]+", subparser.format_help()))
-            raise UserError(f'unknown option "{word}"{nearest(word.split("=")[0], known)}')
+            name = word.split("=")[0]
+            keyed = "section.key=value" in subparser.format_help() and not get_close_matches(name, known, 1, 0.75)
+            key = f"; a key of the config is written {name.lstrip('-')}=VALUE, without dashes"
+            raise UserError(f'unknown option "{word}"{key if keyed else nearest(name, known)}')
         if not arguments.words_anywhere:
             subparser.error(f'unexpected argument "{word}"')
     if argv[0] in JOINING:
@@ -215,7 +219,7 @@ def _add_train(add: Callable[..., Parser]) -> None:
     )
     usage = "diffrl train CONFIG [section.key=value ...] [--dry-run]\n"
     usage += "                    [--resume RUN_DIR [--override KEY]]"
-    train.usage = f"{usage}\n       diffrl train --help-config"
+    train.usage = f"{usage}\n       diffrl train --help-config [SECTION ...]"
     text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = (
@@ -234,7 +238,7 @@ def _add_train(add: Callable[..., Parser]) -> None:
     text = "check everything, load the model and the rewards, say what would happen, and write nothing"
     train.add_argument("--dry-run", action="store_true", help=text)
     train.add_argument(
-        "--help-config", action="store_true", help="print every config key with default, meaning and unit"
+        "--help-config", action="store_true", help="print every config key, or those of the sections named"
     )
 
 
@@ -273,11 +277,13 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config.help import help_config
 
-    if arguments.help_config:
-        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140)))
-        return 0
     words = [*arguments.words, *rest]
+    if arguments.help_config:
+        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), words))
+        return 0
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
+    if given is None and (late := [word for word in words if "=" not in word]):
+        raise UserError(f"train: the config comes first: diffrl train {late[0]} {words[0]}")
     from diffrl.api import prepare
 
     with (peers := joined()).starting():

@@ -62,16 +62,21 @@ def _leading_comment(text: str) -> Iterator[str]:
 def _configs(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config.schema import method_of
 
-    words = [word.lower() for word in arguments.words]
+    words = [_plain(word) for word in arguments.words]
     shown = 0
     for name, values, sentence in recipes():
         line = f"{name:<26} {method_of(values):<16} {sentence}"
-        if all(word in line.lower() for word in words):
+        if all(word in _plain(line) for word in words):
             print(line)
             shown += 1
     if not shown:
-        raise UserError(f"configs: no shipped config has {' and '.join(words)}; `diffrl configs` lists all")
+        raise UserError(f"configs: no shipped config has {' and '.join(arguments.words)}; `diffrl configs` lists all")
     return 0
+
+
+def _plain(text: str) -> str:
+    """Letters and digits: sd3.5, SD 3.5 and sd35 are the same."""
+    return re.sub(r"[\W_]+", "", text.lower())
 
 
 def _init(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -57,6 +57,8 @@ def explain(
             limits["expected"] = ", ".join(choices)
             close = difflib.get_close_matches(str(first["input"]), choices, n=1)
             hint = f' (nearest: "{close[0]}")' if close else ""
+        if path in (("rewards",), ("watch",)):
+            hint = f"; write {path[0]}={{NAME: {{}}}}"
         if first["type"] == "greater_than_equal" and path[-1].startswith("guidance"):
             hint = "; none is 1 here, 0 in diffusers"
         expected = _EXPECTED.get(first["type"], "").format(**limits) or first["msg"]

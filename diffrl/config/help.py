@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import typing
+from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Any
 
@@ -13,12 +14,20 @@ from pydantic.fields import FieldInfo
 from diffrl.config import door
 from diffrl.config.base import LARGEST
 from diffrl.config.schema import TABLES, is_table, walk
+from diffrl.errors import UserError, nearest
 
 _WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
-def help_config(width: int = 100) -> str:
-    """Every key with default, meaning, kind and unit, in the layout of a config file; `width` in characters."""
+def help_config(width: int = 100, only: Sequence[str] = ()) -> str:
+    """Every key with default, meaning, kind and unit, in the layout of a config file; `width` in characters.
+
+    `only`: dotted sections or keys, in the place of all; UserError for one that is none.
+    """
+    known = {dotted for dotted, _, _ in walk()}
+    for name in only:
+        if name not in known:
+            raise UserError(f'--help-config: no section or key "{name}"{nearest(name, known)}')
     lines = [
         "Keys of a config file, with their defaults; behind # the meaning, in brackets what is allowed and the unit.",
         "A published model has a preset of resolution, precision and evaluation instead: diffrl/config/presets.py.",
@@ -27,6 +36,8 @@ def help_config(width: int = 100) -> str:
     ]
     for dotted, field, inner in walk():
         parts = dotted.split(".")
+        if only and not any(f"{dotted}.".startswith(f"{name}.") or name.startswith(f"{dotted}.") for name in only):
+            continue
         if parts[0] in TABLES[1:] and len(parts) > 1:
             continue  # the same keys as the first table
         indent = "  " * (len(parts) - 1)

@@ -137,6 +137,8 @@ def find_config(path: str | Path) -> Path:
         raise UserError(f'config "{path}" is a folder; name a YAML file')
     here = [str(file) for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     known = [str(file.relative_to(root).with_suffix("")) for file in shipped_configs()]
+    if inside := [name for name in known if name.endswith(f"/{path}")]:
+        raise UserError(f'no config "{path}" (nearest: "{inside[0]}"{", ..." * (len(inside) > 1)})')
     raise UserError(f'no config "{path}"{nearest(str(path), [*here, *known])}')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from diffrl.errors import UserError, nearest
@@ -64,6 +65,11 @@ def shown(name: str) -> str:
     found = next((row for row in rows() if name.lower() in (part.lower() for part in _names(row))), None)
     if found is None:
         known = [part for row in rows() for part in _names(row)]
+        plain = {part: re.sub(r"\W", "", part.lower()) for part in known}
+        wanted = re.sub(r"\W", "", name.lower())
+        forms = [form for form in (wanted, wanted.replace("sd", "stablediffusion")) if form]
+        if inside := [part for part, letters in plain.items() if any(form in letters for form in forms)]:
+            raise UserError(f'no family has a pipeline or a model "{name}" (nearest: "{inside[0]}")')
         raise UserError(f'no family has a pipeline or a model "{name}"{nearest(name, known)}')
     width = max(map(len, COLUMNS)) + 2
     return "\n".join(f"{column:<{width}}{cell}" for column, cell in zip(COLUMNS, found, strict=True) if cell)

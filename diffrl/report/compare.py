@@ -17,7 +17,7 @@ from diffrl.report.parts import compared
 from diffrl.report.plots import Axis, Line
 from diffrl.report.sections import signed
 from diffrl.report.side_by_side import images
-from diffrl.report.tables import as_file
+from diffrl.report.tables import as_file, as_text
 
 
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -52,6 +52,19 @@ def write_table(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, text)
     return target
+
+
+def text_of(run_dirs: Sequence[str | Path]) -> str:
+    """For the terminal: the last value of each group and its change since before training.
+
+    Raises:
+        UserError: as `write_table`.
+    """
+    groups = _read(run_dirs)
+    if not names_of(groups):
+        raise UserError(f"{groups[0].first.folder}: nothing of it was evaluated; a table needs evaluations")
+    with foreign(", ".join(map(str, run_dirs))):
+        return "\n".join([as_text(groups), *drawn_apart([one.first for one in groups])])
 
 
 def _read(run_dirs: Sequence[str | Path]) -> list[Group]:

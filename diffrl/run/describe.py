@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from typing import TYPE_CHECKING
 
 from diffrl.worlds import worlds
@@ -29,7 +30,7 @@ def meanings(run: Run) -> str:
         if line := world.foreign(list(dict.fromkeys(texts))):
             log.warning("%s", line)
     lines.append("saturation: mean of the images' colour saturation; far from the untrained model's is a warning")
-    return "".join(f"\n  {line if len(line) <= 116 else f'{line[:112]} ...'}" for line in lines)
+    return "".join(f"\n  {textwrap.shorten(line, 116, placeholder=' ...')}" for line in lines)
 
 
 def describe(run: Run) -> str:

@@ -45,7 +45,8 @@ class Journal:
         path, tracking = self.folder.path, self.config.tracking
         self.tracker = Tracker(path, tracking.trackers, self.config.resolved())
         try:
-            self._say(self.headline.replace("; ", "\n  "))
+            first, *rest = self.headline.split("\n")
+            self._say("\n".join([first.replace("; ", "\n  "), *rest]))
             shown: dict[str, Any] = {"console": self.console, "history": self.folder.lines(), "lower": self.lower}
             self.table = ProgressTable(self.config.epochs, list(self.config.rewards), title=str(path), **shown)
             self.table.__enter__()

@@ -227,6 +227,7 @@ def test_a_comparison_says_where_the_drawing_differs(tmp_path: Path) -> None:
         (run / "config.yaml").write_text(yaml.safe_dump({**config, "rollout": rollout}))
     report.write_comparison(runs, tmp_path / "ab.html")
     said = "Evaluations draw with another steps (a 6, b 10)"
+    assert said in report.text_of(runs) and "+0.060" in report.text_of(runs)
     assert said in (tmp_path / "ab.html").read_text()
     report.write_table(runs, tmp_path / "ab.md")
     table = (tmp_path / "ab.md").read_text()
