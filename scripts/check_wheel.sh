@@ -9,7 +9,7 @@ python3 -m venv "$work/venv"
 rm -rf build
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$work"/diffrl-*.whl
 cd "$work"
-venv/bin/diffrl demo epochs=1 rollout.groups=4 rollout.group_size=4 optimise.batch_size=16 optimise.accumulation=1 \
+venv/bin/diffrl demo epochs=1 rollout.groups=4 rollout.group_size=4 optimise.batch_size=16 optimise.micro_batch=null \
     evaluate.prompts=4 run_dir="$work/run"
 test -s "$work/run/report.html" && test -s "$work/run/lora/pytorch_lora_weights.safetensors"
 venv/bin/diffrl rewards list >/dev/null

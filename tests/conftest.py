@@ -69,7 +69,7 @@ def config_file(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
             "rollout": {"groups": 4, "group_size": 4, "steps": 3, "batch_size": 8},
             "rewards": {"redness": {"plugin": reward}},
             "objective": "nft",
-            "optimise": {"batch_size": 8, "accumulation": 2, "learning_rate": 1e-3},
+            "optimise": {"batch_size": 8, "micro_batch": 0.5, "learning_rate": 1e-3},
             "evaluate": {"every": 2, "prompts": 2, "per_prompt": 2},
             "tracking": {"samples": 2},
         }

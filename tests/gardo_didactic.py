@@ -209,7 +209,6 @@ def finetune(network: Velocity, variant: str, epochs: int, seed: int) -> Outcome
         seed=seed,
         group_size=GROUP_SIZE,
         batch_size=images,
-        accumulation=1,
         inner_epochs=1,
         max_grad_norm=1.0,
         ema=0.0,

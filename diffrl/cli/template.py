@@ -28,9 +28,9 @@ LARGE: dict[str, dict[str, Any]] = {
     "optimise": {"precision": "bf16", "micro_batch": 12},
 }
 OWN: dict[str, dict[str, Any]] = {  # on the playground
-    "nft": {"beta": 0.1, "timestep_fraction": 0.34},
-    "awm": {"timestep_fraction": 0.34},
-    "dgpo": {"timestep_fraction": 0.34},
+    "nft": {"beta": 0.1, "timesteps": 0.34},
+    "awm": {"timesteps": 0.34},
+    "dgpo": {"timesteps": 0.34},
     "tree": {"splits": [0, 1, 2, 3]},
 }
 WIDTH = 118

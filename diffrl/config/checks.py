@@ -295,14 +295,6 @@ def check_geometry(config: Config, world: int) -> None:
     if config.image_set is not None and config.image_set.rival and rollout.groups % world:
         text = f"{world} processes do not divide the {rollout.groups} pairs of image_set.rival"
         raise Problem("rollout.groups", text)
-    timesteps = config.objective_section.trained_steps(rollout)
-    if config.branches is not None:
-        timesteps = len(config.branches.trained(rollout))
-    share = batch // world
-    if optimise.micro_batch is None and share * timesteps % optimise.accumulation:
-        rows = f"{share * timesteps} rows of an optimiser step ({share} images x {timesteps} timesteps"
-        each = f", on each of {world} processes)" if world > 1 else ")"
-        raise Problem("optimise.accumulation", f"{optimise.accumulation} micro-batches do not divide the {rows}{each}")
     if getattr(config.objective_section, "whole_groups", False):
         check_whole_groups(config, world)
 

@@ -23,12 +23,6 @@ class Engine(Section):
     deterministic: bool = key(
         False, "kernels that give the same bits each time, slower: on a GPU a resume is exact only with them"
     )
-    merge: Literal["exact", "all", "off"] = key(
-        "exact",
-        "compute with weights that the LoRA is merged into, copies that take the adapted weights' memory twice: exact: "
-        "in fp32 only; all: in bf16 and fp16, too, in forwards without gradient, with 1.75 times their rounding error; "
-        "off: never",
-    )
     encoders: Literal["beside", "apart"] = key(
         "beside", "apart: the network waits in main memory while the text encoders are on the device: two copies of it"
     )
@@ -40,9 +34,6 @@ class Engine(Section):
         name = config.method.name
         if self.offload_vae and config.method.decodes:
             raise Problem("engine.offload_vae", f'true, but objective "{name}" decodes while it optimises')
-        if self.merge == "all" and config.method.on_steps and config.optimise.precision != "fp32":
-            text = f'"all" rounds what is sampled, and the ratios of objective "{name}" would show it; use exact'
-            raise Problem("engine.merge", text)
         self._check_base(config.optimise.precision)
         if self.optimiser == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise Problem("engine.optimiser", '"adamw8bit" needs bitsandbytes: pip install "diffrl[8bit]"')
@@ -51,8 +42,6 @@ class Engine(Section):
         where = "engine.base"
         if self.base == "full":
             return
-        if self.merge == "all":
-            raise Problem(where, f'"{self.base}" with engine.merge: all; nothing merges into such weights, use exact')
         if self.compile:
             raise Problem(where, f'"{self.base}" with engine.compile: not tried together; leave one of them out')
         if self.base == "fp8" and precision == "fp16":

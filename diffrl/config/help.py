@@ -13,10 +13,17 @@ from pydantic.fields import FieldInfo
 
 from diffrl.config import door
 from diffrl.config.base import LARGEST
+from diffrl.config.methods import Decay
 from diffrl.config.schema import TABLES, is_table, walk
 from diffrl.errors import UserError, nearest
 
-_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_WORDS = {
+    Decay: "slow, late, copy or [start, value, slope, cap]",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+}
 
 
 def help_config(width: int = 100, only: Sequence[str] = ()) -> str:

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import FiniteFloat
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import Problem, Sampling, Section, Share, key
+from diffrl.config.base import Sampling, Section, key
+from diffrl.keys import MOST
 
 AdvantageStd = Literal["group", "sample", "batch", "none"]
 ADVANTAGE_STD = "A = R - group mean is divided by the std of the group (sample: with n - 1), of the epoch's batch, or 1"
-TIMESTEP_FRACTION = "train only this share of the schedule's timesteps, the noisiest, which decide the composition"
 
 
-class Decay(Section):
-    """d(step) = 0 before `start`, then min(value + slope * (step - start), cap)."""
+class Decay(NamedTuple):
+    """d(step) = 0 before `start`, then min(value + slope * (step - start), cap): how a snapshot follows theta.
 
-    start: int = key(0, "the decay is 0 before this optimiser step", "optimiser steps", ge=0)
-    value: Share = key(0.0, "decay at start; 0 copies the trained weights")
-    slope: FiniteFloat = key(0.001, "growth of the decay", "per optimiser step", ge=0)
-    cap: Share = key(0.5, "largest decay")
+    `start` in optimiser steps, `slope` per optimiser step; `value` and `cap` in [0, 1).
+    """
+
+    start: int = 0
+    value: float = 0.0
+    slope: float = 0.001
+    cap: float = 0.5
 
     def __call__(self, step: int) -> float:
         return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
+
+
+def _timesteps(value: Any) -> int | float | list[float] | None:
+    """How many timesteps; a share of the schedule's, the noisiest; or [how many, of which share]."""
+    most = MOST["timesteps"]
+    count, share = value if isinstance(value, list | tuple) and len(value) == 2 else (value, 0.5)
+    count, share = (1, count) if type(count) is float else (count, share)
+    if value is not None and not (type(count) is int and 1 <= count <= most and type(share) is float and 0 < share < 1):
+        text = f"a whole number from 1 to {most}, a share between 0 and 1, [number, share], or null"
+        raise PydanticCustomError("timesteps", text)  # type: ignore[arg-type]
+    return list(value) if isinstance(value, list | tuple) else value  # type: ignore[no-any-return]
+
+
+def asked(timesteps: Any) -> tuple[int | None, float]:
+    """(how many, of which noisiest share of the schedule's) of a section's `timesteps`; None: all of these."""
+    either = (None, timesteps) if isinstance(timesteps, float) else (timesteps, 1.0)
+    return (timesteps[0], timesteps[1]) if isinstance(timesteps, list) else either
+
+
+Timesteps = Annotated[int | float | list[float] | None, PlainValidator(_timesteps)]
 
 
 def noisiest(steps: int, fraction: float) -> int:
@@ -31,25 +55,16 @@ def noisiest(steps: int, fraction: float) -> int:
     return max(math.ceil(steps * fraction - 1e-9), 1)
 
 
-def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
-    """The section `name` trains no more timesteps without repeats than there are, and says what a fraction is of."""
-    sampling = getattr(section, "timestep_sampling", "schedule")
-    if sampling == "schedule":
-        levels = noisiest(rollout.steps, section.timestep_fraction)
-        if (section.timesteps or 0) > levels:
-            fraction = f" x {name}.timestep_fraction" if section.timestep_fraction < 1 else ""
-            text = f"{section.timesteps} timesteps, but the schedule has only {levels} (rollout.steps{fraction})"
-            raise Problem(f"{name}.timesteps", text)
-    elif section.timestep_fraction < 1:
-        text = f'is a share of the schedule\'s timesteps, but {name}.timestep_sampling is "{sampling}"'
-        raise Problem(f"{name}.timestep_fraction", text)
-
-
 class ForwardProcess(Section):
     """What DiffusionNFT and CRD share: images are noised again, at timesteps of the sampling schedule."""
 
-    timesteps: int | None = key(None, "trained timesteps per image; null: rollout.steps", "timesteps", ge=1)
-    timestep_fraction: FiniteFloat = key(1.0, TIMESTEP_FRACTION, gt=0, le=1)
+    timesteps: Timesteps = key(
+        None,
+        "trained timesteps per image: how many; a share of the schedule's (0.34), the noisiest, which decide the "
+        "composition; or [6, 0.5], so many of such a share; null: rollout.steps",
+        "timesteps",
+    )
 
     def trained_steps(self, rollout: Sampling) -> int:
-        return self.timesteps or noisiest(rollout.steps, self.timestep_fraction)
+        count, share = asked(self.timesteps)
+        return count or noisiest(rollout.steps, share)

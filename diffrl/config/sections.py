@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import FiniteFloat, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from diffrl.config.base import PAIR, Problem, PromptSource, Resolution, Section, Share, key, section
 from diffrl.config.caching import ScoutSection
@@ -72,6 +73,17 @@ class Average(Section):
         return {"decay": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _micro_batch(value: Any) -> Any:
+    rows, share = type(value) is int and value >= 1, type(value) is float and 0 < value < 1
+    if not (rows or share or value in (None, "auto")):
+        text = "a whole number of at least 1, a share between 0 and 1, auto, or null"
+        raise PydanticCustomError("micro_batch", text)  # type: ignore[arg-type]
+    return value
+
+
+MicroBatch = Annotated[int | float | Literal["auto"] | None, PlainValidator(_micro_batch)]
+
+
 class Optimise(Section):
     learning_rate: FiniteFloat = key(3e-4, "AdamW's step size, about how far a weight moves in a step", ge=1e-12, le=1)
     schedule: Literal["constant", "linear", "cosine"] = key(
@@ -81,13 +93,10 @@ class Optimise(Section):
     batch_size: int = key(
         576, "images per optimiser step over all processes, each with all its timesteps", "images", ge=1
     )
-    accumulation: int = key(
-        16, "micro-batches that a process's share of an optimiser step is split into", "micro-batches", ge=1
-    )
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = key(
-        None,
-        "rows (images x trained timesteps) of a micro-batch at most, instead of accumulation; auto: what the free "
-        "memory holds, 64 at most, recorded in the run's config.yaml; null: as accumulation says",
+    micro_batch: MicroBatch = key(
+        0.0625,
+        "rows (images x trained timesteps) of a micro-batch at most, or a share of a process's in an optimiser step; "
+        "auto: what the free memory holds, 64 at most, recorded in the run's config.yaml; null: all at once",
         "rows",
     )
     inner_epochs: int = key(1, "passes over an epoch's images", "passes", ge=1)
@@ -132,10 +141,9 @@ class Checkpoint(Section):
     keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
     push: str | None = key(
         None,
-        "OWNER/NAME of a model on the hub, made private if it is not there, to which the run is sent, too; its newest "
-        "checkpoint goes on anywhere with --resume hub:OWNER/NAME; a push that fails is told, and the run goes on",
+        "OWNER/NAME of a model on the hub, made private if it is not there: the run is sent to it after every "
+        "evaluation, and goes on anywhere with --resume hub:OWNER/NAME; a push that fails is told, and the run goes on",
     )
-    push_every: int = key(10, "send after every so many epochs, and after the last", "epochs", ge=1)
 
     def check(self, config: Any) -> None:
         if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.push):

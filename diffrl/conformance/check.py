@@ -230,7 +230,7 @@ def resident(subject: Subject) -> str:
             "lora": {"rank": SPEC.rank, "alpha": SPEC.alpha},
             "objective": "rwr",  # no forward beside the trained one, and no row is left out
             "rollout": {"resolution": subject.resolution, "groups": 1, "group_size": rows, "batch_size": rows},
-            "optimise": {"batch_size": rows, "accumulation": 10},
+            "optimise": {"batch_size": rows, "micro_batch": 0.1},
         }
     )
     estimate = fit.estimate(config)

@@ -48,7 +48,7 @@ class Case:
             "lora": {"rank": 4, "alpha": 8},
             "rollout": {"groups": 4, "group_size": 4, "steps": 4, "batch_size": 16},
             "rewards": {first: {}},
-            "optimise": {"batch_size": 16, "accumulation": 1, "learning_rate": 1e-3},
+            "optimise": {"batch_size": 16, "micro_batch": None, "learning_rate": 1e-3},
             "evaluate": {"every": 1000, "prompts": 2, "per_prompt": 2},
             "tracking": {"samples": 0},
         }
@@ -130,7 +130,7 @@ def moves(case: Case) -> str:
 
 def accumulation(case: Case) -> str:
     """One micro-batch gives the gradient of eight."""
-    one, eight = (gradients(case.config(f"optimise.accumulation={count}"))[0] for count in (1, 8))
+    one, eight = (gradients(case.config(f"optimise.micro_batch={size}"))[0] for size in ("null", 0.125))
     return _near(eight, one, "the gradients of 1 x 8 and 8 x 1")
 
 

@@ -87,9 +87,7 @@ class Estimator:
         # In few bits the network takes as much, too: what is read is the full one.
         self.read = sum(map(bytes_of, (self.backbone.network, self.backbone.vae, *self.backbone.text_encoders)))
         self.lora, self.fused = with_lora(self.backbone, config)
-        engine = config.engine  # what is compiled does not merge
-        self.fused.merging = engine.merge != "off" and not (engine.compile or self.sharded)
-        self.fused.lossy = engine.merge == "all"
+        self.fused.merging = not (config.engine.compile or self.sharded)  # what is compiled does not merge
         stand_ins = {name: ImageItself(name) for name in config.rewards} if config.method.decodes else {}
         self.objective = build_objective(config, config.rollout, stand_ins)
         self.sizes = micro_batches(config, self.objective, world)
@@ -232,11 +230,10 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
         backbone = hollow_backbone(own)
         _, fused = with_lora(backbone, own)
         weights = bytes_of(backbone.network) + bytes_of(backbone.vae)
-        fused.merging, fused.lossy = config.engine.merge != "off", config.engine.merge == "all"
         rows = config.rollout.batch_size * (2 if backbone.classifier_free and own.rollout.guidance_scale != 1 else 1)
         phases = Phases(backbone, own)
         with counting(backbone):
-            kept = fused.prepare(PRECISIONS[config.optimise.precision]) if fused.merging else []
+            kept = fused.prepare(PRECISIONS[config.optimise.precision])
             sample = partial(phases.sample, config.rollout.batch_size, own.rollout.guidance_scale)
             peak = max(phases.count(phase, kept)[0] for phase in (sample, phases.decode))
             peak += KEPT * sum(tensor.nbytes for tensor in kept)

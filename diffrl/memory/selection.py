@@ -33,9 +33,9 @@ def micro_batches(config: Config, objective: Objective, world: int = 1) -> list[
     most = AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch
     here = optimise.batch_size // world
     if objective.selects:  # selected rows lie as they come, so groups are cut
-        return part_sizes(most_rows(config, objective, world), optimise.accumulation, most)
+        return part_sizes(most_rows(config, objective, world), most)
     rows = here * config.objective_section.trained_steps(config.rollout)
-    return part_sizes(rows, optimise.accumulation, most, holds_groups(here, group, objective.whole_groups))
+    return part_sizes(rows, most, holds_groups(here, group, objective.whole_groups))
 
 
 def most_rows(config: Config, objective: Objective, world: int = 1) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,19 +12,19 @@ from torch import Tensor
 AUTO_ROWS = 64
 
 
-def part_sizes(rows: int, accumulation: int, micro_batch: int | None = None, group: int = 1) -> list[int]:
+def part_sizes(rows: int, micro_batch: float | None = None, group: int = 1) -> list[int]:
     """Rows of each micro-batch, larger ones first; no two differ by more than one group. Without rows, an empty one.
 
     Args:
         rows: of one process in an optimiser step, row number major, so that groups stand side by side.
-        accumulation: how many micro-batches an even split has, where `micro_batch` does not say how large they are.
-        micro_batch: rows of one at most; None: as many as the even split gives.
+        micro_batch: rows of one at most, or a share of them in (0, 1); None: all.
         group: rows that belong together. Cut at their borders wherever a micro-batch can hold one: CRD then takes a
             group's mean from the differentiable pass, instead of measuring it in a pass of its own. None grows by it.
     """
     if not rows:
         return [0]
-    most = max(-(-rows // accumulation) if micro_batch is None else micro_batch, 1)
+    share = 1.0 if micro_batch is None else micro_batch
+    most = math.ceil(rows * share - 1e-9) if isinstance(share, float) else share
     unit = group if group <= most and rows % group == 0 else 1
     units, each = rows // unit, most // unit
     parts = -(-units // each)

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from diffrl.config.methods import ForwardProcess, noisiest
+from diffrl.config.methods import ForwardProcess, asked, noisiest
 from diffrl.forward import Prediction, Process, expand
 from diffrl.policy import Conditioning
 from diffrl.rollout import Rollout
@@ -94,7 +94,9 @@ class Noising:
     @classmethod
     def of(cls, keys: ForwardProcess, **more: bool) -> Noising:
         """By the keys of an objective's section; "schedule" where it has no choice."""
-        return cls(keys.timesteps, getattr(keys, "timestep_sampling", "schedule"), keys.timestep_fraction, **more)
+        sampling: TimestepSampling = getattr(keys, "timestep_sampling", "schedule")
+        count, share = asked(keys.timesteps)
+        return cls(count, sampling, share, **more)
 
     def rows(
         self, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...], on_policy: bool

@@ -104,8 +104,7 @@ class Group:
         silent = not torch.is_grad_enabled()
         if self.plain and owner.merging:
             weight = self.layers[0].base_layer.weight
-            same = x.dtype == weight.dtype == matrices[0].dtype
-            if (narrow is None and same) or (narrow is not None and owner.lossy and silent):
+            if narrow is None and x.dtype == weight.dtype == matrices[0].dtype:
                 return self._merged(x, self.shelf.merged(name, matrices), matrices, silent)
         x = x if narrow is None else x.to(narrow)
         outputs = [layer.base_layer(x) for layer in self.layers]
@@ -239,14 +238,13 @@ class Fused:
         layers: by full name, in the order of the network.
         active: the list of active snapshots, which the owner changes in place; one at a time, or none.
 
-    `merging`: may weights be merged? Off where a weight is not whole (FSDP). `lossy`: may they be in bf16 and fp16,
-    too, in forwards without gradient? `sink`: where weight gradients go.
+    `merging`: may weights be merged? Off where a weight is not whole (FSDP). `sink`: where weight gradients go.
     """
 
     def __init__(self, network: nn.Module, layers: dict[str, LoraLayer], active: list[str]) -> None:
         self.active = active
         self.sink: Sink | None = None
-        self.merging, self.lossy = True, False
+        self.merging = True
         self.groups: list[Group] = []
         plain = {name: layer for name, layer in layers.items() if type(layer) is PeftLinear and not layer.lora_variant}
         for names in _grouped(network, plain):
@@ -258,12 +256,12 @@ class Fused:
             group.install()
 
     def prepare(self, precision: torch.dtype, name: str = "default") -> list[Tensor]:
-        """Merge now what forwards of this precision would merge; the tensors that are kept for it (the parameters' own
-        are not among them). In bf16 and fp16 only forwards without gradient merge, and they only where `lossy`."""
+        """Merge now what forwards of this precision would merge: all in fp32, nothing in bf16 and fp16; the tensors
+        that are kept for it (the parameters' own are not among them)."""
         tensors: list[Tensor] = []
         for group in self.groups:
             matrices = group.matrices(name)
-            if group.plain and self.merging and (self.lossy or precision == matrices[0].dtype):
+            if group.plain and self.merging and precision == matrices[0].dtype:
                 made = group.shelf.merged(name, matrices)
                 tensors += [tensor for tensor in (made.weight, made.bias, made.down) if tensor is not None]
         return tensors

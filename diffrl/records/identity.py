@@ -20,7 +20,7 @@ VERSION = "diffrl_version"
 # What a resume may change on its own, by key or section: how long, what is measured and kept, on which devices.
 FREE = (
     *("epochs", "run_dir", "evaluate", "guard", "checkpoint", "tracking", "prompts.test", "prompts.overlap"),
-    *("rollout.batch_size", "optimise.accumulation", "optimise.micro_batch", "optimise.gradient_checkpointing"),
+    *("rollout.batch_size", "optimise.micro_batch", "optimise.gradient_checkpointing"),
     *("engine.attention", "engine.compile", "engine.offload_vae", "engine.encoders", "engine.decode"),
     "image_set.cache",
 )
@@ -36,9 +36,7 @@ FREE_OF_REWARDS = (
 )
 # What the stored tensors and the methods' states are made for: no override helps, only a new run.
 STRUCTURE = ("model", "objective", "lora", "engine.optimiser")
-ALLOWED = (
-    "epochs, evaluate, guard, checkpoint, tracking, accumulation, batch_size of the rollout, devices and processes"
-)
+ALLOWED = "epochs, evaluate, guard, checkpoint, tracking, batch_size of the rollout, devices and processes"
 
 
 @dataclass(frozen=True)

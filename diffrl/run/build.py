@@ -127,7 +127,6 @@ def loop_settings(config: Config) -> LoopSettings:
         seed=config.seed,
         group_size=config.rollout.group_size,
         batch_size=optimise.batch_size,
-        accumulation=optimise.accumulation,
         micro_batch=AUTO_ROWS if optimise.micro_batch == "auto" else optimise.micro_batch,
         inner_epochs=optimise.inner_epochs,
         max_grad_norm=optimise.max_grad_norm,

@@ -50,10 +50,6 @@ def prepare_engine(config: Config, policy: Policy) -> None:
         torch.set_float32_matmul_precision("high" if config.engine.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = config.engine.tf32  # torch's own default is on, for convolutions alone
     set_deterministic(config.engine.deterministic)
-    fused, merge = policy.lora.fused, config.engine.merge
-    fused.merging, fused.lossy = merge != "off" and not policy.sharded, merge == "all"
-    if policy.sharded and merge == "all":
-        log.warning("engine.merge: all is not used: under FSDP2 no process has a whole weight to merge into")
 
 
 def _apart(config: Config) -> list[str]:

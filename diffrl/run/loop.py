@@ -58,13 +58,12 @@ class LoopSettings:
     seed: int
     group_size: int
     batch_size: int  # images per optimiser step
-    accumulation: int  # micro-batches per process and optimiser step, unless micro_batch says how large they are
     inner_epochs: int
     max_grad_norm: float
     ema: float  # 0: none
     ema_every: int = 1
     ema_warmup: bool = False
-    micro_batch: int | None = None  # rows of one, at most
+    micro_batch: float | None = None  # rows of one at most, or a share of a process's in an optimiser step; None: all
     rate: LearningRate = field(default_factory=LearningRate)  # constant: as the optimiser was made with
     offload_vae: bool = False  # while it is optimised
 
@@ -225,18 +224,18 @@ class Loop:
         """An optimiser step's micro-batches here, how many more only keep step, and how many rows its mean is over, on
         all processes."""
         settings, objective = self.settings, self.objective
-        limits = settings.accumulation, settings.micro_batch
+        limit = settings.micro_batch
         if not objective.selects:
             each = objective.rows_per_sample(rollout)
             here = settings.batch_size // self.processes.count
             together = holds_groups(here, settings.group_size, objective.whole_groups)
             pairs = sample_pairs(samples, each)
-            return pairs.split(part_sizes(len(pairs), *limits, together)), 0, settings.batch_size * each
+            return pairs.split(part_sizes(len(pairs), limit, together)), 0, settings.batch_size * each
         pairs = objective.pairs(rollout, advantages, samples, epoch)
         counts = self.processes.gather(torch.tensor([len(pairs)])).tolist()
         # A sharded network's passes are everybody's, so all have as many; else one is enough to have gradients at all.
-        most = max(len(part_sizes(count, *limits)) for count in counts) if self.policy.sharded else 1
-        sizes = part_sizes(len(pairs), *limits)  # selected rows lie as they come, so groups are cut
+        most = max(len(part_sizes(count, limit)) for count in counts) if self.policy.sharded else 1
+        sizes = part_sizes(len(pairs), limit)  # selected rows lie as they come, so groups are cut
         return pairs.split(sizes), max(most - (len(sizes) if len(pairs) else 0), 0), max(sum(counts), 1)
 
     def _keep_step(self, rows: Rows) -> None:

@@ -25,7 +25,7 @@ class Push(RunHook):
             self.pusher = Pusher(self.folder.path, repository, self.monitor.note)
 
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
-        if self.pusher is None or not (last or metrics["epoch"] % self.config.checkpoint.push_every == 0):
+        if self.pusher is None or not (last or metrics["epoch"] % self.config.evaluate.every == 0):
             return
         if last:
             self.pusher.wait()

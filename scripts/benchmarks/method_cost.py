@@ -49,11 +49,9 @@ METHODS = {
 OPTIONS = {
     "gradient checkpointing": ["optimise.gradient_checkpointing=true"],
     "bf16": ["optimise.precision=bf16"],
-    "micro-batches of half the size": ["optimise.accumulation=2"],
+    "micro-batches of half the size": ["optimise.micro_batch=0.5"],
     "LoRA on queries and values": ["lora.targets=[attn.to_q,attn.to_v]"],
     "compiled blocks": ["engine.compile=true"],
-    "LoRA not merged": ["engine.merge=off"],
-    "bf16, rollouts on merged weights": ["optimise.precision=bf16", "engine.merge=all"],
 }
 PHASES = ("rollout", "reward", "optimise")
 

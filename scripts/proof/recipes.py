@@ -43,7 +43,6 @@ RECIPES |= {
     "recipe/sd35/nft_ocr+rollouts-of-24": NFT.change(40.0, "rollout.batch_size=24"),
     "recipe/sd35/nft_ocr+tf32": NFT.change(30.0, "engine.tf32=true"),
     "recipe/sd35/gardo_ocr+tf32": GARDO.change(30.0, "engine.tf32=true"),
-    "recipe/sd35/nft_ocr+merged": NFT.change(40.0, "engine.merge=all"),
 }
 LITTLE = {"rollout.batch_size": 2, "rollout.steps": 6, "optimise.micro_batch": 2}
 

@@ -105,8 +105,6 @@ def _cases() -> dict[str, Case]:
     found |= {"train/sd35/marble-50": Case("sd35", "marble-50", longer=4.0)}
     found["option/compiled-blocks"] = Case("sd35", overrides=("engine.compile=true",), longer=4.0)
     for name, longer, *overrides in (
-        ("merged-in-bf16", 1.0, "engine.merge=all"),
-        ("nothing-merged", 1.0, "engine.merge=off"),
         ("checkpointing", 1.5, "optimise.gradient_checkpointing=true"),
         ("micro-batches-by-memory", 2.0, "optimise.micro_batch=auto"),
         ("fp16", 1.0, "optimise.precision=fp16"),

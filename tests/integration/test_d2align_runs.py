@@ -170,7 +170,7 @@ def test_killed_in_either_stage_and_resumed_it_ends_the_same(config_file: Any, m
 def test_accumulation_does_not_change_direct_alignment(config_file: Any) -> None:
     loras = []
     for pieces in (1, 8):
-        optimise = {"batch_size": 8, "accumulation": pieces, "learning_rate": 1e-3}
+        optimise = {"batch_size": 8, "micro_batch": None if pieces == 1 else 1 / pieces, "learning_rate": 1e-3}
         sections = {
             **TWO_STAGES,
             "optimise": optimise,

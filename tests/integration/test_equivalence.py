@@ -43,7 +43,7 @@ def test_accumulation_of_one_by_eight_equals_eight_by_one(config_file, objective
     sampler = {"sampler": "flow_sde"} if objective == "grpo" else {}
     loras = []
     for pieces in (1, 8):
-        optimise = {"batch_size": 8, "accumulation": pieces, "learning_rate": 1e-3}
+        optimise = {"batch_size": 8, "micro_batch": None if pieces == 1 else 1 / pieces, "learning_rate": 1e-3}
         path = config_file(f"pieces{pieces}", objective=objective, rollout=sampler, optimise=optimise, epochs=2)
         config = load_config(path)
         train(config)

@@ -72,7 +72,7 @@ def test_resume_is_exact_with_gate_window_and_reference(gardo_file) -> None:
 def test_one_process_equals_two_with_groups_split_between_them(gardo_file) -> None:
     """Three groups of four: the second one's members are on both processes; some micro-batches have no gated row."""
     rollout = {"groups": 3, "group_size": 4}
-    optimise = {"batch_size": 6, "accumulation": 3}
+    optimise = {"batch_size": 6, "micro_batch": 0.3333}
     alone, shared = (gardo_file(name, rollout=rollout, optimise=optimise) for name in ("alone", "shared"))
     train(load_config(alone))
     done = launch(2, shared)

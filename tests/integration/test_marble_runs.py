@@ -129,7 +129,7 @@ def test_a_measured_weighted_sum_takes_the_steps_of_a_plain_run(write) -> None:
 def test_accumulation_does_not_matter(write, sections: dict) -> None:
     """To 5e-4 of the whole: the combination cancels gradients, and Adam amplifies the rounding that is left."""
     path = write("run", optimise={"batch_size": 8, "learning_rate": 1e-3}, **sections)
-    one, eight = (loras(path, [f"optimise.accumulation={pieces}"])[0] for pieces in (1, 8))
+    one, eight = (loras(path, [f"optimise.micro_batch={size}"])[0] for size in ("null", 0.125))
     assert same_lora(eight, one, whole=5e-4)
 
 
@@ -175,7 +175,7 @@ def test_resume_is_exact(write, mode: str) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_checkpointing(write, precision: str) -> None:
-    optimise = {"precision": precision, "gradient_checkpointing": True, "batch_size": 8, "accumulation": 2}
+    optimise = {"precision": precision, "gradient_checkpointing": True, "batch_size": 8, "micro_batch": 0.5}
     run = Run(load_config(write("half", epochs=1, optimise=optimise)))
     if precision == "fp16":
         run.loop.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)

@@ -91,7 +91,7 @@ def test_one_step(config_file, models: Callable[[str], Path], policy: str, metho
         sampler = "ddim" if policy.startswith("sd") and not policy.startswith("sd3") else "flow_sde"
     rollout = {"groups": 2, "group_size": 4, "steps": 3, "sampler": sampler, "resolution": 16}
     rollout |= sections.pop("rollout", {})
-    optimise = {"batch_size": 8, "accumulation": 2, "max_grad_norm": 1e6}
+    optimise = {"batch_size": 8, "micro_batch": 0.5, "max_grad_norm": 1e6}
     path = config_file("run", model=str(models(policy)), rollout=rollout, optimise=optimise, **sections)
     found = one_step(load_config(path, ["rewards.redness=null"]))
     compare(GOLDEN, f"{policy} {method}", found, rel=2e-3)

@@ -61,7 +61,7 @@ def test_one_step(config_file, tiny_family: Callable[[str], Path], name: str, me
     rollout = {"groups": 2, "group_size": 2, "steps": 2, "sampler": sampler, "resolution": TINY[name].resolution}
     if sampler == "flow_sde":
         rollout["guidance_scale"] = 3.0
-    optimise = {"batch_size": 4, "accumulation": 2, "max_grad_norm": 1e6}
+    optimise = {"batch_size": 4, "micro_batch": 0.5, "max_grad_norm": 1e6}
     model = str(tiny_family(name))
     path = config_file("run", model=model, rollout=rollout, optimise=optimise, **sections)
     compare(GOLDEN, f"{name} {method}", one_step(load_config(path, ["rewards.redness=null"])), rel=2e-2)

@@ -20,16 +20,16 @@ from diffrl.run.train import Run
 
 
 def test_sizes() -> None:
-    assert part_sizes(576, 16) == [36] * 16
-    assert part_sizes(10, 4) == [3, 3, 2, 2]  # as tensor_split
-    assert part_sizes(100, 1, micro_batch=30) == [25] * 4
-    assert part_sizes(7, 3, micro_batch=100) == [7]
+    assert part_sizes(576, 1 / 16) == [36] * 16
+    assert part_sizes(10, 0.25) == [3, 3, 2, 2]  # as tensor_split
+    assert part_sizes(100, 30) == [25] * 4
+    assert part_sizes(7, 100) == [7]
     # 36 rows are no multiple of 8: four groups each, instead of micro-batches that split groups
-    assert part_sizes(576, 16, group=8) == [32] * 18
-    assert part_sizes(576, 16, group=24) == [24] * 24
-    assert part_sizes(576, 16, group=48) == [36] * 16  # one group would be more than what was asked for
+    assert part_sizes(576, 1 / 16, group=8) == [32] * 18
+    assert part_sizes(576, 1 / 16, group=24) == [24] * 24
+    assert part_sizes(576, 1 / 16, group=48) == [36] * 16  # one group would be more than what was asked for
     for rows, count, group in ((576, 16, 8), (96, 5, 12), (1000, 7, 8), (60, 60, 4)):
-        sizes = part_sizes(rows, count, group=group)
+        sizes = part_sizes(rows, 1 / count, group=group)
         assert sum(sizes) == rows and max(sizes) <= -(-rows // count) and max(sizes) - min(sizes) <= group
     assert (holds_groups(48, 8, True), holds_groups(12, 8, True), holds_groups(48, 8, False)) == (8, 1, 1)
 
@@ -37,7 +37,7 @@ def test_sizes() -> None:
 def test_crd_runs_the_trained_lora_once_where_micro_batches_can_hold_groups(config_file, monkeypatch) -> None:
     """4 groups of 4, 3 timesteps, 48 rows in 8 parts: 6 rows split groups, 4 hold one."""
     config = load_config(
-        config_file("run", objective="crd", optimise={"batch_size": 16, "accumulation": 8}), ["crd.beta=0"]
+        config_file("run", objective="crd", optimise={"batch_size": 16, "micro_batch": 0.125}), ["crd.beta=0"]
     )
     loras = []
     for cut in (True, False):
@@ -58,7 +58,7 @@ def test_crd_runs_the_trained_lora_once_where_micro_batches_can_hold_groups(conf
 
 def test_rows_give_the_update_that_counts_give(config_file) -> None:
     loras = []
-    for overrides in ([], ["optimise.micro_batch=5", "optimise.accumulation=7"]):
+    for overrides in ([], ["optimise.micro_batch=5"]):
         run = Run(load_config(config_file("run"), overrides))
         run.loop.run_epoch(0)
         loras.append(run.policy.state())

@@ -107,7 +107,12 @@ def test_micro_batches_do_not_change_the_step(make: Callable[..., Run], name: st
     found = []
     for pieces in (1, 4):
         # Short steps: an element of A whose gradient is all rounding may go either way, by one of them.
-        optimise = {"accumulation": pieces, "inner_epochs": 2, "batch_size": 16, "learning_rate": 1e-4}
+        optimise = {
+            "micro_batch": None if pieces == 1 else 1 / pieces,
+            "inner_epochs": 2,
+            "batch_size": 16,
+            "learning_rate": 1e-4,
+        }
         run = make(f"{name} {pieces}", **{**ALL[name], "optimise": optimise})
         run.loop.run_epoch(0)
         found.append(run.policy.state("default"))

@@ -22,7 +22,7 @@ REDNESS = str(Path(__file__).parents[1] / "data" / "redness.py") + ":Redness"
 # Three groups of four over two or four processes: groups are split, and three test prompts are unevenly shared.
 UNEVEN: dict[str, Any] = {
     "rollout": {"groups": 3, "group_size": 4, "batch_size": 4},
-    "optimise": {"batch_size": 12, "accumulation": 3, "learning_rate": 1e-3},
+    "optimise": {"batch_size": 12, "micro_batch": 0.3333, "learning_rate": 1e-3},
     "evaluate": {"every": 2, "prompts": 3, "per_prompt": 2},
 }
 GATED = {
@@ -62,7 +62,7 @@ def test_four_processes_are_one(config_file: Any, objective: str) -> None:
 
 
 def test_saved_on_two_processes_it_goes_on_on_one_or_four(config_file: Any, tmp_path: Path) -> None:
-    sections = {**UNEVEN, "nft": {"old": {"value": 0.5}}, "epochs": 3}
+    sections = {**UNEVEN, "nft": {"old": [0, 0.5, 0.001, 0.5]}, "epochs": 3}
     undisturbed, moved = (config_file(name, **sections) for name in ("undisturbed", "moved"))
     train(load_config(undisturbed))
     launched(2, moved, "epochs=1")

@@ -19,7 +19,7 @@ EMBEDDER = str(Path(__file__).parents[1] / "data" / "embedder.py") + ":Embedder"
 # Three groups of four: over two processes the second one is split, and the selected rows are unevenly many.
 SHARED: dict[str, Any] = {
     "epochs": 1,
-    "optimise": {"batch_size": 12, "accumulation": 3, "learning_rate": 1e-12},
+    "optimise": {"batch_size": 12, "micro_batch": 0.3333, "learning_rate": 1e-12},
     "rollout": {"groups": 3, "group_size": 4, "batch_size": 4},
 }
 STEPS = {"sampler": "flow_sde", "steps": 4}
@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "marble": {"mode": "fresh"},
         "gardo": {**GATED, "gate": "batch", "auxiliary": ["artefact"], "share": 0.2},
         "watch": {"artefact": {}},
-        "optimise": {"accumulation": 9},
+        "optimise": {"micro_batch": 0.1111},
     },
     "rwr-beta": {"objective": "rwr", "rwr": {"beta": 0.1}},
     "gdro": {"objective": "gdro"},

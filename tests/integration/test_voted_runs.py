@@ -109,7 +109,7 @@ def test_without_a_vote_the_run_goes_on_without_this_reward(
 @pytest.mark.long
 def test_one_process_asks_and_the_others_get_the_answer(config_file: Callable[..., Path], tmp_path: Path) -> None:
     """Three groups on two processes: the one in the middle is drawn by both."""
-    sections: dict[str, Any] = {**VOTES, "rollout": {"groups": 3}, "optimise": {"batch_size": 12, "accumulation": 1}}
+    sections: dict[str, Any] = {**VOTES, "rollout": {"groups": 3}, "optimise": {"batch_size": 12, "micro_batch": None}}
     found = {}
     for processes in (1, 2):
         run = tmp_path / f"on{processes}"

@@ -45,7 +45,13 @@ def call(environment: Path, *words: str, cwd: Path) -> subprocess.CompletedProce
 
 @pytest.mark.long
 def test_the_demo_runs_from_the_wheel(environment: Path, tmp_path: Path) -> None:
-    small = ["epochs=1", "rollout.groups=4", "rollout.group_size=4", "optimise.batch_size=8", "optimise.accumulation=1"]
+    small = [
+        "epochs=1",
+        "rollout.groups=4",
+        "rollout.group_size=4",
+        "optimise.batch_size=8",
+        "optimise.micro_batch=null",
+    ]
     small += ["evaluate.prompts=4", "run_dir=run"]
     done = call(environment, "demo", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

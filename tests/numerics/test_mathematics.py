@@ -269,13 +269,13 @@ def test_nft_masks_rows_that_a_reward_does_not_apply_to() -> None:
 
 
 def test_the_averaged_lora_warms_up_and_waits_as_published() -> None:
-    settings = LoopSettings(0, 2, 2, 1, 1, 1.0, ema=0.9, ema_every=8, ema_warmup=True)
+    settings = LoopSettings(0, 2, 2, 1, 1.0, ema=0.9, ema_every=8, ema_warmup=True)
     assert [ema_decay(settings, step) for step in (1, 7, 9)] == [None] * 3
     assert ema_decay(settings, 8) == pytest.approx(9 / 18) and ema_decay(settings, 80) == pytest.approx(81 / 90)
     assert ema_decay(settings, 160) == 0.9
-    plain = LoopSettings(0, 2, 2, 1, 1, 1.0, ema=0.9)
+    plain = LoopSettings(0, 2, 2, 1, 1.0, ema=0.9)
     assert [ema_decay(plain, step) for step in (1, 2)] == [0.9, 0.9]
-    assert ema_decay(LoopSettings(0, 2, 2, 1, 1, 1.0, ema=0.0), 8) is None
+    assert ema_decay(LoopSettings(0, 2, 2, 1, 1.0, ema=0.0), 8) is None
 
 
 def test_a_full_window_moves_the_share_first_after_it_is_full() -> None:

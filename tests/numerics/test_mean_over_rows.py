@@ -79,7 +79,7 @@ def gradient_of_the_loop(
     gradients: Any = None,
 ) -> tuple[Tensor, float]:
     """What one optimiser step of the loop takes from the LoRA at step size 1, in three micro-batches; and its loss."""
-    settings = LoopSettings(0, GROUP, IMAGES, 3, 1, max_grad_norm=1e9, ema=0.0)
+    settings = LoopSettings(0, GROUP, IMAGES, 1, max_grad_norm=1e9, ema=0.0, micro_batch=1 / 3)
     before = policy.state()
     optimiser = torch.optim.SGD([parameter for _, parameter in policy.trainable], lr=1.0)
     parts: dict[str, Any] = {"scorer": None, "weights": torch.ones(1), "source": None}

@@ -37,7 +37,7 @@ def test_a_family_samples_trains_and_decodes(config_file: Any, tmp_path: Path, n
         "family",
         model=str(model),
         rollout={"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4, "resolution": side},
-        optimise={"batch_size": 4, "accumulation": 1, "precision": precision},
+        optimise={"batch_size": 4, "micro_batch": None, "precision": precision},
         rewards={"warmth": WARMTH},
     )
     run = Run(load_config(path, ["rewards.redness=null"]))
@@ -61,7 +61,7 @@ def test_a_base_in_fewer_bits(config_file: Any, tmp_path: Path, base: str) -> No
         "base",
         model=str(tiny_flux(tmp_path / "model")),
         rollout={"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4, "resolution": 16},
-        optimise={"batch_size": 4, "accumulation": 1, "precision": "bf16"},
+        optimise={"batch_size": 4, "micro_batch": None, "precision": "bf16"},
         engine={"base": base},
         rewards={"warmth": WARMTH},
     )

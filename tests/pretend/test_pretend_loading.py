@@ -38,7 +38,7 @@ def test_fsdp2_trains_a_network_that_no_device_could_hold(config_file: Any, tmp_
         "large",
         model=str(model),
         rollout={"groups": 2, "group_size": 2, "steps": 2, "batch_size": 2, "resolution": 16},
-        optimise={"batch_size": 4, "accumulation": 2, "learning_rate": 1e-12, "gradient_checkpointing": True},
+        optimise={"batch_size": 4, "micro_batch": 0.5, "learning_rate": 1e-12, "gradient_checkpointing": True},
         lora={"rank": 2, "alpha": 4.0},
         engine={"merge": "off"},
     )
@@ -66,7 +66,7 @@ def test_the_network_makes_room_for_the_encoders_and_nothing_else_changes(config
     found: dict[str, tuple[int, int, dict[str, torch.Tensor]]] = {}
     for where in ("beside", "apart"):
         gc.collect()
-        run = Run(load_config(config_file(where), [f"engine.encoders={where}", "engine.merge=all"]))
+        run = Run(load_config(config_file(where), [f"engine.encoders={where}"]))
         run.loop.run_epoch(0)  # merged weights and moments are there, too
         network = sum(p.nbytes for p in run.policy.backbone.network.parameters())
         gc.collect()

@@ -33,8 +33,8 @@ from diffrl.run.start import find_start
 
 WORDS = (
     *("epochs=3", "lora.rank=4", "lora.alpha=8", "rollout.groups=2", "rollout.group_size=2", "rollout.steps=2"),
-    *("optimise.batch_size=4", "optimise.accumulation=1", "evaluate.prompts=2", "evaluate.per_prompt=2"),
-    *("evaluate.every=3", "tracking.samples=0", "checkpoint.keep=2", "watch=null", "nft.timestep_fraction=1"),
+    *("optimise.batch_size=4", "optimise.micro_batch=null", "evaluate.prompts=2", "evaluate.per_prompt=2"),
+    *("evaluate.every=3", "tracking.samples=0", "checkpoint.keep=2", "watch=null", "nft.timesteps=null"),
 )
 
 

@@ -37,7 +37,7 @@ BASE: dict[str, Any] = {
     "rollout": {"groups": 4, "group_size": 4, "steps": 3, "batch_size": 8},
     "rewards": {"playground": {}, "jpeg": {"weight": 0.5}},
     "watch": {"artefact": {}},
-    "optimise": {"batch_size": 8, "accumulation": 2},
+    "optimise": {"batch_size": 8, "micro_batch": 0.5},
     "evaluate": {"prompts": 2, "per_prompt": 2},
 }
 METHODS: list[dict[str, Any]] = [

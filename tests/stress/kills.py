@@ -53,7 +53,7 @@ CONFIG = {
     "rollout": {"groups": 2, "group_size": 2, "steps": 2, "batch_size": 2},
     "rewards": {"playground": {}},
     "objective": "nft",
-    "optimise": {"batch_size": 4, "accumulation": 1, "learning_rate": 1e-3},
+    "optimise": {"batch_size": 4, "micro_batch": None, "learning_rate": 1e-3},
     "evaluate": {"every": 5, "prompts": 2, "per_prompt": 2},
     "checkpoint": {"every": 2, "keep": 2},
     "tracking": {"samples": 2},

@@ -21,7 +21,7 @@ SMALL = {
     "epochs": 1,
     "lora": {"rank": 2, "alpha": 4},
     "rollout": {"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4},
-    "optimise": {"batch_size": 4, "accumulation": 1, "learning_rate": 1e-3},
+    "optimise": {"batch_size": 4, "micro_batch": None, "learning_rate": 1e-3},
     "evaluate": {"every": 1, "prompts": 2, "per_prompt": 2},
     "tracking": {"samples": 1},
 }

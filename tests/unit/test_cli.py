@@ -20,7 +20,7 @@ from diffrl.rewards import registry
 CONFIG = """\
 rewards: {clip: {weight: 2}}
 rollout: {groups: 4, group_size: 6}
-optimise: {batch_size: 12, accumulation: 4}
+optimise: {batch_size: 12, micro_batch: 0.25}
 """
 SAMPLE = ["sample", "playground", "--prompts", "p.txt"]
 EVALUATE = ["evaluate", "playground", "--prompts", "p.txt"]

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-MOST = 14_100  # lines of ours that `import diffrl.run.train` loads, docstrings included
+MOST = 14_020  # lines of ours that `import diffrl.run.train` loads, docstrings included
 # Modules that no run needs before its config asks for them.
 OUTSIDE = (
     "diffrl.api",

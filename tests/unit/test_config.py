@@ -26,7 +26,7 @@ rewards:
 rollout:
   groups: 4
   group_size: 6
-optimise: {batch_size: 12, accumulation: 4, learning_rate: 1e-4}
+optimise: {batch_size: 12, micro_batch: 0.25, learning_rate: 1e-4}
 """
 GRPO = ("objective=grpo", "rollout.sampler=cps")
 
@@ -56,12 +56,12 @@ def message(*overrides: str, text: str | None = None) -> str:
 
 def test_values_defaults_and_overrides():
     overrides = ["rollout.groups=2", "rewards.ocr.weight=0.5", "lora.targets=[to_q, to_k]", "optimise.betas=[0.8, 0.9]"]
-    config = load_config("ok.yaml", [*overrides, "rollout.same_noise=false", "seed=3", "nft.old.cap=0.25"])
+    config = load_config("ok.yaml", [*overrides, "rollout.same_noise=false", "seed=3", "nft.old=[3, 0, 0.001, 0.25]"])
     assert (config.rollout.groups, config.rollout.group_size, config.rollout.steps) == (2, 6, 10)
     assert {name: reward.weight for name, reward in config.rewards.items()} == {"clip": 2.0, "ocr": 0.5}
     assert config.lora.targets == ["to_q", "to_k"] and config.optimise.betas == (0.8, 0.9)
     assert config.optimise.learning_rate == 1e-4  # a number, though YAML 1.1 reads 1e-4 as text
-    assert (config.seed, config.nft.old.cap, config.nft.old.slope) == (3, 0.25, 0.001)
+    assert (config.seed, config.nft.old) == (3, (3, 0.0, 0.001, 0.25))
     assert config.run_dir == "runs/ok"
     assert (config.rollout.images, config.objective_section) == (12, config.nft)
 
@@ -96,8 +96,13 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("rollout.group_sise=3", 'rollout.group_sise: unknown key (nearest: "rollout.group_size")'),
         ("group_size=3", 'group_size: unknown key (nearest: "rollout.group_size")'),
         ("rolout.groups=3", 'rolout: unknown key (nearest: "rollout")'),
-        ("nft.old.caps=0.1", 'nft.old.caps: unknown key (nearest: "nft.old.cap")'),
-        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key (keys of checkpoint: every, keep, push, push_every)"),
+        ("nft.old=slwo", "nft.old: expected slow, late, copy, or [start, value, slope, cap]"),
+        ("nft.old=[0, 0, 0.001, 1]", "nft.old: expected slow, late, copy, or [start, value, slope, cap]"),
+        (
+            "nft.timesteps=1.5",
+            "nft.timesteps: expected a whole number from 1 to 10000, a share between 0 and 1, [number, share], or null",
+        ),
+        ("checkpoint.zzz=1", "checkpoint.zzz: unknown key (keys of checkpoint: every, keep, push)"),
         ("rollout.groups=many", 'rollout.groups: expected a whole number, got "many"'),
         ("rollout.groups=2.0", "rollout.groups: expected a whole number, got 2.0"),
         ("rollout.groups=true", "rollout.groups: expected a whole number, got true"),
@@ -209,26 +214,20 @@ def test_unreadable_files():
     [
         (["optimise.batch_size=7"], 1, "7 images per optimiser step do not divide the 24 images of an epoch"),
         (["optimise.batch_size=48"], 1, "(rollout.groups 4 x rollout.group_size 6)"),
-        (["optimise.accumulation=7"], 1, "7 micro-batches do not divide the 120 rows"),
-        (["nft.timesteps=3", "optimise.accumulation=8"], 1, "36 rows of an optimiser step (12 images x 3 timesteps)"),
+        (["optimise.micro_batch=1.5"], 1, "a whole number of at least 1, a share between 0 and 1, auto, or null"),
         ([], 5, "rollout.groups: 5 processes do not divide the 24 images of an epoch"),
         ([], 8, "optimise.batch_size: 8 processes do not divide the 12 images of an optimiser step"),
-        (
-            ["optimise.accumulation=7"],
-            6,
-            "the 20 rows of an optimiser step (2 images x 10 timesteps, on each of 6 processes)",
-        ),
         (["prompts={train: five.txt, test: five.txt}", "rollout.groups=6"], 1, "prompts.train has only 5"),
+        (
+            ["nft.timesteps=[4, 0.3]"],
+            1,
+            "nft.timesteps: 4 timesteps, but the schedule has only 3 (rollout.steps x 0.3)",
+        ),
         (["nft.timesteps=11"], 1, "nft.timesteps: 11 timesteps, but the schedule has only 10 (rollout.steps)"),
         (
-            ["nft.timesteps=4", "nft.timestep_fraction=0.3"],
+            ["objective=rwr", "rwr.timesteps=0.3", "rwr.timestep_sampling=uniform"],
             1,
-            "nft.timesteps: 4 timesteps, but the schedule has only 3 (rollout.steps x nft.timestep_fraction)",
-        ),
-        (
-            ["objective=rwr", "rwr.timestep_fraction=0.3", "rwr.timestep_sampling=uniform"],
-            1,
-            'rwr.timestep_fraction: is a share of the schedule\'s timesteps, but rwr.timestep_sampling is "uniform"',
+            'rwr.timesteps: 0.3 of the schedule\'s timesteps, but rwr.timestep_sampling is "uniform"',
         ),
         (["rollout.window=2"], 1, "rollout.window: 2 stochastic steps, but 0 of the 10 steps"),
         (["rollout.same_noise=true"], 1, "all images of a group would be the same"),
@@ -261,7 +260,6 @@ def test_unreadable_files():
         (["rollout.window_move=[1, 1]"], 1, 'rollout.window_move: the sampler "dpm2" has no stochastic steps'),
         ([*GRPO, "rollout.window=3", "grpo.timesteps=4"], 1, "4 steps, but only 3 are stochastic (rollout.window)"),
         ([*GRPO, "grpo.timesteps=10"], 1, "10 steps, but only 9 are stochastic (rollout.steps)"),
-        ([*GRPO, "optimise.accumulation=5"], 1, "108 rows of an optimiser step (12 images x 9 timesteps)"),
     ],
 )
 def test_impossible_geometry_names_both_values(overrides, world, expected):
@@ -274,10 +272,10 @@ def test_impossible_geometry_names_both_values(overrides, world, expected):
     ("overrides", "world"),
     [
         ([], 2),
-        (["optimise.accumulation=5"], 12),
+        (["optimise.micro_batch=0.2"], 12),
         (["rollout.sampler=flow_sde"], 1),
         (["objective=rwr", "rwr.timesteps=20", "rwr.timestep_sampling=uniform"], 1),
-        (["nft.timesteps=3", "nft.timestep_fraction=0.3", "optimise.accumulation=1"], 1),
+        (["nft.timesteps=[3, 0.3]", "optimise.micro_batch=null"], 1),
         ([*GRPO, "rollout.window=3", "rollout.window_range=[1, 5]", "grpo.timesteps=2", "rollout.same_noise=true"], 1),
         (["rewards.mine.plugin=mine.py:Mine", "watch.ocr={}"], 1),
         (["prompts={train: five.txt, test: five.txt, overlap: true}"], 1),

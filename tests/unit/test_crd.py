@@ -40,7 +40,7 @@ def test_no_forward_is_run_whose_result_is_unused(config_file, monkeypatch) -> N
     run.loop.run_epoch(1)
     assert seen == {("sampling", False): 48, ("default", True): 48, ("old", False): 48}
 
-    run = make(config_file, ["optimise.accumulation=24"])  # one row each: the means are measured first
+    run = make(config_file, ["optimise.micro_batch=0.0416"])  # one row each: the means are measured first
     seen = count_forwards(run, monkeypatch)
     run.loop.run_epoch(0)
     # The guided anchor takes two rows each. In the second step old runs once, not twice; theta once more.
@@ -171,7 +171,7 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
 
 
 def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(config_file) -> None:
-    run = make(config_file, ["crd.sampling.start=3", "crd.sampling.value=0.5"])
+    run = make(config_file, ["crd.sampling=[3, 0.5, 0.0075, 0.999]"])
     metrics = run.loop.run_epoch(0)
     theta, old, sampling = (run.policy.state(name) for name in ("default", "old", "sampling"))
     assert metrics["crd/old_decay"] == pytest.approx(0.26) and metrics["crd/sampling_decay"] == 0.0
@@ -187,7 +187,7 @@ def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(
 
 def test_a_resume_is_exact(config_file) -> None:
     """Stopped after the first epoch, when old has begun to lag, and again within the sampling schedule's rise."""
-    overrides = ["crd.sampling.start=3", "crd.sampling.value=0.5"]
+    overrides = ["crd.sampling=[3, 0.5, 0.0075, 0.999]"]
     whole, broken = (make(config_file, overrides, name) for name in ("whole", "broken"))
     broken.folder.path.mkdir()  # as the start of a training does: a folder that is gone is not made again
     for epoch in range(3):
@@ -223,7 +223,7 @@ def test_the_defaults_are_the_papers(config_file) -> None:
     for decays in (objective.decays, CRD().decays):  # from the config and without one
         assert [decays["old"](s) for s in (0, 50, 999)] == pytest.approx([0.25, 0.5, 0.999])
         assert [decays["sampling"](s) for s in (0, 74, 95, 999)] == pytest.approx([0.0, 0.0, 0.15, 0.999])
-    partly = make(config_file, ["crd.old.cap=0.3"], name="partly").objective
+    partly = make(config_file, ["crd.old=[0, 0.25, 0.005, 0.3]"], name="partly").objective
     assert partly.decays["old"](4) == pytest.approx(0.27) and partly.decays["old"](99) == 0.3
 
 
@@ -277,7 +277,7 @@ def test_one_process_equals_two_also_with_split_groups(config_file, tmp_path: Pa
         (["rollout.groups=6", "optimise.batch_size=12"], 2, "6 groups do not divide over 2 processes and 2 optimiser"),
         (["crd.timesteps=4"], 1, "crd.timesteps: 4 timesteps, but the schedule has only 3 (rollout.steps)"),
         (["crd.b=-1"], 1, "crd.b: expected more than 0, got -1"),
-        (["crd.old.slop=0"], 1, 'crd.old.slop: unknown key (nearest: "crd.old.slope")'),
+        (["crd.old=[0, 0.25]"], 1, "crd.old: expected slow, late, copy, or [start, value, slope, cap]"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(config_file, overrides, world, expected) -> None:

@@ -168,7 +168,7 @@ def count_forwards(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 
 def test_reference_runs_for_gated_rows_only_and_in_one_batch(make, monkeypatch) -> None:
-    run = make({"share": 0.2}, "optimise.accumulation=4", "optimise.batch_size=16")
+    run = make({"share": 0.2}, "optimise.micro_batch=0.25", "optimise.batch_size=16")
     seen = count_forwards(run, monkeypatch)
     metrics = run.loop.run_epoch(0)
     gardo = gardo_of(run)

@@ -101,7 +101,7 @@ def command(server: Hub, home: Path, *words: str) -> subprocess.CompletedProcess
 def test_a_run_goes_on_from_the_hub_exactly(config_file: Any, tmp_path: Path) -> None:
     """Pushed after each epoch, fetched to another folder, and equal to the run that was never interrupted."""
     path, folder = str(config_file("run")), tmp_path / "elsewhere" / "again"
-    push = ("checkpoint.push=me/run", "checkpoint.push_every=1")
+    push = ("checkpoint.push=me/run", "evaluate.every=1")
     with serving() as server:
         done = command(server, tmp_path, path, "epochs=2", *push)
         assert done.returncode == 0 and "checkpoint.push" not in done.stdout, done.stdout + done.stderr

@@ -19,7 +19,7 @@ VALUES = {
     "rewards": {"clip": {"weight": 1.0, "timeout": 5.0, "device": "cpu", "model": "B"}},
     "watch": {"ocr": {"weight": 1.0}, "jpeg": {"weight": 1.0}},
     "gardo": {"auxiliary": ["jpeg"]},
-    "optimise": {"learning_rate": 1e-3, "accumulation": 2, "micro_batch": 64, "ema": {"decay": 0.9}},
+    "optimise": {"learning_rate": 1e-3, "micro_batch": 64, "ema": {"decay": 0.9}},
     "evaluate": {"every": 2, "features": "clip"},
     "engine": {"compile": False, "optimiser": "adamw"},
 }
@@ -46,7 +46,7 @@ def test_what_shapes_a_run_is_in_and_what_does_not_is_out() -> None:
     assert SAME["diffrl_version"] == __version__ and SAME["prompts.train"] == "a.txt" and SAME["nft.beta"] == 0.1
     assert SAME["rewards.clip.model"] == "B" and SAME["watch.jpeg.weight"] == 1.0
     out = ("epochs", "prompts.test", "rewards.clip.timeout", "rewards.clip.device", "watch.ocr.weight")
-    assert not set(out) & set(SAME) and not any(key.startswith("optimise.accumulation") for key in SAME)
+    assert not set(out) & set(SAME) and not any(key.startswith("optimise.micro_batch") for key in SAME)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_shapes_a_run_is_in_and_what_does_not_is_out() -> None:
     [
         ("epochs", 9),
         ("prompts.test", "c.txt"),
-        ("optimise.accumulation", 4),
+        ("optimise.micro_batch", 0.25),
         ("optimise.micro_batch", "auto"),  # the run wrote down what it found
         ("evaluate.every", 1),
         ("engine.compile", True),

@@ -50,7 +50,7 @@ def set_of(run: Run, folder: Path, indices: list[int] | None = None) -> str:
 
 def make(config_file: Any, objective: str, source: str | None = None, *words: str, **sections: Any) -> Run:
     more = {} if source is None else {"image_set": {"source": source}}
-    sections = {"objective": objective, "optimise": {"batch_size": 16, "accumulation": 1}, **more, **sections}
+    sections = {"objective": objective, "optimise": {"batch_size": 16, "micro_batch": None}, **more, **sections}
     name = f"{objective}-{'online' if source is None else 'set'}"
     return Run(load_config(config_file(name, **sections), words))
 
@@ -101,7 +101,7 @@ def test_a_larger_group_gives_other_members_each_epoch_and_a_smaller_one_is_left
     lines = (tmp_path / "set" / "images.jsonl").read_text()
     small = {"images": ["x.png"], "prompt": "alone", "scores": {"redness": [1.0]}}
     (tmp_path / "set" / "images.jsonl").write_text(lines + json.dumps(small) + "\n")
-    pairs = make(config_file, "dpo", source, rollout={"group_size": 2}, optimise={"batch_size": 8, "accumulation": 1})
+    pairs = make(config_file, "dpo", source, rollout={"group_size": 2}, optimise={"batch_size": 8, "micro_batch": None})
     assert "1 prompts have fewer than 2 pictures" in caplog.text
     drawn = {tuple(pairs.source.groups.members(epoch, 0).tolist()) for epoch in range(20)}
     assert len(drawn) > 3 and all(a < b < 4 for a, b in drawn)
@@ -156,7 +156,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_broken_off(config_file: Any
 
 RIVALS: dict[str, Any] = {
     "rollout": {"group_size": 2},
-    "optimise": {"batch_size": 4, "accumulation": 1},
+    "optimise": {"batch_size": 4, "micro_batch": None},
     "dpo": {"ring": 3, "every": 1, "flip": True},
 }
 
@@ -315,7 +315,7 @@ def test_one_process_equals_two(config_file: Any, tmp_path: Path) -> None:
     source = set_of(make(config_file, "nft"), tmp_path / "set")
     rows = [json.loads(line) for line in (tmp_path / "set" / "images.jsonl").read_text().splitlines()]
     write(tmp_path / "set", *({key: value for key, value in row.items() if key != "latents"} for row in rows))
-    optimise = {"batch_size": 12, "accumulation": 1, "learning_rate": 1e-3}
+    optimise = {"batch_size": 12, "micro_batch": None, "learning_rate": 1e-3}
     odd = {"rollout": {"groups": 3}, "optimise": optimise, "image_set": {"source": source}}
     mixed = {"optimise": {**optimise, "batch_size": 16}, "image_set": {"source": source, "share": 0.5}}
     rivals = {**RIVALS, "image_set": {"source": source, "rival": True}}

@@ -102,7 +102,7 @@ def test_a_networks_own_images_give_their_noise_back(tiny_model: Path) -> None:
 
 def test_a_run_on_a_set_trains_on_the_states_of_the_inversion(config_file: Any, tmp_path: Path) -> None:
     source = set_of(make(config_file, "dpo"), tmp_path / "set")
-    optimise = {"batch_size": 16, "accumulation": 1, "noise": "path"}
+    optimise = {"batch_size": 16, "micro_batch": None, "noise": "path"}
     run = make(config_file, "dpo", source, optimise=optimise)
     rollout, _, _ = run.loop.source(0)
     assert rollout.trajectory is not None and rollout.forwards == 16 * run.spec.steps

@@ -32,7 +32,7 @@ def test_nft_runs_no_forward_whose_result_is_unused(config_file, monkeypatch) ->
     run.loop.run_epoch(1)
     assert seen[("old", False)] == 16 * 3 + 16 * 3
 
-    weighted = make(config_file, ["nft.beta=0.1", "nft.old.slope=0", "nft.timesteps=1"])
+    weighted = make(config_file, ["nft.beta=0.1", "nft.old=copy", "nft.timesteps=1"])
     seen = count_forwards(weighted, monkeypatch)
     weighted.loop.run_epoch(0)
     assert seen == {("old", False): 16 * 3 + 8, ("default", True): 16, ("pretrained", False): 16}
@@ -78,7 +78,7 @@ def test_average_and_old_follow_per_optimiser_step_not_per_micro_batch(config_fi
     calls: list[tuple[str, float]] = []
     follow = Policy.follow
     monkeypatch.setattr(Policy, "follow", lambda self, n, d: (calls.append((n, d)), follow(self, n, d))[1])
-    run = make(config_file, ["optimise.accumulation=4", "nft.old.value=0.25"])
+    run = make(config_file, ["optimise.micro_batch=0.25", "nft.old=[0, 0.25, 0.001, 0.5]"])
     run.loop.run_epoch(0)
     assert calls == [("ema", 0.9), ("ema", 0.9), ("old", 0.25 + 0.001 * 2)]
 

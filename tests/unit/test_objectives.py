@@ -82,7 +82,7 @@ def test_a_strangers_objective_is_trained_resumed_reported_and_published(mine: s
     ("sections", "said"),
     [
         ({"mine": {"timestep": 1}}, r'mine\.timestep: unknown key \(nearest: "mine\.timesteps"\)'),
-        ({"mine": {"tua": 1.0}}, r"mine\.tua: unknown key \(keys of mine: timesteps, timestep_fraction, tau, beta\)"),
+        ({"mine": {"tua": 1.0}}, r"mine\.tua: unknown key \(keys of mine: timesteps, tau, beta\)"),
         ({"mine": {"tau": -1}}, r"mine\.tau: expected more than 0"),
         ({"mien": {}}, r'mien: unknown key \(nearest: "mine"\)'),
         ({"nft": {"beta": 0.1}}, r"nft: the objective is .* does not use this section"),

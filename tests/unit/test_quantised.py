@@ -146,7 +146,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         quantise(nn.Linear(2, 2), "int8")
     recipe = "configs/playground/nft.yaml"
     for overrides, said in (
-        (["engine.merge=all"], "engine.merge: all"),
         (["engine.compile=true"], "engine.compile"),
         (["optimise.precision=fp16"], "fp16"),
         (["engine.base=int4"], "engine.base"),
@@ -182,7 +181,7 @@ def test_a_model_in_fewer_bits_is_refused(tmp_path: Path) -> None:
 def test_doctor_counts_true_bytes(model: str, base: str) -> None:
     rows = {"groups": 1, "group_size": 2, "batch_size": 2, "resolution": 16}
     settings = {"model": model, "objective": "sft", "lora": {"rank": 4, "alpha": 8}, "rollout": rows}
-    settings |= {"optimise": {"batch_size": 2, "accumulation": 1}, "engine": {"base": base}}
+    settings |= {"optimise": {"batch_size": 2, "micro_batch": None}, "engine": {"base": base}}
     estimate = fit.estimate(Config.model_validate(settings))
     policy = load(model, base)
     assert estimate.parts["network"] == sum(p.nbytes for n, p in policy.network.named_parameters() if "lora_" not in n)

@@ -67,7 +67,7 @@ def test_shares_sum_to_one_and_leave_the_training_alone(config_file, tmp_path) -
         gardo=gardo,
         watch={"blue": {"plugin": f"{plugin}:Blue"}},
         rollout={"groups": 2, "group_size": 2},
-        optimise={"batch_size": 4, "accumulation": 2},
+        optimise={"batch_size": 4, "micro_batch": 0.5},
     )
     config = load_config(path, ["epochs=2"])
     train(config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ RENAMED = {  # frozen key: today's
 # Keys that are gone, each with the one value that it had in every recipe: what the code does now.
 REMOVED: dict[str, Any] = {"rollout.cache.kind": "off", "rollout.cache.interval": 2, "rollout.cache.warmup": 2}
 REMOVED |= {"rollout.noise_levels": None, "rollout.tail_solver": "dpm2", "optimise.max_skipped": 2}
-REMOVED |= {"advantages.least": 1e-3, "advantages.ban": None}
+REMOVED |= {"advantages.least": 1e-3, "advantages.ban": None, "engine.merge": "exact"}
+REMOVED["checkpoint.push_every"] = 10
 # Methods' numbers and options that no recipe and no paper's result has at another value.
 REMOVED |= {"marble.uniform_after": None, "crd.loss": "squared", "crd.tau": None, "crd.weighted": True}
 REMOVED |= {"gdro.top": False, "dense.ode_steps": None, "dense.credit": "gain"}
@@ -135,6 +137,17 @@ def gone(key: str, value: Any) -> bool:
 
 def joined(values: dict[str, Any]) -> dict[str, Any]:
     """Frozen leaves, several of which became one key."""
+    for key in [key for key in values if key.endswith(".timestep_fraction")]:
+        section, share = key.partition(".")[0], values.pop(key)
+        if share != 1.0:
+            count = values[f"{section}.timesteps"]
+            values[f"{section}.timesteps"] = share if count is None else [count, share]
+    parts = values.pop("optimise.accumulation")
+    if values["optimise.micro_batch"] is None and parts > 1:
+        values["optimise.micro_batch"] = floor(1e4 / parts) / 1e4
+    for key in ("nft.old", "crd.old", "crd.sampling", "dgpo.old", "awm.average"):
+        if f"{key}.start" in values:
+            values[key] = [values.pop(f"{key}.{name}") for name in ("start", "value", "slope", "cap")]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))
@@ -159,6 +172,8 @@ def test_no_value_has_changed(
     changed: dict[str, dict[str, Any]] = {}
     for name, entry in frozen.items():
         overrides = [f"{RENAMED.get(key, key)}={value}" for key, value in (o.split("=", 1) for o in entry["overrides"])]
+        overrides = [one.replace(".timestep_fraction=", ".timesteps=") for one in overrides]
+        overrides = [one.replace("optimise.accumulation=2", "optimise.micro_batch=0.5") for one in overrides]
         overrides += ["direct.cap=null"] if "direct.pair=null" in overrides else []  # the hinge was the pair's
         now = dict(leaves(load_config(shipped("configs", *f"{entry['config']}.yaml".split("/")), overrides).resolved()))
         then = {RENAMED.get(key, key): value for key, value in leaves(entry["resolved"]) if not gone(key, value)}

@@ -44,7 +44,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> diffrl.Ru
             "epochs": 1,
             "lora": {"rank": 2, "alpha": 6},
             "rollout": {"groups": 2, "group_size": 2, "steps": 2, "batch_size": 4},
-            "optimise": {"batch_size": 4, "accumulation": 1},
+            "optimise": {"batch_size": 4, "micro_batch": None},
             "evaluate": {"every": 1, "prompts": 3, "per_prompt": 2, "features": "pixels"},
         },
         prompts=PROMPTS,

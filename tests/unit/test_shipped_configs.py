@@ -20,8 +20,8 @@ RECIPES = shipped_configs()
 
 # What the released configurations say, so that a recipe that is meant to be one of them cannot drift from it.
 RELEASED: dict[str, dict[str, Any]] = {
-    "sd35/nft_ocr": {"nft.b": 0.1, "nft.old": {"start": 75, "value": 0.0, "slope": 0.0075, "cap": 0.999}},
-    "sd35/nft_geneval": {"nft.b": 1.0, "nft.old.cap": 0.5, "nft.old.slope": 0.001, "optimise.batch_size": 1152},
+    "sd35/nft_ocr": {"nft.b": 0.1, "nft.old": [75, 0.0, 0.0075, 0.999]},
+    "sd35/nft_geneval": {"nft.b": 1.0, "nft.old": [0, 0.0, 0.001, 0.5], "optimise.batch_size": 1152},
     "sd35/grpo_ocr": {
         "grpo.kl": "published",
         "grpo.beta": 0.04,
@@ -65,25 +65,29 @@ RELEASED: dict[str, dict[str, Any]] = {
         "awm.weighting": "ghuber",
         "awm.beta": 1e-3,
         "awm.beta_average": 1.0,
-        "awm.average": {"start": 0, "value": 0.0, "slope": 0.001, "cap": 0.3},
-        "awm.timesteps": 6,
+        "awm.average": [0, 0.0, 0.001, 0.3],
+        "awm.timesteps": [6, 0.857],
         "optimise.batch_size": 1728,
         "optimise.ema": {"decay": 0.99, "every": 1, "warmup": True},
     },
     "sd35/fdfo_pickscore": {"fdfo.epsilon": 0.03, "rollout.steps": 40},
     "flux/nft_scout_imagereward": {"rollout.scout": {"images": 96, "steps": 6}, "rollout.group_size": 24},
-    "sd35/dgpo_ocr": {"dgpo.sample_old": 200, "dgpo.timesteps": 4, "dgpo.old.cap": 0.3, "lora.rank": 64},
+    "sd35/dgpo_ocr": {
+        "dgpo.sample_old": 200,
+        "dgpo.timesteps": [4, 0.7],
+        "dgpo.old": [0, 0.0, 0.001, 0.3],
+        "lora.rank": 64,
+    },
     "sd35/gardo_ocr": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.04},
     "sd35/gardo_geneval": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.07},
     "flux/gardo_hpsv2": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 4, "grpo.order": "first"},
     "sd35/crd_ocr": {
-        "crd.old.value": 0.25,
-        "crd.old.slope": 0.005,
-        "crd.sampling.start": 75,
+        "crd.old": [0, 0.25, 0.005, 0.999],
+        "crd.sampling": [75, 0.0, 0.0075, 0.999],
         "crd.anchor_guidance": 4.5,
-        "crd.timestep_fraction": 0.8,
+        "crd.timesteps": 0.8,
     },
-    "sd35/crd_geneval": {"crd.timestep_fraction": 0.8, "crd.beta": 0.1, "crd.sampling.slope": 0.0075},
+    "sd35/crd_geneval": {"crd.timesteps": 0.8, "crd.beta": 0.1, "crd.sampling": [75, 0.0, 0.0075, 0.999]},
     "sd35/d2align_clip": {
         "d2align.omega": 1.5,
         "d2align.steps": 3000,
@@ -108,11 +112,11 @@ RELEASED: dict[str, dict[str, Any]] = {
         "optimise.learning_rate": 5e-6,
         "optimise.max_grad_norm": 0.1,
     },
-    "flux/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
-    "sdxl/nft_pickscore": {"nft.old.cap": 0.5, "nft.beta": 1e-4},
+    "flux/nft_pickscore": {"nft.old": [0, 0.0, 0.001, 0.5], "nft.beta": 1e-4},
+    "sdxl/nft_pickscore": {"nft.old": [0, 0.0, 0.001, 0.5], "nft.beta": 1e-4},
     "sd15/grpo_aesthetic": {"rollout.noise_level": 1.0, "rollout.guidance_scale": 5.0, "grpo.advantage_std": "group"},
     "sd35/opd_3teachers": {"opd.target": "step", "opd.start": "merge", "lora.rank": 32, "optimise.learning_rate": 3e-4},
-    "sd35/marble_5r": {"rollout.steps": 25, "nft.old.cap": 0.95, "optimise.batch_size": 1152},
+    "sd35/marble_5r": {"rollout.steps": 25, "nft.old": [0, 0.0, 0.001, 0.95], "optimise.batch_size": 1152},
 }
 
 

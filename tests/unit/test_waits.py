@@ -46,7 +46,7 @@ def test_no_step_and_no_micro_batch_waits_for_the_device(config_file, monkeypatc
     """Twice the sampling steps and twice the micro-batches wait as often: a batch of the rollout for whether its
     latents are finite and for its scores, an optimiser step for the norm of its gradient."""
     few, optimised, steps = waits_of(config_file, monkeypatch, method)
-    many, split, _ = waits_of(config_file, monkeypatch, method, "rollout.steps=6", "optimise.accumulation=4")
+    many, split, _ = waits_of(config_file, monkeypatch, method, "rollout.steps=6", "optimise.micro_batch=0.25")
     assert few == many and few["read", "rollout.py:_sample"] == 2  # 16 images in batches of 8
     inside = ("denoising", "samplers", "continuations", "forward", "policy")
     assert not [place for _, place in few if place.startswith(inside) and place not in ENCODING]

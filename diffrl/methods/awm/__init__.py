@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, key, section
+from diffrl.config.base import Method, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
-from diffrl.methods.shared.sections import KL, Ranked, Slow
+from diffrl.methods.shared.sections import FOLLOWS, KL, SLOW, Ranked, Schedule
 
 
 class AWMSection(Ranked):
@@ -28,4 +28,4 @@ class AWMSection(Ranked):
     beta_average: FiniteFloat = key(
         1.0, "weight of mean (v_theta - v_average)^2, the brake with many updates an epoch; 0: no average is kept", ge=0
     )
-    average: Slow = section(Slow, "how the average follows: average <- d average + (1 - d) theta each epoch")
+    average: Schedule = key(SLOW, f"the average, as a snapshot: {FOLLOWS}")

@@ -6,20 +6,9 @@ from typing import ClassVar
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, Share, Whole, key, section
-from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
-
-
-class CRDOld(Decay):
-    value: Share = key(0.25, "decay at start; 0 copies the trained weights")
-    slope: FiniteFloat = key(0.005, "growth of the decay", "per optimiser step", ge=0)
-    cap: Share = key(0.999, "largest decay")
-
-
-class CRDSampling(Decay):
-    start: int = key(75, "the decay is 0 before this optimiser step", "optimiser steps", ge=0)
-    slope: FiniteFloat = key(0.0075, "growth of the decay", "per optimiser step", ge=0)
-    cap: Share = key(0.999, "largest decay")
+from diffrl.config.base import Method, Whole, key
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess
+from diffrl.methods.shared.sections import FOLLOWS, SCHEDULES, Schedule, check_timesteps
 
 
 class CRDSection(ForwardProcess):
@@ -39,8 +28,8 @@ class CRDSection(ForwardProcess):
     same_noise: bool = key(
         True, "the images of a group share a row's noise, too: a less noisy gradient; false: each its own, as published"
     )
-    old: CRDOld = section(CRDOld, "how the snapshot behind the implicit reward follows the trained weights each epoch")
-    sampling: CRDSampling = section(CRDSampling, "how the snapshot that draws the images follows each epoch")
+    old: Schedule = key(Decay(0, 0.25, 0.005, 0.999), f"the snapshot behind the implicit reward: {FOLLOWS}")
+    sampling: Schedule = key(SCHEDULES["late"], "the snapshot that draws the images follows likewise")
 
     def check(self, config: Whole) -> None:
         check_timesteps("crd", self, config.rollout)

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, key, section
+from diffrl.config.base import Method, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
-from diffrl.methods.shared.sections import KL, Ranked, Slow
+from diffrl.methods.shared.sections import FOLLOWS, KL, SLOW, Ranked, Schedule
 
 
 class DGPOSection(Ranked):
@@ -36,7 +36,7 @@ class DGPOSection(Ranked):
         "guidance of that v_ref, and of the pretrained reference's error; 1: none; null: that of the trained rows",
         ge=1,
     )
-    old: Slow = section(Slow, "how the old snapshot follows: old <- d old + (1 - d) theta each epoch")
+    old: Schedule = key(SLOW, f"the snapshot: {FOLLOWS}")
     sample_old: int | None = key(
         None, "the old snapshot draws the images from here on; null: the trained weights do", "optimiser steps", ge=0
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, Whole, key, section
-from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess, check_timesteps
+from diffrl.config.base import Method, Whole, key
+from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, ForwardProcess
+from diffrl.methods.shared.sections import FOLLOWS, SCHEDULES, Schedule, check_timesteps
 
 
 class NFTSection(ForwardProcess):
@@ -15,9 +16,7 @@ class NFTSection(ForwardProcess):
     beta: FiniteFloat = key(1e-4, "weight of mean (v_theta - v_ref)^2; 0 runs no reference forward", ge=0)
     b: FiniteFloat = key(1.0, "mix of v_theta and v_old in v+ and v-; 0.1 for OCR and several rewards", gt=0)
     advantage_std: AdvantageStd = key("batch", ADVANTAGE_STD)
-    old: Decay = section(
-        Decay, "how the old snapshot, which draws the images, follows: old <- d old + (1 - d) theta each epoch"
-    )
+    old: Schedule = key(SCHEDULES["slow"], f"the snapshot that draws the images: {FOLLOWS}")
 
     def check(self, config: Whole) -> None:
         check_timesteps("nft", self, config.rollout)
