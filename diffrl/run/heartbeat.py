@@ -155,7 +155,8 @@ class Heartbeat(Peers):
         self._thread.join()
         signalled = isinstance(error, Interrupted | KeyboardInterrupt)
         if error is not None and not self._word:
-            text = getattr(error, "signal", "SIGINT") if signalled else f"ended: {in_one_line(error)}"
+            said = str(error) if isinstance(error, UserError) else in_one_line(error)
+            text = getattr(error, "signal", "SIGINT") if signalled else f"ended: {said}"
             code = EXIT_CODE if signalled else 2 if isinstance(error, UserError) else 1
             self._word = {"rank": self.rank, "code": code, "text": text, "printed": True}
         self._tell(self._word or {"code": 0})

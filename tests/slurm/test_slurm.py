@@ -136,3 +136,17 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_as_an_undisturbed_o
     assert state(cluster, job) == "COMPLETED", log.read_text()[-3000:]
     ours, theirs = (load_file(run / "lora" / "pytorch_lora_weights.safetensors") for run in (warned, plain))
     assert ours.keys() == theirs.keys() and all((ours[key] == theirs[key]).all() for key in ours)
+
+
+def test_what_the_second_node_lacks_ends_the_job_with_its_line(cluster: dict[str, str], tmp_path: Path) -> None:
+    """A file that the plugin reads is on the first node's disk only."""
+    plugin, log = tmp_path / "reward.py", tmp_path / "lacking.log"
+    lacked = 'pathlib.Path(__file__).with_name(os.environ["SLURMD_NODENAME"] + ".pt").read_bytes()'
+    read = f"import os\nimport pathlib\n\n{lacked}\n"
+    plugin.write_text((ROOT / "tests/data/redness.py").read_text() + read)
+    (tmp_path / "n1.pt").touch()
+    job = submit(cluster, log, *WORDS, f"rewards.red.plugin={plugin}:Redness", f"run_dir={tmp_path / 'lacking'}")
+    until(lambda: state(cluster, job) in ("COMPLETED", "FAILED"), 90, "the first node waits for the second one")
+    lines = [line for line in log.read_text().splitlines() if line.startswith("diffrl: error:")]
+    assert state(cluster, job) == "FAILED" and all("n2.pt" in line for line in lines)
+    assert any(" (process " in line for line in lines) and not list((tmp_path / "lacking").glob("*.jsonl"))
