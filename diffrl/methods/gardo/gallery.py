@@ -34,12 +34,14 @@ def gallery(
 ) -> tuple[Tensor, list[dict[str, Any]]]:
     """The epoch's samples with the highest U, highest first: images (count, 3, h, w) on the CPU, and what is known.
 
-    Every process decodes those that it made, `reduce` puts them together. Images larger than `side` are reduced.
+    Of equal ones the penalised come first. Every process decodes those that it made, `reduce` puts them together.
+    Images larger than `side` are reduced.
     Each dict: prompt, member, uncertainty, penalised, scores {name: score}, the proxy first (None: not applicable).
     """
     judged = gardo.judged
     assert judged is not None, "there are no auxiliary rewards"
-    chosen = judged.u.nan_to_num(-2.0).argsort(descending=True, stable=True)[:count]
+    among_equals = 1e-9 * judged.gate.double()  # those that the lot has drawn
+    chosen = (judged.u.nan_to_num(-2.0) + among_equals).argsort(descending=True, stable=True)[:count]
     local = chosen - rollout.first
     here = (local >= 0) & (local < len(rollout.member))
     images = policy.decode(rollout.latents[local.clamp(0, len(rollout.member) - 1).to(rollout.latents.device)])
