@@ -224,13 +224,12 @@ def rows_of(policy: Any, objective: Direct, order: Tensor | None = None) -> tupl
     return rollout, objective.rows(rollout, torch.zeros(4, 1), pairs if order is None else pairs[order], (5, 2, 0))
 
 
-@pytest.mark.parametrize("noise", ["initial", "fresh"])
-def test_rows_lie_between_an_image_and_the_noise_that_it_was_drawn_from(tiny: Any, noise: Any) -> None:
-    objective = Direct({"r": Embedder()}, [1.0], timesteps=3, align=Align(noise=noise), pair=PAIR)
+def test_rows_lie_between_an_image_and_the_noise_that_it_was_drawn_from(tiny: Any) -> None:
+    objective = Direct({"r": Embedder()}, [1.0], timesteps=3, align=ALIGN, pair=PAIR)
     rollout, rows = rows_of(tiny, objective)
     assert len(rows.t) == 4 * 6 and rows.eps is not None and rows.t_next is not None
     began = initial_noise(tiny.latent_shape, ["red a"] * 2 + ["blue b"] * 2, [0, 1, 0, 1], seed=5, epoch=2)
-    assert all(torch.equal(row, began[i % 4]) == (noise == "initial") for i, row in enumerate(rows.eps))
+    assert all(torch.equal(row, began[i % 4]) for i, row in enumerate(rows.eps))
     t = rows.t[:, None, None, None]
     torch.testing.assert_close(rows.x_t, (1 - t) * rollout.latents.repeat(6, 1, 1, 1) + t * rows.eps)
     # Row number 2 j is denoised, 2 j + 1 inverted; they share target, noise and words, and are apart in the discount.
@@ -246,12 +245,6 @@ def test_rows_lie_between_an_image_and_the_noise_that_it_was_drawn_from(tiny: An
     _, shuffled = rows_of(tiny, objective, order)
     for name in ("t", "t_next", "eps", "words", "factors", "x_t"):
         assert torch.equal(getattr(shuffled, name), getattr(rows, name)[order]), f"{name} is by its micro-batch"
-
-
-def test_denoising_alone_has_one_row_a_level(tiny: Any) -> None:
-    objective = Direct({"r": Embedder()}, [1.0], timesteps=2, align=Align(branches="denoise"))
-    _, rows = rows_of(tiny, objective)
-    assert len(rows.t) == 8 and rows.words is None and rows.t_next is not None and (rows.t > rows.t_next).all()
 
 
 def test_every_two_words_are_as_likely() -> None:

@@ -29,6 +29,7 @@ REMOVED: dict[str, Any] = {"rollout.cache.kind": "off", "rollout.cache.interval"
 REMOVED |= {"rollout.noise_levels": None, "rollout.tail_solver": "dpm2", "optimise.max_skipped": 2}
 REMOVED |= {"advantages.least": 1e-3, "advantages.ban": None, "engine.merge": "exact"}
 REMOVED["checkpoint.push_every"] = 10
+REMOVED |= {"direct.align.branches": "both", "direct.align.noise": "initial"}
 # Methods' numbers and options that no recipe and no paper's result has at another value.
 REMOVED |= {"marble.uniform_after": None, "crd.loss": "squared", "crd.tau": None, "crd.weighted": True}
 REMOVED |= {"gdro.top": False, "dense.ode_steps": None, "dense.credit": "gain"}

@@ -105,7 +105,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "rollout.shift": 3.0,
         "rollout.guidance_scale": 1.0,
         "direct.guidance_scale": 3.5,
-        "direct.align": {"branches": "both", "step": 0.02145, "range": [0.75, 0.964], "noise": "initial"},
+        "direct.align": {"step": 0.02145, "range": [0.75, 0.964]},
         "direct.pair.denoise": [0.1, 0.25],
         "direct.pair.inversion": [0.3, 0.01],
         "direct.cap": 0.7,

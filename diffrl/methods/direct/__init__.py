@@ -9,27 +9,21 @@ from pydantic import FiniteFloat
 
 from diffrl.config.base import GIVEN, PAIR, Method, Problem, Sampling, Section, Whole, key
 
+BRANCHES = 2  # rows of a level under Direct-Align: the initial noise of both is the rollout's
+
 
 class Align(Section):
-    """Direct-Align. Defaults: SRPO's released code for FLUX and HPS-v2.1 (its SRPO.py and SRPO_training_hpsv2.sh)."""
+    """Direct-Align: of each level a row that is denoised down to it, and one that is inverted up to it.
 
-    branches: Literal["both", "denoise"] = key(
-        "both", "both: of each level a row that is denoised down to it, and one that is inverted up to it"
-    )
+    Defaults: SRPO's released code for FLUX and HPS-v2.1 (its SRPO.py and SRPO_training_hpsv2.sh).
+    """
+
     step: FiniteFloat = key(
         0.02145, "width of the step, in noise levels; less where that would leave the range", gt=0, lt=1
     )
     range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
         (0.75, 0.964), "noise levels that are trained, drawn evenly: the early ones, which hack less"
     )
-    noise: Literal["initial", "fresh"] = key(
-        "initial", "images are noised with what they were drawn from, or with new noise (its code for photographs)"
-    )
-
-    @property
-    def rows(self) -> int:
-        """Rows of one level."""
-        return 2 if self.branches == "both" else 1
 
 
 class Pair(Section):
@@ -119,7 +113,7 @@ class DirectSection(Section):
     )
 
     def trained_steps(self, rollout: Sampling) -> int:
-        return self.timesteps * (self.align.rows if self.align else 1)
+        return self.timesteps * (BRANCHES if self.align else 1)
 
     def check(self, config: Whole) -> None:
         from diffrl.rewards.registry import declares
@@ -185,8 +179,6 @@ class DirectSection(Section):
             raise Problem(
                 "direct.pair", "its discounts run over direct.align.range; give direct.align, too ({} is SRPO's)"
             )
-        if self.align.branches == "denoise" and pair.inversion != type(pair).model_fields["inversion"].default:
-            raise Problem("direct.pair.inversion", "has no effect with direct.align.branches: denoise; leave it out")
         twice = "which takes the same difference in the reward's text space; leave one of them out"
         if config.d2align is not None:
             raise Problem("direct.pair", f"there is d2align, {twice}")

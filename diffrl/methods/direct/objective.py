@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffrl.config.base import Section
 from diffrl.config.sections import Rollout as Drawn
-from diffrl.methods.direct import Align, DirectSection
+from diffrl.methods.direct import BRANCHES, Align, DirectSection
 from diffrl.methods.direct.confidence import neighbours, trusted_loss, uncertainty
 from diffrl.methods.direct.pathwise import path_images, path_rows
 from diffrl.methods.direct.rows import DirectRows
@@ -34,7 +34,6 @@ from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Reward
 from diffrl.rollout import Rollout
 from diffrl.samplers import one_step
-from diffrl.seeds import noise
 
 
 class Direct(Objective):
@@ -53,7 +52,7 @@ class Direct(Objective):
         **values: Any,
     ) -> None:
         keys = DirectSection.of(keys, values)
-        super().__init__(beta=keys.beta, noising=Noising(keys.timesteps * (keys.align.rows if keys.align else 1)))
+        super().__init__(beta=keys.beta, noising=Noising(keys.timesteps * (BRANCHES if keys.align else 1)))
         self.align, self.path, self.pair = keys.align, keys.path, keys.pair
         self.cap = keys.cap
         self.keep_trajectory = "path" if keys.path == "random" else False
@@ -88,13 +87,12 @@ class Direct(Objective):
         self, align: Align, rollout: Rollout, advantages: Tensor, pairs: Tensor, key: tuple[int | str, ...]
     ) -> DirectRows:
         """Direct-Align's rows; the branches of a level stand side by side and share noise, target and words."""
-        sample, level, inversion = pairs[:, 0], pairs[:, 1] // align.rows, pairs[:, 1] % align.rows == 1
+        sample, level, inversion = pairs[:, 0], pairs[:, 1] // BRANCHES, pairs[:, 1] % BRANCHES == 1
         images: Names = [(*key, *rollout.identity(int(i))) for i in sample]
         names: Names = [(*name, "eps", int(j)) for name, j in zip(images, level, strict=True)]
         u = row_sigmas(rollout, images, level, self.noising.count(rollout), "uniform")
         t, t_next, place = step_levels(align, u, inversion)
-        initial = align.noise == "initial"
-        eps = rollout.initial_noise(sample) if initial else noise(tuple(rollout.latents.shape[1:]), names)
+        eps = rollout.initial_noise(sample)
         rows = DirectRows(**vars(noised_rows(rollout, advantages, pairs, t, images, self.on_policy, eps)))
         rows.t_next = t_next.to(rows.t.device, non_blocking=True)
         if self.pair is not None:
