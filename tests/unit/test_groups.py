@@ -127,11 +127,14 @@ def test_the_page_and_the_command(two: list[Group], tmp_path: Path, capsys: pyte
     sweep, page, table = str(tmp_path / "s"), tmp_path / "p" / "c.html", tmp_path / "c.tex"
     assert main(["compare", sweep, "--out", str(page), "--table", str(table)]) == 0
     assert capsys.readouterr().out == f"report: {page}\ntable: {table}\n"
+    assert main(["compare", sweep]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == sorted(as_text(two).splitlines()), "on the terminal, where nothing is to be written"
     text = page.read_text()
     assert "2 groups of 6 runs compared" in text and "Differences" in text and text.count("<svg") == 2 * 3
     assert r"\toprule" in table.read_text()
     for words, message in (
-        ([sweep], "compare: name what to write: --out FILE.html or --table FILE.md|FILE.tex"),
+        (["nowhere"], 'compare: no folder "nowhere"'),
         ([sweep, "--table", "c.csv"], '--table: "c.csv": its name must end with .md or .tex'),
         ([f"{sweep}/low/seed-0", "--table", "c.md"], "compare: name at least two runs"),
         ([f"{sweep}/low/seed-0", sweep, "--table", "c.md"], "seed-0: this run is given twice"),
