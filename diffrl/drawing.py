@@ -138,7 +138,7 @@ def sample(
         base: also draw the model without its LoRA, from the same noise, into `out/base`; the grid shows both.
     """
     job = Drawing(**drawing)
-    scorer = _scorer(rewards or {})
+    scorer = scorer_for(job.model, rewards or {}, join_processes().device)
     chosen, policy = job.chosen(), job.policy()
     job = job.settled(policy.backbone)
     sides = [(None, out / "base", "base: ")] * base + [("default", out, "")]
@@ -218,8 +218,14 @@ def _entries(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> dict[str, Entr
     return {name: given if isinstance(given, Entry) else Entry(name, given) for name, given in rewards.items()}
 
 
-def _scorer(rewards: Mapping[str, Mapping[str, Any] | Entry]) -> Scorer:
-    return Scorer(build_rewards(_entries(rewards), join_processes().device))
+def scorer_for(model: str, rewards: Mapping[str, Mapping[str, Any] | Entry], device: torch.device) -> Scorer:
+    """Of the rewards by name; UserError for one that is another model's stand-in (`diffrl.stand_ins`)."""
+    from diffrl.stand_ins import check_reward
+
+    entries = _entries(rewards)
+    for entry in entries.values():
+        check_reward(model, entry.plugin, entry.arguments)
+    return Scorer(build_rewards(entries, device))
 
 
 class Scores(dict[str, Any]):
@@ -266,7 +272,7 @@ def evaluate(
     """
     started = time.perf_counter()
     job = Drawing(**drawing)
-    scorer = _scorer(rewards)
+    scorer = scorer_for(job.model, rewards, join_processes().device)
     chosen, policy = job.chosen(), policy or job.policy()
     job = job.settled(policy.backbone)
     features = load_features(default_features(job.model), policy.device)

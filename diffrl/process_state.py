@@ -7,6 +7,11 @@ none. So where a plugin is imported, built or called, what it changed is put bac
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import locale
+import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -18,6 +23,16 @@ from typing import Any, TypeAlias
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+# Of the environment, what says which process and which devices this is.
+ENVIRONMENT = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
 _entered: list[Any] = []  # contexts that stay entered: where a plugin left another one open
 Get: TypeAlias = Callable[[], Any]
 Put: TypeAlias = Callable[[Any], Any]
@@ -39,7 +54,9 @@ def unchanged(tell: Callable[[str], None]) -> Iterator[None]:
         if before is None and "torch" in sys.modules:
             before = {name: (get, put, FRESH[name]) for name, (get, put, _) in _state().items() if name in FRESH}
         for name, (get, put, value) in (before or {}).items():
-            with contextlib.suppress(RuntimeError, OSError):  # a switch that this build lacks; a deleted folder
+            with contextlib.suppress(
+                RuntimeError, OSError, ValueError
+            ):  # a switch that this build lacks; a deleted folder
                 if get() != value:
                     put(value)
                     tell(f"changes {name}; it was put back")
@@ -54,6 +71,16 @@ def unchanged(tell: Callable[[str], None]) -> Iterator[None]:
             tell("makes errors of warnings; it was put back")
 
 
+def unchanged_by(name: str) -> contextlib.AbstractContextManager[None]:
+    """`unchanged` around a call of the reward `name`, each kind of change said once."""
+    return unchanged(functools.partial(_say, name))
+
+
+@functools.cache
+def _say(name: str, what: str) -> None:
+    logging.getLogger("diffrl").warning('reward "%s" %s', name, what)
+
+
 # Of torch as it starts, for the first module that imports it.
 FRESH: dict[str, Any] = {
     "torch's default device": "cpu",
@@ -66,6 +93,7 @@ FRESH: dict[str, Any] = {
 
 def _state() -> dict[str, tuple[Get, Put, Any]]:
     """{what it is called: (how to ask, how to set, its value now)} of everything that can be asked here."""
+    import numpy as np
     import torch
 
     table: dict[str, tuple[Get, Put]] = {
@@ -85,22 +113,107 @@ def _state() -> dict[str, tuple[Get, Put, Any]]:
             ),
             lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
         ),
-        "torch's float32 matmul precision": (
-            torch.get_float32_matmul_precision,
-            torch.set_float32_matmul_precision,
-        ),
+        "torch's float32 precision": (_precision, _set_precision),
+        "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        "torch's attention": _attribute(torch.nn.functional, "scaled_dot_product_attention"),
+        "numpy's errors": (np.geterr, lambda errors: np.seterr(**errors)),
         "the working folder": (os.getcwd, os.chdir),
         "the sockets' default timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     }
-    for switch in ("enabled", "benchmark", "deterministic", "allow_tf32"):
+    backends = torch.backends
+    for switch in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        table[f"torch.backends.cuda.matmul.{switch}"] = _attribute(backends.cuda.matmul, switch)
+    for switch in ("enabled", "benchmark", "deterministic"):
         table[f"torch.backends.cudnn.{switch}"] = _attribute(torch.backends.cudnn, switch)
     for device in DEVICES:
         table[f"torch's autocast on {device}"] = _autocast(device)
+    if threading.current_thread() is threading.main_thread():  # else the main thread may change them meanwhile
+        table |= _of_the_process()
     found = {}
     for name, (get, put) in table.items():
-        with contextlib.suppress(RuntimeError, OSError):
+        with contextlib.suppress(RuntimeError, OSError, AttributeError):
             found[name] = (get, put, get())
     return found
+
+
+# Of torch.backends, where a product in float32 may be less precise; the older two switches are views of the same.
+PRECISE = ("", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+
+
+def _owners() -> list[Any]:
+    import torch
+
+    return [functools.reduce(getattr, filter(None, name.split(".")), torch.backends) for name in PRECISE]
+
+
+def _precision() -> tuple[Any, ...]:
+    import torch
+
+    values = list[Any]()
+    for get in (torch.get_float32_matmul_precision, lambda: torch.backends.cudnn.allow_tf32):
+        try:
+            values.append(get())
+        except RuntimeError:  # it was set in the newer way, which the older names cannot say
+            values.append(None)
+    return (*values, *(owner.fp32_precision for owner in _owners()))
+
+
+def _set_precision(values: tuple[Any, ...]) -> None:
+    import torch
+
+    matmul, convolutions, *newer = values
+    if matmul is not None:
+        torch.set_float32_matmul_precision(matmul)
+    if convolutions is not None:
+        torch.backends.cudnn.allow_tf32 = convolutions
+    for owner, value in zip(_owners(), newer, strict=True):
+        owner.fp32_precision = value
+
+
+def _of_the_process() -> dict[str, tuple[Get, Put]]:
+    """What is one for all threads, and what a run sets for a while itself."""
+    import torch
+
+    cuda, ours, manager = torch.backends.cuda, logging.getLogger("diffrl"), logging.root.manager
+    kernels = ("flash", "mem_efficient", "math", "cudnn")
+    switches = {
+        f"torch's {name} attention": (getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"))
+        for name in kernels
+    }
+    return switches | {
+        "torch's mkldnn": _attribute(torch.backends.mkldnn, "enabled"),
+        "sys.excepthook": _attribute(sys, "excepthook"),
+        "threading.excepthook": _attribute(threading, "excepthook"),
+        "logging.disable": _attribute(manager, "disable"),
+        "diffrl's logger": (
+            lambda: (ours.level, ours.disabled, ours.propagate),
+            lambda was: vars(ours).update(zip(("level", "disabled", "propagate"), was, strict=True)),
+        ),
+        "the locale": (
+            lambda: locale.setlocale(locale.LC_ALL),
+            lambda name: locale.setlocale(locale.LC_ALL, name),
+        ),
+        "multiprocessing's start method": (
+            lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+            lambda method: multiprocessing.set_start_method(method, force=True),
+        ),
+        "the garbage collector": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        "the environment": (lambda: {name: os.environ.get(name) for name in ENVIRONMENT}, _set_environment),
+        "the umask": (_umask, os.umask),
+    }
+
+
+def _umask() -> int:
+    """Read, not set and set back: another thread may write a file."""
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _attribute(owner: Any, name: str) -> tuple[Get, Put]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
-from diffrl.worlds import World
+from diffrl.worlds import StandIn, World
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +21,35 @@ if TYPE_CHECKING:
 
 ASSETS = shipped("assets", "playground")
 
+ENCODER = "features: transformers, model: facebook/dinov2-base"
+DINO = {"features": "transformers", "model": "facebook/dinov2-base"}
+RULES = StandIn((), "geneval, ocr, compbench or a reward of your own")
+STAND_INS = {
+    "playground": RULES,
+    "playground_facts": RULES,
+    "playground_regions": StandIn((), "geneval_regions"),
+    "artefact": StandIn((), "deqa, or artifact with a detector of your own"),
+    "preference": StandIn(("model",), "pickscore, hpsv2 or imagereward in its place"),
+    "clip": StandIn(
+        ("model",),
+        "model: ViT-H-14, pretrained: laion2b_s32b_b79k",
+        {"model": "ViT-H-14", "pretrained": "laion2b_s32b_b79k"},
+    ),
+    "aesthetic": StandIn(("head",), "head: v2", {"head": "v2"}),
+    "diversity": StandIn(("model",), ENCODER, DINO),
+    "vendi": StandIn(("model",), ENCODER, DINO),
+    "frechet": StandIn(("model", "exemplars"), f"{ENCODER}, exemplars: a folder with pictures"),
+    "similarity": StandIn(("model", "references"), f"{ENCODER}, references: a folder with pictures"),
+    "adversarial": StandIn(("model", "references"), f"{ENCODER}, references: a folder with pictures"),
+    "adversarial_preference": StandIn(
+        ("reward", "references"), "reward: pickscore, references: a folder with pictures"
+    ),
+    "reform": StandIn(
+        ("reward", "references", "preferences"),
+        "reward: pickscore, references: a folder with pictures, preferences: an image set",
+    ),
+}
+
 
 class Playground(World):
     name = "playground"
@@ -28,6 +57,7 @@ class Playground(World):
     resolution = 64
     loras = {"playground/turbo": ASSETS / "turbo"}  # noqa: RUF012
     features = "clip"
+    stand_ins = STAND_INS
     meanings = {  # noqa: RUF012
         "variety": "how much images differ in what prompts leave free (1: as in the world)",
         "unreadable": "the share of free facts that could not be read",

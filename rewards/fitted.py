@@ -44,6 +44,12 @@ class Fitted:
         self.card = replace(type(self).card, measures=f"{type(self).card.measures} (on {self.head.reward}{known})")
 
     @staticmethod
+    def wrapped(head: str, **_: Any) -> tuple[str, Mapping[str, Any]]:
+        """The reward whose embeddings the head reads, and its parameters."""
+        fitted = load_head(head)
+        return fitted.reward, fitted.arguments
+
+    @staticmethod
     def footprint(head: str, **_: Any) -> int | None:
         """Bytes of the weights of the reward whose embeddings the head reads."""
         fitted = load_head(head)

@@ -36,7 +36,8 @@ def add_fit(action: Callable[..., Any]) -> None:
 
 
 def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config import check_plugin, read_parameters
+    from diffrl.config import check_plugin, load_config, read_parameters
+    from diffrl.stand_ins import check_reward
 
     for word in rest:
         if "=" not in word:
@@ -46,6 +47,12 @@ def _fit(arguments: argparse.Namespace, rest: list[str]) -> int:
         check_plugin(arguments.on)
     except UserError as error:
         raise UserError(f"--on: {error}") from error
+    config = Path(arguments.set).parent / "config.yaml"
+    if config.is_file():  # RUN_DIR/votes: pictures of the run's model
+        try:
+            check_reward(load_config(config).model, arguments.on, given)
+        except UserError as error:
+            raise UserError(f"--on: {error}") from error
     out = out_file(arguments.out, "--out", "mine.safetensors")
     check_writable(out.parent, "--out")
     from diffrl.reward_tools.fit import fit_head, lines

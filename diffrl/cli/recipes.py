@@ -25,18 +25,21 @@ def add_recipes(add: Callable[..., Any]) -> None:
         "write a commented config of your own for a model, rewards and a method",
         "diffrl init my.yaml",
         "diffrl init --objective mine",
-        "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo",
+        "diffrl init ocr.yaml --model stabilityai/stable-diffusion-3.5-medium --rewards ocr --method grpo "
+        "--train ocr/train --test ocr/test",
     )
     init.add_argument("file", type=Path, nargs="?", metavar="FILE.yaml", help="the config to write")
     text = "instead: write an objective of your own, NAME.py with its test, in this folder"
     init.add_argument("--objective", metavar="NAME", help=text)
     text = "playground (default), a folder in diffusers' format, or a hub id"
     init.add_argument("--model", default="playground", metavar="MODEL", help=text)
-    text = "rewards to optimise, separated by commas (default: playground's verifier, or what the method works with)"
+    text = "rewards to optimise, separated by commas (default: what the method works with)"
     init.add_argument("--rewards", metavar="A,B", help=text)
     text = "an objective (default: nft; `diffrl objectives list` has all) and its wrappers: grpo+dense+gardo"
     init.add_argument("--method", default="nft", metavar="METHOD", help=text)
-    init.add_argument("--train", metavar="SET|FILE", help="prompts to train on")
+    init.add_argument(
+        "--train", metavar="SET|FILE", help="prompts to train on; needed for another model than playground"
+    )
     init.add_argument("--test", metavar="SET|FILE", help="held-out prompts")
 
 

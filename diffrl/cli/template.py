@@ -17,6 +17,8 @@ from diffrl.config.schema import Config, config_class, section_type
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import installed
 from diffrl.prompts import check_source
+from diffrl.stand_ins import PROMPTS, check_reward, owner
+from diffrl.worlds import worlds
 
 # The playground's model is small and its runs take minutes: configs/playground/nft.yaml says where these come from.
 SMALL: dict[str, dict[str, Any]] = {
@@ -54,10 +56,10 @@ def methods_named(text: str) -> tuple[str, list[Method]]:
 
 def default_rewards(model: str, methods: Sequence[Method]) -> list[str]:
     """Rewards that the methods work with."""
-    wanted = {method.rewards for method in methods}
-    first = "playground" if model == "playground" and not wanted & {"differentiable", "embeds"} else "clip"
-    second = ["preference" if first == "clip" and model == "playground" else "aesthetic" if first == "clip" else "clip"]
-    return [first, *(second if "several" in wanted else [])]
+    wanted, own = {method.rewards for method in methods}, model == "playground"
+    first = "clip" if wanted & {"differentiable", "embeds"} else "playground" if own else "pickscore"
+    second = "clip" if first != "clip" else "preference" if own else "aesthetic"
+    return [first, *([second] if "several" in wanted else [])]
 
 
 def template(
@@ -65,6 +67,10 @@ def template(
 ) -> str:
     """YAML that `load_config` reads, or whose one fault it names (a reward that needs an argument, say)."""
     small = model == "playground"
+    if not small and (train is None or test is None):
+        raise UserError(f"init: --train and --test: not given; for {model} give {PROMPTS}, such as ocr/train, ocr/test")
+    for name in rewards:
+        check_reward(model, name, _arguments(model, name))
     values = {name: dict(keys) for name, keys in (SMALL if small else LARGE).items()}
     for name, ours in preset(model).items():
         values[name] = {**values.get(name, {}), **ours}
@@ -79,11 +85,11 @@ def template(
     rollout["groups"] = min(rollout["groups"], count or rollout["groups"])
     steps = 1 if small or rollout["groups"] % 2 else 2  # of the optimiser, an epoch
     values["optimise"]["batch_size"] = rollout["groups"] // steps * rollout["group_size"]
-    judges = ("artefact", "clip", "jpeg") if small else ("aesthetic", "imagereward", "jpeg")
-    watch = next((name for name in judges if name not in rewards), "diversity")
+    judges = ("artefact", "clip") if small else ("pickscore", "aesthetic", "clip")
+    watched = [name for name in judges if name not in rewards][: 1 if small else 2]
     if "gardo" in wrappers:
         values[innermost.name].pop("beta", None)  # gardo's takes its place
-        values["gardo"] = {"auxiliary": [watch]} | ({} if innermost.advantages == "any" else {"diversity": "off"})
+        values["gardo"] = {"auxiliary": watched[:1]} | ({} if innermost.advantages == "any" else {"diversity": "off"})
     sources = {"train": train or "playground/compositional/train", "test": test or "playground/compositional/test"}
     lines = [
         *_comment(f"{objective} on {model}. Written by `diffrl init`; what is commented out is at its default."),
@@ -93,16 +99,14 @@ def template(
         f"model: {_plain(model)}",
         f"prompts: {_flow(sources)}",
     ]
-    if not small and train is None:
-        lines += _comment("Bring your own prompts: a file with one per line, or the name of a set.")
     lines += [*_key("epochs", 40 if small else 300), *_section("lora", {}), *_section("rollout", values.pop("rollout"))]
     lines += [
         "# What is optimised; `diffrl rewards list` shows them all, and rewards/README.md what they take.",
         "rewards:",
     ]
-    lines += [f"  {_name(name)}: {_flow(_entry(name))}" for name in rewards]
+    lines += [f"  {_name(name)}: {_flow(_entry(name) | _arguments(model, name))}" for name in rewards]
     lines += ["# What is only watched: held out, it shows when the rewards above are cheated.", "watch:"]
-    lines.append(f"  {watch}: {{}}")
+    lines += [f"  {name}: {_flow(_arguments(model, name))}" for name in watched]
     lines.append(f"objective: {_plain(objective)}")
     for name in (innermost.name, *wrappers):
         lines += _section(name, values.pop(name), config_class({"objective": objective, name: {}}))
@@ -113,6 +117,13 @@ def template(
 
 def _entry(name: str) -> dict[str, Any]:
     return {"weight": 1.0} | ({"plugin": name} if _name(name) != name else {})
+
+
+def _arguments(model: str, name: str) -> dict[str, Any]:
+    """What a reward needs with this model, so that it is none of a world's stand-ins."""
+    mine = owner(model)
+    stand_ins = [world.stand_ins[name] for world in worlds().values() if world is not mine and name in world.stand_ins]
+    return dict(stand_ins[0].arguments) if stand_ins else {}
 
 
 def _name(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.drawing import Drawing
+from diffrl.drawing import Drawing, scorer_for
 from diffrl.errors import UserError
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import group_of
@@ -27,8 +27,7 @@ from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
-from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.scoring import Scorer
+from diffrl.rewards.building import Entry
 from diffrl.rollout import generate
 from diffrl.version import __version__
 
@@ -49,7 +48,7 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
     chosen, policy = job.chosen(), job.policy()
     # Scores of path/to/file.py:Class are called Class.
     entries = {short_name(name): Entry(name, given) for name, given in rewards.items()}
-    scorer = Scorer(build_rewards(entries, policy.device))
+    scorer = scorer_for(job.model, entries, policy.device)
     for name in scorer.batchwise:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
     job = job.settled(policy.backbone)

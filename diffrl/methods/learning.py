@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffrl.objectives.advantages import Scored
+from diffrl.process_state import unchanged_by
 from diffrl.rewards import learning
 from diffrl.rollout import Rollout
 from diffrl.run.build import Build
@@ -37,11 +38,10 @@ class LearningRewards(RunHook):
 
     def _learn(self) -> dict[str, float]:
         mark, processes = time.perf_counter(), self.rollouts.processes
-        figures = {
-            f"learning/{name}/{key}": value
-            for name, reward in self.rewards.items()
-            for key, value in reward.learn(processes.sum).items()
-        }
+        figures = dict[str, float]()
+        for name, reward in self.rewards.items():
+            with unchanged_by(name):
+                figures |= {f"learning/{name}/{key}": value for key, value in reward.learn(processes.sum).items()}
         processes.clock.add("reward", mark)
         return figures
 

@@ -283,8 +283,11 @@ class Scorer:
             part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
             out[batch] = self._call(name, part, owners)
             if keys is not None and name in self.learning:
+                from diffrl.process_state import unchanged_by
+
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                self.learning[name].observe(part, *context)
+                with unchanged_by(name):
+                    self.learning[name].observe(part, *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""

@@ -31,6 +31,7 @@ from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.rollout import generate
+from diffrl.stand_ins import check_reward, check_set
 from diffrl.stats import wilson
 from diffrl.version import __version__
 
@@ -123,6 +124,12 @@ def audit(job: Audit, out: Path) -> dict[str, Any]:
     Raises:
         UserError: the reward cannot be loaded or judges none of the prompts; RewardError.
     """
+    if job.model is not None:
+        for plugin, arguments in ((job.plugin, job.arguments), (job.judge, job.judge_arguments or {})):
+            if plugin is not None:
+                check_reward(job.model, plugin, arguments)
+        if job.images is None:  # the pictures are the world's, too
+            check_set(job.model, job.prompts)
     subject = Subject(job.plugin, job.arguments)
     judge = None if job.judge is None else Subject(job.judge, job.judge_arguments or {})
     cases = _cases(job, subject)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.drawing import Drawing
+from diffrl.drawing import Drawing, scorer_for
 from diffrl.errors import UserError
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
@@ -26,7 +26,7 @@ from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
-from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.building import Entry
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.sampling import SamplerSpec
@@ -79,7 +79,10 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
     job, accelerator = Drawing(**drawing), join_processes()
     chosen, policy = job.chosen(), job.policy()
     job = job.settled(policy.backbone)
-    scorer, watcher = (Scorer(_built(given, policy.device)) for given in (settings.rewards, settings.watch or {}))
+    scorer, watcher = (
+        scorer_for(job.model, {short_name(name): Entry(name, more) for name, more in given.items()}, policy.device)
+        for given in (settings.rewards, settings.watch or {})
+    )
     _check(settings, scorer.rewards, watcher.rewards, chosen)
     benches = _benches(settings, job, policy, scorer)
     tasks = [(arm, place) for arm in benches for place in range(len(chosen))]
@@ -121,11 +124,6 @@ def _benches(settings: Settings, job: Drawing, policy: Policy, scorer: Scorer) -
     for _, bench in benches.values():
         _check_budget(settings, bench)
     return benches
-
-
-def _built(given: Mapping[str, Mapping[str, Any]], device: torch.device) -> dict[str, Reward]:
-    """By short name: `path/to/file.py:Class` is called Class."""
-    return build_rewards({short_name(name): Entry(name, more) for name, more in given.items()}, device)
 
 
 class Value:

@@ -17,13 +17,15 @@ from test_resume import run_and_die
 from diffrl.config import load_config
 from diffrl.records import checkpoint
 from diffrl.records.tracking import read_metrics
+from diffrl.resources import shipped
 from diffrl.run.train import train
 
 LONG = pytest.mark.long
+FOLDER = str(shipped("assets", "playground", "preference"))  # of the toy, by its name: the tiny model is another one
 REWARDS = {
-    "adversarial": {"learning_rate": 1e-2, "steps": 2, "hidden": 16},
-    "adversarial_preference": {"learning_rate": 1e-4, "steps": 2, "layers": 1},
-    "reform": {"learning_rate": 1e-2, "steps": 2},
+    "adversarial": {"model": "playground", "learning_rate": 1e-2, "steps": 2, "hidden": 16},
+    "adversarial_preference": {"reward": "preference", "model": FOLDER, "learning_rate": 1e-4, "steps": 2, "layers": 1},
+    "reform": {"reward": "preference", "model": FOLDER, "preferences": "playground", "learning_rate": 1e-2, "steps": 2},
 }
 
 

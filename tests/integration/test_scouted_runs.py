@@ -153,11 +153,14 @@ def test_every_objective_with_advantages_takes_them(make: Callable[..., Run]) ->
             "rollout.scout.steps: 9 steps of a candidate, but an image",
         ),
         (
-            {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"diversity": {}}},
+            {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"diversity": {"model": "playground"}}},
             'rollout.scout: the reward "diversity" judges whole groups',
         ),
         (
-            {"rollout": {"scout": {"images": 8, "steps": 2}}, "rewards": {"clip": {"offload": "apart"}}},
+            {
+                "rollout": {"scout": {"images": 8, "steps": 2}},
+                "rewards": {"clip": {"offload": "apart", "model": "playground"}},
+            },
             "rewards.clip.offload: apart: it scores after the sampling",
         ),
         ({"rollout": {"scout": {"image": 8}}}, "rollout.scout.image: unknown key"),

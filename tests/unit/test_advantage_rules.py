@@ -74,7 +74,7 @@ def test_a_class_and_its_keys(file: Path, config_file: Any) -> None:
 
 
 def test_gardo_uses_the_rule(file: Path, config_file: Any) -> None:
-    more = {"advantages": {"rule": f"{file}:Flipped"}, "watch": {"artefact": {}}, "gardo": {"auxiliary": ["artefact"]}}
+    more = {"advantages": {"rule": f"{file}:Flipped"}, "watch": {"jpeg": {}}, "gardo": {"auxiliary": ["jpeg"]}}
     assert estimate_of(load_config(config_file("run", **more))).name.endswith("Flipped")
 
 

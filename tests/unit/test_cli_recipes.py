@@ -28,6 +28,9 @@ def test_configs_lists_every_recipe_with_its_method(capsys: pytest.CaptureFixtur
     assert main(["configs", "nothing-like-this"]) == 2
 
 
+SD35, OCR = ("--model", "stabilityai/stable-diffusion-3.5-medium"), ("--train", "ocr/train", "--test", "ocr/test")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -36,7 +39,10 @@ def test_configs_lists_every_recipe_with_its_method(capsys: pytest.CaptureFixtur
         ["--method", "crd+gardo", "--rewards", "playground,clip"],
         ["--method", "nft+marble", "--rewards", "playground,clip"],
         ["--method", "direct+d2align", "--rewards", "clip"],
-        ["--model", "stabilityai/stable-diffusion-3.5-medium", "--rewards", "ocr,aesthetic", "--method", "grpo+gardo"],
+        [*SD35, *OCR, "--rewards", "ocr,aesthetic", "--method", "grpo+gardo"],
+        [*SD35, *OCR],
+        [*SD35, *OCR, "--rewards", "clip", "--method", "direct"],
+        [*SD35, *OCR, "--method", "nft+marble"],
     ],
 )
 def test_init_writes_a_config_that_is_read(options: list[str], tmp_path: Path, capsys) -> None:
@@ -52,6 +58,16 @@ def test_init_writes_a_config_that_is_read(options: list[str], tmp_path: Path, c
     text = file.read_text()
     assert text.count("  # ") > 40 and max(map(len, text.splitlines())) <= 125
     assert main(["init", str(file)]) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_init_for_another_model_asks_for_prompts_and_takes_no_toy(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "my.yaml"
+    for words, said in (([], "--train and --test"), ([*OCR, "--rewards", "playground"], "geneval, ocr")):
+        assert main(["init", str(file), *SD35, *words]) == 2
+        assert said in capsys.readouterr().err and not file.exists()
+    assert main(["init", str(file), *SD35, *OCR, "--rewards", "ocr"]) == 0
+    config = load_config(file)
+    assert list(config.watch) == ["pickscore", "aesthetic"] and config.watch["aesthetic"].arguments == {"head": "v2"}
 
 
 @pytest.mark.parametrize("model", ["playground", "stabilityai/stable-diffusion-3.5-medium"])

@@ -161,7 +161,7 @@ def test_rewards_make_way_where_they_must(config_file: Any, sized: str) -> None:
 
 def test_rewards_that_learn_or_judge_batches_are_counted_and_stay(config_file: Any) -> None:
     names = ("adversarial_preference", "vendi", "preference")
-    found = judges_of(load_config(config_file("run"), [f"rewards.{name}.device=cuda" for name in names]))
+    found = judges_of(load_config(config_file("run", model="playground"), [f"rewards.{n}.device=cuda" for n in names]))
     assert set(names) <= found.resident.keys() and not set(found.unknown) & set(names)
     assert set(found.keys) & {f"rewards.{name}.offload" for name in names} == {"rewards.preference.offload"}
 

@@ -28,14 +28,34 @@ CHANGES = {
     "KEPT.append(torch.inference_mode()); KEPT[-1].__enter__()": "torch's inference mode",
     "torch.set_num_threads(torch.get_num_threads() + 1)": "torch's number of threads",
     "torch.use_deterministic_algorithms(True, warn_only=True)": "torch's deterministic mode",
-    "torch.set_float32_matmul_precision('medium')": "torch's float32 matmul precision",
+    "torch.set_float32_matmul_precision('medium')": "torch's float32 precision",
     "torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark": "torch.backends.cudnn.benchmark",
     "torch.backends.cudnn.enabled = False": "torch.backends.cudnn.enabled",
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": "torch's float32 precision",
+    "torch.backends.cuda.matmul.allow_tf32 = True": "torch's float32 precision",
+    "torch.backends.cudnn.allow_tf32 = False": "torch's float32 precision",
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False": "bf16_reduced_precision_reduction",
+    "torch.autograd.set_detect_anomaly(True)": "torch's anomaly detection",
+    "torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **_: v": "torch's attention",
+    "import numpy; numpy.seterr(all='raise')": "numpy's errors",
     "os.chdir('/')": "the working folder",
     "socket.setdefaulttimeout(3.0)": "the sockets' default timeout",
     "warnings.simplefilter('error')": "errors of warnings",
 }
-MAIN_ONLY = {"signal.signal(signal.SIGTERM, signal.SIG_IGN)": "what SIGTERM does"}
+MAIN_ONLY = {
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "what SIGTERM does",
+    "torch.backends.cuda.enable_flash_sdp(False)": "torch's flash attention",
+    "import sys; sys.excepthook = lambda *_: None": "sys.excepthook",
+    "import threading; threading.excepthook = lambda *_: None": "threading.excepthook",
+    "import logging; logging.disable(logging.CRITICAL)": "logging.disable",
+    "import logging; logging.getLogger('diffrl').setLevel(60)": "diffrl's logger",
+    "import locale; locale.setlocale(locale.LC_ALL, 'C')": "the locale",
+    "import multiprocessing as m; m.set_start_method('spawn', force=True)": "multiprocessing's start method",
+    "import gc; gc.disable()": "the garbage collector",
+    "os.environ['CUDA_VISIBLE_DEVICES'] = '7'": "the environment",
+    "os.environ['RANK'] = '3'": "the environment",
+    "os.umask(0o177)": "the umask",
+}
 HEAD = "import os, signal, socket, warnings\nimport torch\nKEPT = []\n"
 PLAIN = """class R:
     name = "r"

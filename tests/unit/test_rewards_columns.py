@@ -190,7 +190,7 @@ CASES = {
 def test_where_a_batch_is_none_it_is_refused(case: str, config_file: Any) -> None:
     sections, message = CASES[case]
     path = config_file("refused", **{key: value for key, value in sections.items() if key != "rewards"})
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "rewards": {"vendi": {}}}))
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "rewards": {"vendi": {"model": "playground"}}}))
     if message is None:
         with pytest.raises(UserError, match=r"cache: the reward .* judges whole batches"):
             build_rewards({"vendi": Entry("vendi", cache="scores")}, CPU)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from diffrl.methods.direct import Align, Pair
+from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Embedder
 from diffrl.rewards.scoring import applies
@@ -97,10 +98,11 @@ def column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Con
     texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
     size = getattr(reward, "batch_size", None) or len(rows)
     pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    if contrast is None:
-        scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
-    else:
-        scores = [contrast.take(rows[piece]).score(reward, part[piece]) for piece in pieces]
+    with unchanged_by(reward.name):
+        if contrast is None:
+            scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
+        else:
+            scores = [contrast.take(rows[piece]).score(reward, part[piece]) for piece in pieces]
     column = torch.cat(scores).to(images)
     if len(rows) == len(images):
         return column
