@@ -128,10 +128,11 @@ def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outsi
     if not lists:
         return make_config(source, overrides, changes, outside=outside)
     rest = {k: v for k, v in given.items() if k not in lists} if isinstance(given, Mapping) else {}
-    # Where the run's folder is says the config without them; what they are is checked with it.
-    folder = (
-        Path(make_config(source, overrides, {k: v for k, v in changes.items() if k != "prompts"}).run_dir) / "prompts"
-    )
+    # Where the run's folder is says the config without them, of the model whose own prompts are the default; what they
+    # are is checked with it.
+    others = [word for word in overrides if not word.startswith("model=")]
+    without = {k: v for k, v in changes.items() if k != "prompts"} | {"model": "playground"}
+    folder = Path(make_config(source, others, without).run_dir) / "prompts"
     for name, texts in lists.items():
         prompts = given_prompts(texts)
         rest[name] = str(folder / f"{name}.jsonl")

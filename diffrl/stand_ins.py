@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ from diffrl.rewards.registry import load_class, split_name
 from diffrl.worlds import World, worlds
 
 PROMPTS = "a file with one prompt on each line, or a set of `diffrl prompts list`"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A reward that is a world's own where one of its parameters `keys` is left out; without keys, always.
+
+    instead: what to give for another model, in words. arguments: the same as parameters, where these are enough.
+    """
+
+    keys: tuple[str, ...]
+    instead: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def owner(model: str) -> World | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """A reward that is a world's own where one of its parameters `keys` is left out; without keys, always.
-
-    instead: what to give for another model, in words. arguments: the same as parameters, where these are enough.
-    """
-
-    keys: tuple[str, ...]
-    instead: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
 class World:
     """A base class: `name` and `pipeline` must be set, and the rest where the world has it.
 
@@ -41,7 +28,7 @@ class World:
     config names none. figures: a `diffrl.rewards.protocol.GroupFigures` that evaluations report whatever rewards there
     are. meanings: of each figure, for whoever reads them. divgen: its part of DivGenBench, with `DEFAULTS` and
     `EXTRACTORS` (name and class by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts.
-    stand_ins: by name, the rewards that are its own, see `diffrl.stand_ins`.
+    stand_ins: `diffrl.stand_ins.StandIn` by reward.
     """
 
     name: str
@@ -52,7 +39,7 @@ class World:
     figures: Any = None
     meanings: Mapping[str, str] = {}
     divgen: Any = None
-    stand_ins: Mapping[str, StandIn] = {}
+    stand_ins: Mapping[str, Any] = {}
 
     def split(self, source: str) -> str:
         """The split of a prompt set `NAME/...`, UserError if it has none; sets of different splits share no prompt."""

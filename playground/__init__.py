@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, nearest
 from diffrl.resources import shipped
-from diffrl.worlds import StandIn, World
+from diffrl.stand_ins import StandIn
+from diffrl.worlds import World
 
 if TYPE_CHECKING:
     import numpy as np
