@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffrl.config.base import Problem
-from diffrl.config.schema import Config
 from diffrl.errors import UserError, foreign
+from diffrl.keys import Problem
 from diffrl.prompts import world_of_set
 from diffrl.rewards import local
 from diffrl.rewards.registry import load_class, split_name
@@ -86,7 +85,7 @@ def check_set(model: str, source: str) -> None:
         raise UserError(f"{text}; give {PROMPTS}")
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Any) -> None:
     """Problem at the first key of a config that means a world's stand-in, for a model of another kind."""
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():

@@ -49,6 +49,7 @@ EITHER = (
 def known_flow(pipe: Any) -> None:
     """UserError unless the pipeline's scheduler draws a flow-matching model, x_t = (1 - t) x_0 + t eps."""
     name, config = type(pipe.scheduler).__name__, pipe.scheduler.config
+    refuse_others(SCHEDULER, config, {"num_train_timesteps": 1000})  # pipelines divide the network's t by 1000
     if name in FLOW_MATCHING:
         return
     if name not in EITHER:

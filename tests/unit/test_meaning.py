@@ -134,6 +134,7 @@ def test_a_scheduler_of_another_process_is_refused(
         ("sd", "scheduler/scheduler_config.json", {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}),
         ("sdxl", "scheduler/scheduler_config.json", {"clip_sample": True}),
         ("sdxl", "scheduler/scheduler_config.json", {"thresholding": True}),
+        ("flux", "scheduler/scheduler_config.json", {"num_train_timesteps": 500}),
         ("sd", "unet/config.json", {"time_cond_proj_dim": 8}),
         ("sdxl", "unet/config.json", {"time_cond_proj_dim": 8}),
     ],
