@@ -27,8 +27,7 @@ class World:
     resolution: side of its images. loras: path by name (`NAME/...`). features: the feature space of diversity where a
     config names none. figures: a `diffrl.rewards.protocol.GroupFigures` that evaluations report whatever rewards there
     are. meanings: of each figure, for whoever reads them. divgen: its part of DivGenBench, with `DEFAULTS` and
-    `EXTRACTORS` (name and class by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts.
-    stand_ins: `diffrl.stand_ins.StandIn` by reward.
+    `EXTRACTORS` (by kind, see `diffrl.divgen.extractors`) and `benchmark(total)`, the prompts. stand_ins: by reward.
     """
 
     name: str

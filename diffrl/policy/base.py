@@ -231,9 +231,8 @@ class Policy:
         narrow = torch.autocast(self.device.type, dtype=self._autocast_to)
         if not self.wide_attention:
             return narrow
-        stack = ExitStack()
-        for context in (narrow, Fp32Attention()):
-            stack.enter_context(context)
+        (stack := ExitStack()).enter_context(narrow)
+        stack.enter_context(Fp32Attention())
         return stack
 
     def timesteps(self, steps: int) -> Tensor:

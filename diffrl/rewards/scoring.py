@@ -283,11 +283,8 @@ class Scorer:
             part, owners = images if len(batch) == len(images) else images[batch], [prompts[i] for i in batch]
             out[batch] = self._call(name, part, owners)
             if keys is not None and name in self.learning:
-                from diffrl.process_state import unchanged_by
-
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                with unchanged_by(name):
-                    self.learning[name].observe(part, *context)
+                self.learning[name].observe(part, *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
@@ -319,10 +316,7 @@ class Scorer:
 
         def attempt() -> object:
             given = images if name in self._trusted else images.clone()
-            with (
-                torch.no_grad(),
-                unchanged(partial(self._tell, name)),
-            ):  # here and not around: the mode belongs to the thread
+            with torch.no_grad(), unchanged(partial(self._tell, name)):  # here: the mode belongs to the thread
                 scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             if given is not images:
                 self._look_for_writes(name, given, images)
