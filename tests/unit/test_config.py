@@ -279,7 +279,10 @@ def test_impossible_geometry_names_both_values(overrides, world, expected):
         ([*GRPO, "rollout.window=3", "rollout.window_range=[1, 5]", "grpo.timesteps=2", "rollout.same_noise=true"], 1),
         (["rewards.mine.plugin=mine.py:Mine", "watch.ocr={}"], 1),
         (["prompts={train: five.txt, test: five.txt, overlap: true}"], 1),
-        (["model=stabilityai/stable-diffusion-3.5-medium"], 1),
+        (
+            ["model=stabilityai/sd3", "rewards.clip.model=ViT-H-14", "prompts.train=five.txt", "prompts.test=ocr/test"],
+            1,
+        ),
     ],
 )
 def test_what_is_possible_passes(overrides, world):

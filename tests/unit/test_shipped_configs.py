@@ -172,7 +172,7 @@ def test_a_preset_fills_what_a_config_does_not_say(tmp_path: Path) -> None:
     """By the file's model, also where another one is trained; a value that is given stays, null included."""
     file = tmp_path / "run.yaml"
     file.write_text(
-        "model: black-forest-labs/FLUX.1-dev\nrewards: {clip: {}}\n"
+        "model: black-forest-labs/FLUX.1-dev\nrewards: {pickscore: {}}\nprompts: {train: ocr/train, test: ocr/test}\n"
         "optimise: {precision: fp32}\nevaluate: {steps: null}\n"
     )
     for overrides in ([], ["model=stabilityai/stable-diffusion-3.5-medium"], ["model=playground"]):
