@@ -14,9 +14,9 @@ TINY = "epochs = 1\ngroups, group_size, steps = 4, 2, 2\nheld_out = 2"
 # In the place of a large model: the tests' tiny one, which `init` does not know as small.
 SMALL = """
 model = "{model}"
-train_prompts, test_prompts = "playground/words/train", "playground/words/test"
+train_prompts, test_prompts = "ocr/train", "ocr/test"
 reward, card, precision, resolution = "jpeg", 16, "fp32", 16
-more = ["rewards.jpeg.weight=1", "watch.aesthetic=null", "evaluate.features=pixels"]
+more = ["rewards.jpeg.weight=1", "watch.aesthetic=null", "watch.pickscore=null", "evaluate.features=pixels"]
 """
 
 

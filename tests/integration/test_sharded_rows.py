@@ -69,11 +69,11 @@ CASES: dict[str, dict[str, Any]] = {
     # The second of three groups has a teacher of its own, and is split over two processes.
     "opd": {
         "objective": "opd",
-        "prompts": {"train": {"playground/words/train": 1, "playground/compositional/train": 2}},
+        "prompts": {"train": {"ocr/train": 1, "geneval/train": 2}},
         "opd": {
             "teachers": {
-                "a": {"prompts": ["playground/words/train"]},
-                "b": {"prompts": ["playground/compositional/train"], "guidance": 3.0},
+                "a": {"prompts": ["ocr/train"]},
+                "b": {"prompts": ["geneval/train"], "guidance": 3.0},
                 "c": {"prompts": [], "everywhere": 0.1, "guidance": 2.0},
             }
         },
