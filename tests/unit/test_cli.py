@@ -200,17 +200,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, calls, words, expected):
 
 def test_train_hands_over_the_config(calls):
     assert main(["train", "ok.yaml", "seed=4", "--dry-run", "epochs=2"]) == 0
-    ((_, (config,), options),) = calls
+    ((_, (config, resume), options),) = calls
     assert (config.seed, config.epochs, config.run_dir) == (4, 2, "runs/ok")
-    assert options == {"resume": None, "dry_run": True, "override": []}
+    assert resume is None and options.pop("peers") is not None and options == {"dry_run": True, "override": []}
 
 
 def test_resume_without_a_config_uses_the_run_s_own(calls):
     assert main(["train", "--resume", "runs/one", "epochs=99"]) == 0
     assert main(["train", "ok.yaml", "--resume", "runs/one"]) == 0
-    for (_, (config,), options), epochs in zip(calls, (99, 40), strict=True):
-        assert (config.epochs, config.run_dir) == (epochs, "runs/one")
-        assert options == {"resume": Path("runs/one"), "dry_run": False, "override": []}
+    for (_, (config, resume), options), epochs in zip(calls, (99, 40), strict=True):
+        assert (config.epochs, config.run_dir) == (epochs, "runs/one") and resume == Path("runs/one")
+        assert options.pop("peers") is not None and options == {"dry_run": False, "override": []}
 
 
 def test_a_run_s_folder_may_be_moved(calls):
