@@ -485,7 +485,7 @@ def test_acflows_weights_are_those_of_a_critic_that_has_not_learned_from_the_ima
         said = torch.zeros(IMAGES, 2)
         for part in parts if number else ():
             rows = objective.rows(rollout, advantages, part, step.key)
-            said[part[:, 0], part[:, 1]] = objective.values.of(rows)[:, 0].detach()
+            said[part[:, 0], part[:, 1]] = objective.values.of(rows)[:, 0].detach().float()
         objective.before_step(policy, step)
         wanted = ((advantages - said).clamp(-1, 1) / 0.5).exp() * known[:, None]
         wanted = wanted / wanted[known].mean()

@@ -31,6 +31,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy.save_lora(folder / "lora")
     rollout = {"steps": 2, "sampler": "flow_sde", "guidance_scale": 2.0}
     config = {"model": str(tiny_model), "rewards": {"jpeg": {}}, "rollout": rollout}
+    config["prompts"] = {"train": "ocr/train", "test": "ocr/test"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "metrics.jsonl").write_text('{"epoch": 0}\n')
     return folder

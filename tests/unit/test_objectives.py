@@ -32,7 +32,8 @@ def mine(tmp_path: Path) -> str:
 @pytest.mark.parametrize("model", ["playground", "org/name"])
 def test_init_writes_a_config_for_every_method(method: str, model: str, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "my.yaml"
-    assert main(["init", str(file), "--method", method, "--model", model]) == 0
+    prompts = [] if model == "playground" else ["--train", "ocr/train", "--test", "ocr/test"]
+    assert main(["init", str(file), "--method", method, "--model", model, *prompts]) == 0
     assert capsys.readouterr().out.startswith(f"written: {file}\ncheck:")  # and nothing needs a change
     assert {one.name for one in load_config(file).methods} >= set(method.split("+"))
 

@@ -214,7 +214,7 @@ def test_one_process_equals_two(model: str, prompts: Path, tmp_path: Path) -> No
         (["--method", "gradient"], '--method: gradient needs differentiable rewards, and "Redness" is not one'),
         (["--method", "particles", "--batch-size", "4"], "--population: 8 particles are resampled together, but"),
         (["--base"], "--base: compares with the model without its LoRA; name one with --lora"),
-        (["--watch", "diversity"], '--watch: "diversity" compares the images of a group'),
+        (["--watch", "diversity", "diversity.model=playground"], '--watch: "diversity" compares the images of a group'),
         (["Redness.weight=0"], "weight: expected a number that is not 0, got 0"),
         (["--sampler", "dpm2"], "--sampler: evo goes on from single states"),
         (["--temperature", "0"], 'expected a number above 0, got "0"'),

@@ -240,6 +240,8 @@ def test_an_interrupted_demo_says_how_to_go_on(tmp_path: Path, monkeypatch, caps
     from diffrl.run.interrupt import Interrupted
 
     def train(*words: str) -> None:
+        (tmp_path / "runs/demo").mkdir(parents=True)
+        (tmp_path / "runs/demo/metrics.jsonl").touch()
         raise Interrupted("SIGINT")
 
     monkeypatch.chdir(tmp_path)

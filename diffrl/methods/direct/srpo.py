@@ -98,7 +98,7 @@ def column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Con
     texts, metadata = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
     size = getattr(reward, "batch_size", None) or len(rows)
     pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    with unchanged_by(reward.name):
+    with unchanged_by(getattr(reward, "name", type(reward).__name__)):
         if contrast is None:
             scores = [reward(part[piece], texts[piece], metadata[piece]) for piece in pieces]
         else:
