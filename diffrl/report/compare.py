@@ -43,9 +43,7 @@ def write_table(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     Raises:
         UserError: as `write_comparison`.
     """
-    groups = _read(run_dirs)
-    if not names_of(groups):
-        raise UserError(f"{groups[0].first.folder}: nothing of it was evaluated; a table needs evaluations")
+    groups = _evaluated(run_dirs)
     with foreign(", ".join(map(str, run_dirs))):
         text = as_file(groups, Path(out).suffix)
     target = Path(out)
@@ -60,11 +58,16 @@ def text_of(run_dirs: Sequence[str | Path]) -> str:
     Raises:
         UserError: as `write_table`.
     """
+    groups = _evaluated(run_dirs)
+    with foreign(", ".join(map(str, run_dirs))):
+        return "\n".join([as_text(groups), *drawn_apart([one.first for one in groups])])
+
+
+def _evaluated(run_dirs: Sequence[str | Path]) -> list[Group]:
     groups = _read(run_dirs)
     if not names_of(groups):
         raise UserError(f"{groups[0].first.folder}: nothing of it was evaluated; a table needs evaluations")
-    with foreign(", ".join(map(str, run_dirs))):
-        return "\n".join([as_text(groups), *drawn_apart([one.first for one in groups])])
+    return groups
 
 
 def _read(run_dirs: Sequence[str | Path]) -> list[Group]:
