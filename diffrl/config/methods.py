@@ -30,7 +30,7 @@ class Decay(NamedTuple):
         return 0.0 if step < self.start else min(self.value + self.slope * (step - self.start), self.cap)
 
 
-def _timesteps(value: Any) -> int | float | list[float] | None:
+def _timesteps(value: Any) -> int | float | list[int | float] | None:
     """How many timesteps; a share of the schedule's, the noisiest; or [how many, of which share]."""
     most = MOST["timesteps"]
     count, share = value if isinstance(value, list | tuple) and len(value) == 2 else (value, 0.5)
@@ -47,7 +47,7 @@ def asked(timesteps: Any) -> tuple[int | None, float]:
     return (timesteps[0], timesteps[1]) if isinstance(timesteps, list) else either
 
 
-Timesteps = Annotated[int | float | list[float] | None, PlainValidator(_timesteps)]
+Timesteps = Annotated[int | float | list[int | float] | None, PlainValidator(_timesteps)]
 
 
 def noisiest(steps: int, fraction: float) -> int:

@@ -38,7 +38,7 @@ def shaped(config_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
 
     def write(name: str, **sections: Any) -> Path:
         path = config_file(name, **sections)
-        rewards = {"vendi": {}, "light": {**judge, "column": "light"}}
+        rewards = {"vendi": {"model": "playground"}, "light": {**judge, "column": "light"}}
         more = {"rewards": rewards, "watch": {"odd": {**judge, "column": "odd"}}}
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **more}))
         return path

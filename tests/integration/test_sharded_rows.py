@@ -39,8 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
     "marble-gardo": {
         "rewards": {"redness": {"plugin": REDNESS}, "power": {"plugin": REDNESS, "power": 2.0}},
         "marble": {"mode": "fresh"},
-        "gardo": {**GATED, "gate": "batch", "auxiliary": ["artefact"], "share": 0.2},
-        "watch": {"artefact": {}},
+        "gardo": {**GATED, "gate": "batch", "auxiliary": ["aux"], "share": 0.2},
+        "watch": {"aux": {"plugin": REDNESS, "power": 3.0}},
         "optimise": {"micro_batch": 0.1111},
     },
     "rwr-beta": {"objective": "rwr", "rwr": {"beta": 0.1}},

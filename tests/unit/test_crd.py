@@ -258,7 +258,7 @@ def _process(rank: int, config_path: Path, folder: Path) -> None:
 
 @pytest.mark.long
 def test_one_process_equals_two_also_with_split_groups(config_file, tmp_path: Path) -> None:
-    path = config_file("shared", objective="crd", crd={"tau": 0.5})
+    path = config_file("shared", objective="crd")
     _train(path, tmp_path, world=1)
     mp.spawn(_process, args=(path, tmp_path), nprocs=2)
     for name in SIZES:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from diffrl.config import load_config
+from diffrl.config import load_config, make_config
 from diffrl.resources import shipped, shipped_configs
 
 FROZEN = Path(__file__).parents[1] / "data" / "resolved.json.gz"
@@ -191,3 +192,11 @@ def test_no_value_has_changed(
         if different:
             changed[name] = {key: (then.get(key, "absent"), now.get(key, "absent")) for key in sorted(different)}
     assert not changed
+
+
+def test_what_a_run_writes_down_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's config.yaml has the resolved values, and a resume reads them."""
+    monkeypatch.chdir(tmp_path)
+    for path in sorted(shipped("configs").rglob("*.yaml")):
+        values = load_config(path).resolved()
+        assert make_config(yaml.safe_load(yaml.safe_dump(values))).resolved() == values, path
