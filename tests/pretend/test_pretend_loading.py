@@ -40,7 +40,6 @@ def test_fsdp2_trains_a_network_that_no_device_could_hold(config_file: Any, tmp_
         rollout={"groups": 2, "group_size": 2, "steps": 2, "batch_size": 2, "resolution": 16},
         optimise={"batch_size": 4, "micro_batch": 0.5, "learning_rate": 1e-12, "gradient_checkpointing": True},
         lora={"rank": 2, "alpha": 4.0},
-        engine={"merge": "off"},
     )
     run = Run(load_config(path))
     network = sum(p.nbytes for p in run.policy.backbone.network.parameters())

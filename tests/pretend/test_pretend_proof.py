@@ -16,7 +16,7 @@ import gpu_proof
 COUNTED = ["train/sd35/nft", "option/fp16"]
 NAMES = ["environment", *COUNTED, "train/sd35/marble-5", "resume", "train/flux-1024/nft", "profile/sd35"]
 NAMES += ["recipe/sd35/nft_ocr", "recipe/sd35/nft_ocr+tf32", "trial/memory/sd35"]
-NAMES += ["train/qwen/d2align", "option/micro-batches-by-memory", "option/nothing-merged", "option/checkpointing"]
+NAMES += ["train/qwen/d2align", "option/micro-batches-by-memory", "option/checkpointing"]
 
 
 def test_a_part_of_each_kind_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
