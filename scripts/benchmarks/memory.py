@@ -73,7 +73,7 @@ def without_rewards(config: str) -> list[str]:
 
 def loaded(config: str, overrides: list[str], processes: int = 1) -> Config:
     """A recipe on the architecture of its model."""
-    prompts = ["prompts.train=playground/words/train", "prompts.test=playground/words/test"]  # not counted
+    prompts = ["prompts.train=ocr/train", "prompts.test=ocr/test"]  # not counted
     source = shipped("assets", "architectures", Path(load_config(config).model).name)
     return load_config(config, [*overrides, *prompts, f"model={source}"], world=processes)
 
