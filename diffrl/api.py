@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,20 +129,24 @@ def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outsi
     if not lists:
         return make_config(source, overrides, changes, outside=outside)
     rest = {k: v for k, v in given.items() if k not in lists} if isinstance(given, Mapping) else {}
-    # Where the run's folder is says the config without them, of the model whose own prompts are the default; what they
-    # are is checked with it.
-    others = [word for word in overrides if not word.startswith("model=")]
-    without = {k: v for k, v in changes.items() if k != "prompts"} | {"model": "playground"}
-    folder = Path(make_config(source, others, without).run_dir) / "prompts"
-    for name, texts in lists.items():
-        prompts = given_prompts(texts)
-        rest[name] = str(folder / f"{name}.jsonl")
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        lines = (json.dumps({"prompt": p.text, **p.metadata}, ensure_ascii=False) for p in prompts)
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / f"{name}.jsonl")
-    return make_config(source, overrides, changes | {"prompts": rest}, outside=outside)
+
+    def config_with(folder: Path) -> Config:
+        written = {name: str(_write_prompts(texts, folder / f"{name}.jsonl")) for name, texts in lists.items()}
+        return make_config(source, overrides, changes | {"prompts": rest | written}, outside=outside)
+
+    with tempfile.TemporaryDirectory() as there:  # all of it is checked before the run's folder has anything
+        run_dir = config_with(Path(there)).run_dir
+    return config_with(Path(run_dir) / "prompts")
+
+
+def _write_prompts(texts: Sequence[PromptLike], file: Path) -> Path:
+    lines = (json.dumps({"prompt": p.text, **p.metadata}, ensure_ascii=False) for p in given_prompts(texts))
+    text = "\n".join(lines) + "\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.stem}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
+    return file
 
 
 def _entries(given: Rewards, table: str) -> dict[str, Any]:

@@ -95,6 +95,8 @@ class Drawing:
 
     def settled(self, backbone: Backbone) -> Drawing:
         """With a solver, steps and a guidance."""
+        if None not in (self.sampler, self.steps, self.guidance_scale):
+            return self  # not made again: that would read the LoRA's record again
         known = {one.name: one for one in getattr(backbone, "known", ()) if self.merge is None}.get(self.model)
         steps, guidance = (10, 1.0) if known is None else (known.steps, known.guidance)
         return replace(

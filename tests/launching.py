@@ -61,10 +61,19 @@ def free_port() -> int:
 
 
 def train_joined(
-    rank: int, port: int, said: Path, words: list[str], folder: Path, heard: bool = True, limit: str = "90"
+    rank: int,
+    port: int,
+    said: Path,
+    words: list[str],
+    folder: Path,
+    heard: bool = True,
+    limit: str = "90",
+    local: int | None = None,
 ) -> None:
-    """In a child: `diffrl train WORDS` as one of two processes, stderr in a file. `heard`: somebody reads stdout."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    """In a child: `diffrl train WORDS` as one of two processes, stderr in a file. `heard`: somebody reads stdout.
+    `local`: its number on its machine; None: both are on one."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ["LOCAL_RANK"] = str(rank if local is None else local)
     os.environ |= {"RANK": str(rank), "ACCELERATE_USE_CPU": "true", "DIFFRL_HEARTBEAT": limit}
     os.chdir(folder)
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 
 import pytest
 from children import child, signal_at
-from launching import free_port
-
-from diffrl.cli.main import main
+from launching import free_port, train_joined
 
 pytestmark = pytest.mark.long
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
@@ -25,14 +22,11 @@ def machine(
     rank: int, port: int, said: Path, words: list[str], folder: Path, more: Mapping[str, str], act: Any
 ) -> None:
     """In a child: `diffrl train WORDS` as the one process of machine `rank`, in a working folder of its own."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ACCELERATE_USE_CPU": "true", **more}
-    os.chdir(folder)
+    os.environ |= {"LOCAL_WORLD_SIZE": "1", **more}
     socket.gethostname = lambda: folder.name
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     if act is not None:
         act()
-    sys.exit(main(["train", *words]))
+    train_joined(rank, port, said, words, folder, local=0)
 
 
 @pytest.fixture
