@@ -80,9 +80,12 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
             return space
     from transformers import AutoImageProcessor, AutoModel
 
+    from diffrl.hub import pinned
+
     try:
-        model = AutoModel.from_pretrained(name).eval().requires_grad_(False).to(device)
-        processor = AutoImageProcessor.from_pretrained(name)
+        source, at = pinned(name)
+        model = AutoModel.from_pretrained(source, **at).eval().requires_grad_(False).to(device)
+        processor = AutoImageProcessor.from_pretrained(source, **at)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"evaluate.features: no vision model {name!r} ({reason}); choose pixels or clip") from error

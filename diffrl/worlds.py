@@ -84,7 +84,7 @@ def folder_of(model: str) -> Path:
 def find_merge(name: str) -> tuple[str, str | None]:
     """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
 
-    `name`: a world's (playground/turbo), a .safetensors file, a folder with one, or OWNER/NAME[:FILE] on the hub.
+    `name`: a world's (playground/turbo), a .safetensors file, its folder, or the hub's OWNER/NAME[@REVISION][:FILE].
 
     Raises:
         UserError: it looks like a file or a folder, and there is none.
@@ -102,7 +102,7 @@ def find_merge(name: str) -> tuple[str, str | None]:
         several = f"has several: {', '.join(files)}; name one of them" if files else "has no .safetensors"
         raise UserError(f'folder "{path}" {several}')
     source, _, file = name.partition(":")
-    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not Path(source).parent.is_dir()
+    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w[\w./-]*)?", source) and not Path(source).parent.is_dir()
     if hub and world_of(name) is None:
         return source, file or None
     raise UserError(f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, loras)}')

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo.clip import fit
 from diffrl_zoo.imagereward import PIXEL_MEAN, PIXEL_STD
@@ -66,8 +67,9 @@ class BlipVqa:
 
         self.device, self.dtype, self.batch_size = pick_device(device), dtype_of(precision, "blip_vqa"), batch_size
         with cannot_load("blip_vqa", model):
-            network = BlipForQuestionAnswering.from_pretrained(model, dtype=self.dtype)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            source, at = pinned(model)
+            network = BlipForQuestionAnswering.from_pretrained(source, dtype=self.dtype, **at)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(source, **at)
         self.network: Any = network.eval().requires_grad_(False).to(self.device)
         self.parser = _parser()
         self._phrases: dict[str, list[str]] = {}

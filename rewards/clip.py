@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffrl.errors import UserError, nearest
+from diffrl.hub import pinned
 from diffrl.resources import shipped
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.loading import PRECISIONS, cannot_load, channels, dtype_of, pick_device
@@ -151,7 +152,8 @@ class ClipModel(PairEncoder):
     """A frozen `open_clip` model.
 
     `model`: "playground" (the shipped one), a folder in `open_clip`'s format, a name of `open_clip` such as
-    "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME". `precision`: fp32, bf16 or fp16.
+    "ViT-H-14" with `pretrained` a tag or a file of weights, or "hf-hub:OWNER/NAME[@REVISION]". `precision`: fp32, bf16
+    or fp16.
     """
 
     layers = "visual.transformer.resblocks"
@@ -235,6 +237,7 @@ def shared_clip(
     `resize_mode`, `interpolation`: see `ClipModel.resizing`.
     """
     place = pick_device(device)
+    _commit(model, pretrained)  # each reward that looks through it records it
     key = (model, pretrained, str(place), precision)
     with _lock:
         if key not in _models:
@@ -252,7 +255,9 @@ def _open_clip_name(model: str, pretrained: str | None) -> str:
         return f"local-dir:{folder}"
     if model == "playground":
         raise UserError(f"clip: no shipped model at {folder}; reinstall diffrl, or run scripts/train_playground.py")
-    if model.startswith(("hf-hub:", "local-dir:")):
+    if model.startswith("hf-hub:"):
+        return _fetched(model.removeprefix("hf-hub:"))
+    if model.startswith("local-dir:"):
         return model
     if model not in open_clip.list_models():
         hint = nearest(model, open_clip.list_models())
@@ -265,10 +270,36 @@ def _open_clip_name(model: str, pretrained: str | None) -> str:
     return model
 
 
+def _fetched(name: str) -> str:
+    """The commit's folder of a hub's model, as `open_clip` loads it; the name, if no commit of it is known."""
+    from huggingface_hub import snapshot_download
+
+    source, at = pinned(name)
+    if not at:
+        return f"hf-hub:{name}"
+    with cannot_load("clip", name):
+        folder = snapshot_download(source, allow_patterns=["*.json", "*.txt", "*.safetensors", "*.model"], **at)
+        if not any(Path(folder).glob("*.safetensors")):
+            folder = snapshot_download(source, allow_patterns=["open_clip*.bin"], **at)
+    return f"local-dir:{folder}"
+
+
+def _commit(model: str, pretrained: str | None) -> None:
+    """Resolve the repository behind a tag of `open_clip`, which fetches it by itself."""
+    if pretrained is None or Path(pretrained).exists():
+        return
+    from open_clip.pretrained import get_pretrained_cfg
+
+    if repository := (get_pretrained_cfg(model, pretrained) or {}).get("hf_hub", "").strip("/"):
+        pinned("/".join(repository.split("/")[:2]))
+
+
 def clip_bytes(model: str, precision: str, pretrained: str | None = "", **_: Any) -> int | None:
     """Of the weights that a `ClipModel` has, which are not loaded; None for a hub's model. A `footprint`."""
     import open_clip
 
+    if model.startswith("hf-hub:"):
+        return None
     name = _open_clip_name(model, pretrained)
     if name.startswith("local-dir:"):
         config = json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo import compbench_rules as rules
 from diffrl_zoo.blip_vqa import PARSER, language
@@ -42,11 +43,12 @@ class OpenDetector:
 
         self.device, self.dtype, self.fixed = device, PRECISIONS[precision], None
         with cannot_load("compbench", model):
-            if not AutoConfig.from_pretrained(model).model_type.startswith("owl"):
+            source, at = pinned(model)
+            if not AutoConfig.from_pretrained(source, **at).model_type.startswith("owl"):
                 self.fixed = Detector(model, device, precision)
                 return
-            network = AutoModelForZeroShotObjectDetection.from_pretrained(model, dtype=self.dtype)
-            self.processor: Any = AutoProcessor.from_pretrained(model)
+            network = AutoModelForZeroShotObjectDetection.from_pretrained(source, dtype=self.dtype, **at)
+            self.processor: Any = AutoProcessor.from_pretrained(source, **at)
         self.model: Any = network.eval().requires_grad_(False).to(device)
 
     @torch.no_grad()
@@ -87,7 +89,8 @@ class DepthModel:
         from transformers import AutoModelForDepthEstimation
 
         with cannot_load("compbench", model):
-            network = AutoModelForDepthEstimation.from_pretrained(model, dtype=PRECISIONS[precision])
+            source, at = pinned(model)
+            network = AutoModelForDepthEstimation.from_pretrained(source, dtype=PRECISIONS[precision], **at)
         self.device, self.dtype = device, PRECISIONS[precision]
         self.model: Any = network.eval().requires_grad_(False).to(device)
         if hasattr(self.model, "dpt"):  # it refuses other sizes than its config's 384, for which it has what is needed

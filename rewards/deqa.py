@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
@@ -50,12 +51,13 @@ class DeQA:
         dtype = dtype_of(precision, "deqa")
         self.device, self.batch_size = pick_device(device), batch_size
         with cannot_load("deqa", model):
-            settings, _ = LlamaConfig.get_config_dict(model)
+            source, at = pinned(model)
+            settings, _ = LlamaConfig.get_config_dict(source, **at)
             if "visual_config" not in settings:
                 raise UserError(f'deqa: "{model}" is not an mPLUG-Owl2 (its config has no visual_config)')
             config = LlamaConfig.from_dict({**settings, "model_type": "llama"})
             self.network: Any = complete(MplugOwl2, model, config, dtype, f'deqa: "{model}"')
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(source, **at)
             self.preprocess = SquareInput(model, self.device)
         self.network.to(self.device)
         self.before, self.after = self._tokens(BEFORE), self._tokens(AFTER)[1:]

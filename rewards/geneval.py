@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffrl.errors import nearest
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card, RewardError
 from diffrl_zoo.clip import ClipModel, clip_bytes, shared_clip
 from diffrl_zoo.geneval_rules import (
@@ -71,10 +72,11 @@ class Detector:
 
         self.device, self.dtype = device, dtype_of(precision, "geneval")
         with cannot_load("geneval", model):
-            self.masks = AutoConfig.from_pretrained(model).model_type == "mask2former"
+            source, at = pinned(model)
+            self.masks = AutoConfig.from_pretrained(source, **at).model_type == "mask2former"
             kind = Mask2FormerForUniversalSegmentation if self.masks else AutoModelForObjectDetection
-            network = kind.from_pretrained(model, dtype=self.dtype)
-            self.processor: Any = AutoImageProcessor.from_pretrained(model)
+            network = kind.from_pretrained(source, dtype=self.dtype, **at)
+            self.processor: Any = AutoImageProcessor.from_pretrained(source, **at)
         self.model: Any = network.eval().requires_grad_(False).to(device)
         labels: Any = network.config.id2label
         self.names = [ALIASES.get(labels[i], labels[i]) for i in range(len(labels))]

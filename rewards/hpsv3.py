@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.clip import fit
@@ -78,8 +79,9 @@ class HPSv3:
         newer = any(key.startswith(FILM) for key in tensors)
         source = backbone or BACKBONES["qwen3_vl" if newer else "qwen2_vl"]
         with cannot_load("hpsv3", source):
-            config: Any = transformers.AutoConfig.from_pretrained(source)
-            self.processor: Any = transformers.AutoProcessor.from_pretrained(source)
+            name, at = pinned(source)
+            config: Any = transformers.AutoConfig.from_pretrained(name, **at)
+            self.processor: Any = transformers.AutoProcessor.from_pretrained(name, **at)
         if config.model_type not in BACKBONES:
             raise UserError(f'hpsv3: "{source}" is a {config.model_type}, not one of {", ".join(BACKBONES)}')
         self.asked = _instruction(instruction, newer)

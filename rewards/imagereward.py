@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.aesthetic import linear_chain
 from diffrl_zoo.clip import fit
@@ -77,7 +78,8 @@ class ImageReward:
         with_tokenizer = any((weights.parent / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
         source = tokenizer or (str(weights.parent) if with_tokenizer else TOKENIZER)
         with cannot_load("imagereward", source, "the tokenizer "):
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(source)
+            words, at = pinned(source)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(words, **at)
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
         vision: Any = _vision(_under(tensors, _VISION, weights))
         self.vision = vision.to(self.device, self.dtype)
@@ -120,7 +122,8 @@ def _files(model: str) -> tuple[Path, dict[str, Any]]:
         from huggingface_hub import hf_hub_download
 
         try:
-            weights, config = (Path(hf_hub_download(model, name)) for name in (FILE, CONFIG))
+            source, at = pinned(model)
+            weights, config = (Path(hf_hub_download(source, name, **at)) for name in (FILE, CONFIG))
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Reward
 from diffrl.rewards.registry import load_reward, takes
 
@@ -58,8 +59,9 @@ def hub_file(repository: str, file: str, reward: str, key: str) -> Path:
     """A repository's file, from the hub's cache or the hub; UserError, which says to name it as `key`, if it is not."""
     from huggingface_hub import hf_hub_download
 
+    source, at = pinned(repository)
     try:
-        return Path(hf_hub_download(repository, file))
+        return Path(hf_hub_download(source, file, **at))
     except (OSError, ValueError) as error:  # no hub, and not in its cache
         text = f"cannot download {file} of {repository}; name its file as `{key}`"
         raise UserError(f"{reward}: {text} ({' '.join(str(error).split())})") from error
@@ -99,7 +101,8 @@ def transformers_bytes(kind: str, model: str, precision: str, half: bool = False
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(model)
+        source, at = pinned(model)
+        config = transformers.AutoConfig.from_pretrained(source, **at)
         if half and config.model_type in HALVES:
             config = config.vision_config
         with torch.device("meta"):
@@ -116,8 +119,9 @@ def footprint_of(parameters: Mapping[str, int], kind: str | None = None) -> Any:
     """
 
     def footprint(model: str, precision: str, **_: Any) -> int | None:
-        if model in parameters and precision in PRECISIONS:
-            return parameters[model] * PRECISIONS[precision].itemsize
+        named = model.partition("@")[0]
+        if named in parameters and precision in PRECISIONS:
+            return parameters[named] * PRECISIONS[precision].itemsize
         return None if kind is None else transformers_bytes(kind, model, precision)
 
     return staticmethod(footprint)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.clip import CosineReward, PairEncoder
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
@@ -28,9 +29,11 @@ class TransformersClip(PairEncoder):
         super().__init__()
         self.device, self.dtype = device, dtype_of(precision, "pickscore")
         with cannot_load("pickscore", model):
-            network = CLIPModel.from_pretrained(model, dtype=self.dtype)
-            self.tokenizer = AutoTokenizer.from_pretrained(source)
-            processor = CLIPImageProcessor.from_pretrained(source)
+            weights, at = pinned(model)
+            network = CLIPModel.from_pretrained(weights, dtype=self.dtype, **at)
+            words, at = pinned(source)
+            self.tokenizer = AutoTokenizer.from_pretrained(words, **at)
+            processor = CLIPImageProcessor.from_pretrained(words, **at)
         self.model = network.eval().requires_grad_(False).to(device)  # type: ignore[arg-type]
         read_processor(self, processor, f'pickscore: "{source}"')
 
@@ -73,7 +76,7 @@ class PickScore(CosineReward):
         precision: str = "fp32",
         scale: bool = True,
     ) -> None:
-        source = processor or (PROCESSOR if model == MODEL else model)
+        source = processor or (PROCESSOR if model.partition("@")[0] == MODEL else model)
         encoder = TransformersClip(model, source, pick_device(device), precision)
         factor = float(encoder.model.logit_scale.float().exp()) if scale else 1.0
         super().__init__(encoder, factor, batch_size)

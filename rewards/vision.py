@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl_zoo.clip import ClipModel, ImageEncoder, clip_bytes, fit, shared_clip
 from diffrl_zoo.loading import HALVES, cannot_load, channels, check_choice, dtype_of, pick_device, transformers_bytes
 
@@ -52,10 +53,11 @@ class VisionModel(ImageEncoder):
 
         self.device, self.dtype = device, dtype_of(precision, reward)
         with cannot_load(reward, model):
-            config = transformers.AutoConfig.from_pretrained(model)
+            source, at = pinned(model)
+            config = transformers.AutoConfig.from_pretrained(source, **at)
             kind = getattr(transformers, HALVES.get(config.model_type, "AutoModel"))
-            network = kind.from_pretrained(model, dtype=self.dtype)
-            processor = transformers.AutoImageProcessor.from_pretrained(model)
+            network = kind.from_pretrained(source, dtype=self.dtype, **at)
+            processor = transformers.AutoImageProcessor.from_pretrained(source, **at)
         self.model = network.eval().requires_grad_(False).to(device)
         self.width: int = network.config.hidden_size
         read_processor(self, processor, f'{reward}: "{model}"')
@@ -86,7 +88,8 @@ class SquareInput:
     def __init__(self, source: str, device: torch.device) -> None:
         from transformers import CLIPImageProcessor
 
-        processor = CLIPImageProcessor.from_pretrained(source)
+        name, at = pinned(source)
+        processor = CLIPImageProcessor.from_pretrained(name, **at)
         self.device, self.size = device, (int(processor.crop_size["height"]), int(processor.crop_size["width"]))
         fill = [int(v * 255) / 255 for v in processor.image_mean]
         self.mean, self.std, self.fill = channels(device, processor.image_mean, processor.image_std, fill)
@@ -106,7 +109,8 @@ def complete(kind: Any, model: str | None, config: Any, dtype: torch.dtype, wher
 
     `where` begins its message. `more`: for `from_pretrained`, whose OSError, ValueError and RuntimeError pass through.
     """
-    network, info = kind.from_pretrained(model, config=config, dtype=dtype, output_loading_info=True, **more)
+    source, at = (None, {}) if model is None else pinned(model)
+    network, info = kind.from_pretrained(source, config=config, dtype=dtype, output_loading_info=True, **at, **more)
     if wrong := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
         raise UserError(f"{where} does not fit its class ({len(wrong)} tensors, the first: {wrong[0]})")
     return network.eval().requires_grad_(False)
@@ -119,6 +123,7 @@ _lock = threading.Lock()
 def shared_vision(model: str, device: str | None, precision: str, reward: str) -> VisionModel:
     """The `VisionModel` of these weights on this device, loaded once for all rewards; `reward` names who asks."""
     place = pick_device(device)
+    pinned(model)  # each reward that looks through it records its commit
     key = (model, str(place), precision)
     with _lock:
         if key not in _models:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import Card
 from diffrl_zoo.loading import cannot_load, dtype_of, footprint_of, pick_device
 from diffrl_zoo.vision import SquareInput, complete
@@ -61,14 +62,17 @@ class VQAScore:
         dtype = dtype_of(precision, "vqascore")
         self.device, self.batch_size, self.question = pick_device(device), batch_size, question
         with cannot_load("vqascore", model):
-            settings, _ = T5Config.get_config_dict(model)
+            source, at = pinned(model)
+            settings, _ = T5Config.get_config_dict(source, **at)
             tower = settings.get("mm_vision_tower")
             if tower is None or not str(settings.get("mm_projector_type")).endswith("x_gelu"):
                 raise UserError(f'vqascore: "{model}" is not a CLIP-FlanT5 (its config has no mm_vision_tower)')
-            vision = CLIPVisionConfig.from_pretrained(tower).to_dict()
+            seen, at = pinned(tower)
+            vision = CLIPVisionConfig.from_pretrained(seen, **at).to_dict()
             config = T5Config.from_dict({**settings, "model_type": "t5", "vision": vision})
             self.network: Any = complete(ClipT5, model, config, dtype, f'vqascore: "{model}"')
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer or TOKENIZERS.get(model, model))
+            words, at = pinned(tokenizer or TOKENIZERS.get(source, model))
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(words, **at)
             self.preprocess = SquareInput(tower, self.device)
         self.network.to(self.device)
         self.before = self._tokens(f"{SYSTEM} USER: ")

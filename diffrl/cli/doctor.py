@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from diffrl.config import Config
 from diffrl.errors import in_one_line
@@ -78,6 +79,7 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")
     if PICTURE in fit.operations:
         print(f"{fit.operations[PICTURE] / 1e12:9.2f} TFLOP once for each picture of the set, to encode it")
+    names_of_hub(config)
     where, free = _free() if gpu is None else (f"a device of {gpu:g} GiB", int(gpu * GIB))
     top = f"; on top: {', '.join(fit.unknown)}, which declare no footprint" if fit.unknown else ""
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps{top}")
@@ -96,6 +98,26 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
         text = f"spread over {max(world, 8)} devices by FSDP2 (scripts/launch/fsdp2.yaml) it needs"
         print(f"{text} {spread.total / GIB:.1f} GiB on each, and less with smaller micro-batches")
     return False
+
+
+def names_of_hub(config: Config) -> None:
+    """Print the commit of each model of the hub that a config's run would load."""
+    from diffrl.hub import NAME, commit_of
+    from diffrl.rewards.registry import defaults, load_class
+
+    names: dict[str, list[Any]] = {"model": [config.model], "evaluate.features": [config.evaluate.features]}
+    names |= {f"evaluate.also.{key}": [one.model, one.merge] for key, one in config.evaluate.also.items()}
+    for table in ("rewards", "watch"):
+        for name, entry in getattr(config, table).items():
+            plugin = entry.plugin or name
+            values = defaults(plugin) | entry.arguments
+            own = [] if "model" in values else [getattr(getattr(load_class(plugin), "card", None), "repository", None)]
+            names[f"{table}.{name}"] = [*own, *values.values()]
+    for key, values in names.items():
+        for text in values:
+            if isinstance(text, str) and "/" in text and NAME.fullmatch(text) and not Path(text).exists():
+                commit, missing = commit_of(text), "is not in this machine's cache"
+                print(f"{key}: {text} {f'at commit {commit}' if commit else missing}")
 
 
 @contextmanager

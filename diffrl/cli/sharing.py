@@ -82,7 +82,8 @@ def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
         raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
     from diffrl.config import check_lora
-    from diffrl.resources import file_of_run, hub_failure
+    from diffrl.hub import hub_failure
+    from diffrl.resources import file_of_run
 
     file_of_run(arguments.run, "config.yaml", "publish")
     if arguments.push is not None and (failure := hub_failure()):

@@ -117,8 +117,8 @@ def check_model(model: str) -> None:
         if not (path / "model_index.json").is_file():
             raise UserError(f'"{model}" is a folder without model_index.json, so not a model in diffusers\' format')
         return
-    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith(".") and not path.parent.is_dir()
-    if hub_id:
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", model) and not model.startswith(".")
+    if hub_id and not path.parent.is_dir():
         return
     if len(path.parts) > 1:
         folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []

@@ -29,7 +29,8 @@ EVALUATE = {"prompts": 256, "per_prompt": 2, "features": "facebook/dinov2-base"}
 
 def preset(model: Any) -> dict[str, dict[str, Any]]:
     """Sections and keys of this model; nothing for another one."""
-    if not isinstance(model, str) or model not in MODELS:
+    model = model.partition("@")[0] if isinstance(model, str) else ""  # whatever its revision
+    if model not in MODELS:
         return {}
     side, steps = MODELS[model]
     return {

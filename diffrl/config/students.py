@@ -42,7 +42,7 @@ def _read(model: str) -> dict[str, Any] | None:
     """The model_index.json, and under "network" the denoiser's config, if they are on this machine."""
     folder = folder_of(model)
     if not folder.is_dir() and model.count("/") == 1:
-        folder = shipped("assets", "architectures", model.rpartition("/")[2])
+        folder = shipped("assets", "architectures", model.partition("@")[0].rpartition("/")[2])
     try:
         index = json.loads((folder / "model_index.json").read_text())
         part = "transformer" if "transformer" in index else "unet"

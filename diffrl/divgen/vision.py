@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from diffrl.divgen.extractors import Device, Found
 from diffrl.errors import UserError
+from diffrl.hub import hub_file, pinned
 from diffrl.prompts import Prompt
-from diffrl.resources import hub_file
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 LPIPS_MOST = 8  # images of one prompt that are compared: the pairs grow with the square
@@ -149,8 +149,9 @@ class GroundingDino:
         from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor
 
         try:
-            self.processor = AutoProcessor.from_pretrained(weights)
-            model: Any = AutoModelForZeroShotObjectDetection.from_pretrained(weights)
+            source, at = pinned(weights)
+            self.processor = AutoProcessor.from_pretrained(source, **at)
+            model: Any = AutoModelForZeroShotObjectDetection.from_pretrained(source, **at)
         except (OSError, ValueError) as error:
             raise UserError(f'grounding-dino: no model "{weights}" ({_one_line(error)})') from error
         self.model, self.device = model.eval().requires_grad_(False).to(device), device

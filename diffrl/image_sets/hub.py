@@ -1,4 +1,4 @@
-"""A set on the Hugging Face hub: `hub:OWNER/NAME[:FILES]`, a data set in one of the layouts, as it lies there.
+"""A set of the hub: `hub:OWNER/NAME[@REVISION][:FILES]`, a data set in one of the layouts, as it lies there.
 
 Its files are fetched into the hub's cache when a run begins, and found there from then on, without a network. FILES is
 a pattern, such as data/train-*: a data set may be larger than a disk.
@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 
 from diffrl.errors import UserError, in_one_line
-from diffrl.resources import hub_failure
+from diffrl.hub import hub_failure, pinned
 
-FORM = "hub:OWNER/NAME[:FILES], such as hub:OWNER/NAME:data/train-*"
-NAME = re.compile(r"hub:(\w[\w.-]*/\w[\w.-]*)(?::([^:]+))?")
+FORM = "hub:OWNER/NAME[@REVISION][:FILES], such as hub:OWNER/NAME:data/train-*"
+NAME = re.compile(r"hub:(\w[\w.-]*/\w[\w.-]*(?:@\w[\w./-]*)?)(?::([^:]+))?")
 
 
 def fetched(source: str, fetch: bool = True) -> tuple[Path, list[Path]]:
@@ -33,9 +33,9 @@ def fetched(source: str, fetch: bool = True) -> tuple[Path, list[Path]]:
     name, files = match.groups()
     failure = hub_failure() if fetch else "it is not fetched yet"
     try:
-        folder = Path(
-            snapshot_download(name, repo_type="dataset", allow_patterns=files, local_files_only=bool(failure))
-        )
+        name, at = pinned(name, "dataset")
+        here = {"repo_type": "dataset", "local_files_only": bool(failure), **at}
+        folder = Path(snapshot_download(name, allow_patterns=files, **here))
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = failure or in_one_line(error, most=120)
         raise UserError(f'"{source}" is not on this machine, and the hub does not give it ({reason})') from error

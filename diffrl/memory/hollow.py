@@ -20,6 +20,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.memory.layout import Layout, pretend
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
@@ -34,7 +35,7 @@ TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
 def architecture(model: str) -> Path | None:
     """The shipped configs of a hub's model (`assets/architectures`), which need no hub; None for other models."""
-    folder = shipped("assets", "architectures", model.rpartition("/")[2])
+    folder = shipped("assets", "architectures", model.partition("@")[0].rpartition("/")[2])
     hub = model.count("/") == 1 and not Path(model).expanduser().is_dir()
     return folder if hub and (folder / "model_index.json").is_file() else None
 
@@ -61,21 +62,23 @@ def made_pipeline(
 
     On the meta device they have no weights, on another one random ones. `texts`: with the text encoders.
     """
+    where, at = pinned(source)
     entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
     wanted = {name: entry for name, entry in entries.items() if texts or not name.startswith("text_encoder")}
     return SimpleNamespace(
         **{name: _component(source, name, entry, dtype, device) for name, entry in wanted.items()},
         config=SimpleNamespace(**{name: value for name, value in index.items() if name not in entries}),
-        tokenizer_max_length=get_tokenizer_config(source, subfolder="tokenizer").get("model_max_length", TOKENS),
+        tokenizer_max_length=get_tokenizer_config(where, subfolder="tokenizer", **at).get("model_max_length", TOKENS),
     )
 
 
 def _component(source: str, name: str, entry: list[str | None], dtype: torch.dtype, device: torch.device | str) -> Any:
     """One entry of model_index.json, made from its config; None for what has no weights."""
     library, kind = entry
+    where, at = pinned(source)
     if library == "diffusers" and kind is not None:
         made: Any = getattr(diffusers, kind)
-        config = made.load_config(source, subfolder=name)
+        config = made.load_config(where, subfolder=name, **at)
         if name == "scheduler":
             return made.from_config(config)
         upcast = name == "vae" and config.get("force_upcast", kind == "AutoencoderKL")
@@ -84,7 +87,7 @@ def _component(source: str, name: str, entry: list[str | None], dtype: torch.dty
     if library == "transformers" and kind is not None and name.startswith("text_encoder"):
         made = getattr(transformers, kind)
         with _made_on(device, dtype):
-            return made(made.config_class.from_pretrained(source, subfolder=name))
+            return made(made.config_class.from_pretrained(where, subfolder=name, **at))
     return None
 
 

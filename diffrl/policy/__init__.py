@@ -15,7 +15,6 @@ from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec, read_lora
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.resources import hub_failure
 from diffrl.worlds import folder_of, worlds
 
 __all__ = [
@@ -48,7 +47,7 @@ def load_policy(
     whole: bool = True,
     text_length: int | None = None,
 ) -> Policy:
-    """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME).
+    """A policy from "playground", a local folder in diffusers' format, or a hub id (OWNER/NAME[@REVISION]).
 
     Args:
         model: what to load.
@@ -86,7 +85,7 @@ def load_policy(
 
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:
-    """Where the model is (folder or hub id), and its model_index.json."""
+    """Where the model is (folder, or OWNER/NAME@COMMIT, as far as it is known), and its model_index.json."""
     folder = folder_of(model)
     if folder.is_dir():
         try:
@@ -103,10 +102,13 @@ def find_model(model: str) -> tuple[str, dict[str, Any]]:
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         hint = nearest(model, worlds()) if "/" not in model else ""
         known = ", ".join(worlds())
-        raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME{hint}')
+        raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME[@REVISION]{hint}')
+    from diffrl.hub import hub_failure, pinned
+
     failure = hub_failure()
     try:
-        return model, DiffusionPipeline.load_config(model)
+        source, at = pinned(model)
+        return "@".join([source, *at.values()]), DiffusionPipeline.load_config(source, **at)
     except OSError as error:
         reason = f"it is not in this machine's cache, and {failure}" if failure else _first_line(error)
         raise UserError(f'model: no folder "{model}", and the hub does not give it: {reason}') from None

@@ -21,11 +21,14 @@ def merge_lora(backbone: Any, name: str) -> None:
     Raises:
         UserError: there is no such LoRA, it cannot be read, or it does not fit.
     """
+    from diffrl.hub import pinned
+
     source, file = find_merge(name)
+    source, at = pinned(source)
     pipe = backbone.pipe
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # most such LoRAs have nothing for the text encoders, which is no cause for a warning
-    words = {} if file is None else {"weight_name": file}
+    words = at if file is None else {"weight_name": file, **at}
     try:
         pipe.load_lora_weights(source, **words)
         parts = [part for part, module in pipe.components.items() if getattr(module, "peft_config", None)]

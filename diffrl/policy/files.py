@@ -56,9 +56,12 @@ def find_variant(folder: Path, index: Mapping[str, Any]) -> str | None:
 
 def refuse_quantised(source: str, index: Mapping[str, Any]) -> None:
     """UserError if the network's weights are in fewer bits already: a LoRA is put in, and merged, over full ones."""
+    from diffrl.hub import pinned
+
+    where, at = pinned(source)
     for name in ("transformer", "unet"):
         if index.get(name, [None])[0] is not None:
-            settings = AutoencoderKL.load_config(source, subfolder=name).get("quantization_config")
+            settings = AutoencoderKL.load_config(where, subfolder=name, **at).get("quantization_config")
             if settings is not None:
                 method = settings.get("quant_method", "some way") if isinstance(settings, dict) else "some way"
                 text = f'model: the {name} of "{source}" is quantised already ({method}); give the full model'

@@ -77,18 +77,21 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
+    from diffrl.hub import pinned
     from diffrl.policy.files import find_variant, refuse_quantised
 
     refuse_quantised(source, index)
     folder = Path(source)
     if folder.is_dir() and (variant := find_variant(folder, index)) is not None:
         more["variant"] = variant
-    upcast = AutoencoderKL.load_config(source, subfolder="vae").get("force_upcast", index["vae"][1] == "AutoencoderKL")
+    where, at = pinned(source)
+    settings = AutoencoderKL.load_config(where, subfolder="vae", **at)
+    upcast = settings.get("force_upcast", index["vae"][1] == "AutoencoderKL")
     types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
     with _quiet() if folder.is_dir() else nullcontext():
-        return pipeline.from_pretrained(source, dtype=types, use_safetensors=True, **absent)
+        return pipeline.from_pretrained(where, dtype=types, use_safetensors=True, **at, **absent)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Prompts from any data set of the Hugging Face hub: `hub:OWNER/NAME[:split[:column]]`, read by the library `datasets`.
+"""Prompts of any data set of the hub: `hub:OWNER/NAME[@REVISION][:split[:column]]`, read by the library `datasets`.
 
 The rows are streamed, so that nothing but the text columns is loaded, and kept in a file of the user's cache folder:
 the next run reads that file and needs no network. Delete the file to read the data set again.
@@ -22,7 +22,7 @@ from diffrl.errors import UserError, nearest
 PREFIX = "hub:"
 COLUMNS = ("prompt", "text", "caption", "prompts")  # where a prompt is looked for if no column is named
 MOST = 200_000  # prompts that are read of a data set
-FORM = "hub:OWNER/NAME[:split[:column]]"
+FORM = "hub:OWNER/NAME[@REVISION][:split[:column]]"
 
 log = logging.getLogger("diffrl")
 
@@ -46,7 +46,7 @@ class HubSource:
 def parse(source: str) -> HubSource:
     """The parts of a source; UserError for another form, and where the library is missing and nothing is kept."""
     name, *rest = source.removeprefix(PREFIX).split(":")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or len(rest) > 2 or not all(rest):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", name) or len(rest) > 2 or not all(rest):
         raise UserError(f'prompts "{source}": write {FORM}, for example hub:OWNER/NAME:test:prompt')
     hub = HubSource(name, *rest)
     if not hub.file.is_file() and importlib.util.find_spec("datasets") is None:
@@ -84,8 +84,11 @@ def _stream(hub: HubSource, source: str) -> Iterator[dict[str, Any]]:
     """Rows with their text under "prompt"."""
     import datasets
 
+    from diffrl.hub import pinned
+
     try:
-        data = datasets.load_dataset(hub.name, split=hub.split, streaming=True)
+        name, at = pinned(hub.name, "dataset")
+        data = datasets.load_dataset(name, split=hub.split, streaming=True, **at)
         features = data.features or next(iter(data)).keys()
     except (ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
         text = "not found on the hub, or no network, and nothing kept of an earlier run"

@@ -17,8 +17,8 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token, snapshot_download
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.hub import hub_failure
 from diffrl.records import checkpoint
-from diffrl.resources import hub_failure
 
 PREFIX = "hub:"
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -53,6 +53,8 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
 
     `used`: the watched rewards that training reads (of the others a run may watch what it likes).
     """
+    from diffrl.hub import plain
+
     identity: Identity = {VERSION: __version__}
     for key, value in flat(values).items():
         top, _, rest = key.partition(".")
@@ -62,7 +64,7 @@ def identity_of_config(values: Mapping[str, Any], used: Collection[str] = ()) ->
             name, _, option = rest.partition(".")
             if (top == "watch" and name not in used) or within(option, FREE_OF_REWARDS):
                 continue
-        identity[key] = value
+        identity[key] = plain(value)
     return identity
 
 
@@ -109,7 +111,11 @@ def _judge(
     stateful: Collection[str],
 ) -> None:
     plain = _plain(change.key)
-    if plain != change.key:
+    repository = change.key.partition(" (commit of ")[2].rstrip(")")
+    if repository and change.then and change.now:
+        text = f"{plain}: {repository} is at commit {change.now}, but {where} was trained with commit {change.then}"
+        text += f"; name {repository}@{change.then} to go on with that"
+    elif plain != change.key:
         text = f"{plain}: the {change.key[len(plain) + 2 : -1]} changed since {where}"
     else:
         past = f"with {show(change, then)}" if change.key in then else "without it"

@@ -268,6 +268,7 @@ ABILITIES: dict[str, Ability] = {
     "footprint": Ability(None, lambda value: "" if value is None or callable(value) else "is not a static method"),
     "batch_size": Ability(None, _size, to_json=lambda value: value, from_json=_count),
     "device": Ability(None, lambda value: ""),
+    "commits": Ability(None, lambda value: ""),
     "card": Ability(
         None,
         lambda value: "" if value is None or isinstance(value, Card) else "is not a diffrl.rewards.Card",

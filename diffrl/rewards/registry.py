@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import math
@@ -13,7 +14,6 @@ from typing import Any, cast
 
 from diffrl.errors import UserError, in_one_line, nearest, where
 from diffrl.plugins import by_package, find, installed, load
-from diffrl.resources import hub_failure
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, ability, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
@@ -47,12 +47,16 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     if (inner := split_name(name_or_path)[1]) is not None:
         params = {"reward": inner, **params}
     check_params(name_or_path, reward_class, params)
-    failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
+    from diffrl.hub import hub_failure, recorded
     from diffrl.process_state import unchanged
 
+    failure = hub_failure() if getattr(getattr(reward_class, "card", None), "repository", None) else ""
+    warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
-        with unchanged(partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)):
+        with recorded() as found, unchanged(warn):
             reward = reward_class(**params)
+        with contextlib.suppress(AttributeError, TypeError):  # of one with slots
+            reward.commits = found
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -133,16 +137,20 @@ def footprint(name_or_path: str, arguments: Mapping[str, Any]) -> int | None:
     estimate = ability(reward, "footprint")
     if estimate is None:
         return None
-    parameters = inspect.signature(reward).parameters.items()
-    defaults = {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
     wrapped = {} if inner is None else {"reward": inner}
     try:
-        size = estimate(**defaults | wrapped | dict(arguments))
+        size = estimate(**defaults(name_or_path) | wrapped | dict(arguments))
         return None if size is None else int(size)
     except UserError:
         raise
     except Exception as error:  # a plugin's own code
         raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error
+
+
+def defaults(name_or_path: str) -> dict[str, Any]:
+    """What a reward is built with where nothing else is given."""
+    parameters = inspect.signature(load_class(name_or_path)).parameters.items()
+    return {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
 
 
 def load_class(name_or_path: str) -> type:

@@ -92,15 +92,17 @@ def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> st
     """What makes a reward's scores what they are, as a digest: its code, its arguments, the files that they name.
 
     Files, and those of folders, count by their names, sizes, first and last MiB, so that another machine's copies are
-    the same. Weights behind a hub's name are taken to stay as they are.
+    the same. Of weights behind a hub's name it is the commits that count.
     """
     if local.is_local(plugin):
         code = hashlib.sha256(local.source_of(plugin).encode()).hexdigest()
     else:
         source = inspect.getsourcefile(load_class(plugin))
         code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
-    chosen = {key: [value, stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
-    behind = getattr(reward, "identity", "")  # a server's own
+    from diffrl.hub import plain
+
+    chosen = {key: [plain(value), stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
+    behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -18,14 +18,14 @@ from diffrl.plugins import load
 from diffrl.policy import find_model
 from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
-from diffrl.rewards.protocol import Reward
+from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import split_name
 from diffrl.rewards.wrappers import identity_of, stamp
 from diffrl.version import __version__
 
 
 def contents(config: Config) -> Identity:
-    """What the config names and needs no reward built. A model behind a hub's name is taken to stay as it is."""
+    """What the config names and needs no reward built."""
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     identity: Identity = {}
     if config.drawn_groups:
@@ -33,6 +33,7 @@ def contents(config: Config) -> Identity:
         identity["prompts.train (texts)"] = _digest(prompts)
     if Path(source := find_model(config.model)[0]).is_dir():
         identity["model (files)"] = _digest(stamp(source))
+    identity |= _commits({"model": source, "evaluate.features": config.evaluate.features})
     for section in (getattr(config, name) for name in type(config).model_fields):
         other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"
         if isinstance(section, Section) and (section is config.objective_section or not other):
@@ -53,6 +54,8 @@ def digests(config: Config, rewards: Mapping[str, Reward]) -> Identity:
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():
             identity = identity_of(entry.plugin or name, entry.arguments, rewards[name])
+            for repository, commit in (ability(rewards[name], "commits") or {}).items():
+                result[f"{table}.{name} (commit of {repository})"] = commit
             result[f"{table}.{name} (code and files)"] = identity[:16]
     return result
 
@@ -72,7 +75,16 @@ def started_with(config: Config) -> Identity:
         if key.startswith(("rewards.", "watch.")) and within(key.split(".", 2)[-1], FREE_OF_REWARDS)
     }
     settings = {key: value for key, value in values.items() if key not in called}
-    return {VERSION: __version__, **settings} | contents(config) | _plugin_files(config)
+    also = {f"evaluate.also.{name}": one.source(config.model) for name, one in config.evaluate.also.items()}
+    return {VERSION: __version__, **settings} | contents(config) | _commits(also) | _plugin_files(config)
+
+
+def _commits(names: Mapping[str, str]) -> Identity:
+    """The commits of these names of the hub, as far as they are known."""
+    from diffrl.hub import pinned
+
+    found = {key: pinned(name) for key, name in names.items() if "/" in name}
+    return {f"{key} (commit of {source})": at["revision"] for key, (source, at) in found.items() if at}
 
 
 def _plugin_files(config: Config) -> Identity:

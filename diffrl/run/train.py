@@ -50,6 +50,8 @@ def train(
 
 
 def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[str], peers: Peers) -> None:
+    from diffrl.hub import commits
+
     with folder.held() as owner:
         # A new run's folder is looked at by the first process only: it may have begun to write while others start.
         look = folder.main or resumed
@@ -57,7 +59,7 @@ def _train(config: Config, folder: RunFolder, resumed: bool, override: Sequence[
         run = Run(config, folder, peers)
         start.compare(run.identity)
         with _left_intact(run):
-            facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes}
+            facts = {"device": str(run.policy.device), "processes": run.accelerator.num_processes, "hub": commits()}
             folder.begin(run.config, start, run.identity, **facts, lower_is_better=sorted(run.lower))
             run.prepare()
             with _interruptible(run, [] if owner is None else [owner.check]):

@@ -39,6 +39,7 @@ class Facts:
     comfyui: bool
     resolution: tuple[int, int]  # width and height in pixels
     absent: Sequence[str]  # components that the pipeline asks for and the model has not, such as a T5
+    hub: Mapping[str, str]  # the commits of the hub's repositories that the run read
 
 
 def homepage() -> str | None:
@@ -52,6 +53,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
     config, home = facts.config, homepage()
     tool = f"[diffrl]({home})" if home else "diffrl"
     methods = [_cited(method, getattr(config, method.name)) for method in config.methods]
+    read = ", ".join(f"{name} at commit {commit}" for name, commit in facts.hub.items())
     parts = [
         f"---\n{_header(facts).to_yaml()}\n---\n",
         f"# {facts.name}",
@@ -61,6 +63,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
         *_over(config),
+        *([f"Weights of the hub: {read}."] if read else []),
         "## How to load it",
         f"```python\n{snippet(facts, prompts[0] if prompts else 'a photo')}```",
     ]
@@ -140,7 +143,8 @@ def snippet(facts: Facts, prompt: str) -> str:
     config = facts.config
     lines = ["import torch", "from diffusers import DiffusionPipeline", ""]
     kind = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.optimise.precision]
-    base = f'"{config.model}"'
+    name = config.model.partition("@")[0] if _hub(config.model) else config.model
+    base = f'"{name}"' + (f', revision="{facts.hub[name]}"' if name in facts.hub else "")
     if config.model == "playground":
         lines[1:2] = ["from diffrl.resources import shipped", "from diffusers import DiffusionPipeline"]
         base = 'shipped("assets", "playground", "pipeline")'
@@ -165,7 +169,7 @@ def snippet(facts: Facts, prompt: str) -> str:
 
 
 def _header(facts: Facts) -> ModelCardData:
-    hub = facts.config.model if "/" in facts.config.model and not Path(facts.config.model).exists() else None
+    hub = facts.config.model.partition("@")[0] if _hub(facts.config.model) else None
     return ModelCardData(
         base_model=hub,
         library_name="diffusers",
@@ -193,8 +197,14 @@ def _cited(method: Method, section: Section) -> str:
 def _base(model: str) -> str:
     if model == "playground":
         return "diffrl's playground model"
-    path = Path(model)
-    return f"the model in the folder {path.name}" if path.exists() else f"[{model}](https://huggingface.co/{model})"
+    name, _, revision = model.partition("@")
+    link = f"[{model}](https://huggingface.co/{name}{f'/tree/{revision}' * bool(revision)})"
+    return link if _hub(model) else f"the model in the folder {Path(model).name}"
+
+
+def _hub(model: str) -> bool:
+    """Is it a name of the hub?"""
+    return "/" in model and not Path(model).exists()
 
 
 def _table(facts: Facts) -> str:

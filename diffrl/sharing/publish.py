@@ -61,6 +61,14 @@ def publish(
         return _publish(run, load_config(file), out, lora, 0 if absent else prompts)
 
 
+def _hub(run: Path) -> dict[str, str]:
+    """The commits that the run's last start has recorded."""
+    try:
+        return dict(json.loads((run / "environment.json").read_text())[-1]["hub"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
+
+
 def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path | None, prompts: int | None) -> Path:
     source = Path(lora) if lora is not None else run / "lora"
     state, spec = read_lora(source)
@@ -106,6 +114,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         comfyui=tensors is not None,
         resolution=(policy.latent_shape[-1] * policy.backbone.scale, policy.latent_shape[-2] * policy.backbone.scale),
         absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
+        hub=_hub(run),
     )
     (out / "README.md").write_text(render(facts, [prompt.text for prompt in shown]), encoding="utf-8")
     results = {"rows": [asdict(row) for row in rows], "prompts": facts.prompts, "warnings": list(facts.warnings)}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError
 from diffrl.rewards.secrets import check_transport, variable
 from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, to_pictures, transformers_bytes
@@ -203,8 +204,9 @@ class LocalModel:
         self.device, self.batch_size = pick_device(settings.device), settings.batch_size
         self.max_tokens, self._tokens = settings.max_tokens, dict[str, int]()
         with cannot_load("vlm", self.name):
-            network = AutoModelForImageTextToText.from_pretrained(self.name, dtype=dtype)
-            self.processor: Any = AutoProcessor.from_pretrained(self.name)
+            source, at = pinned(self.name)
+            network = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **at)
+            self.processor: Any = AutoProcessor.from_pretrained(source, **at)
         self.network: Any = network.eval().requires_grad_(False).to(self.device)
         tokenizer = self.processor.tokenizer
         tokenizer.padding_side = "left"  # the answer follows the last token of every row

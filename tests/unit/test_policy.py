@@ -14,8 +14,8 @@ from tiny import PROMPTS, SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.hub import hub_failure
 from diffrl.policy import Conditioning, Policy, load_policy, texts
-from diffrl.resources import hub_failure
 from diffrl.samplers import euler_step
 from diffrl.worlds import worlds
 

@@ -13,11 +13,11 @@ from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 
 from diffrl.config import Config
 from diffrl.errors import UserError, nearest
+from diffrl.hub import hub_file
 from diffrl.methods.opd import OPDSection
 from diffrl.policy import Policy
 from diffrl.policy.lora import TRAINED, read_lora
 from diffrl.policy.merging import merged, padded
-from diffrl.resources import hub_file
 
 
 def teachers_files(config: Config) -> dict[str, Path]:
@@ -65,7 +65,7 @@ def _find(key: str, lora: str, model: str) -> Path:
         return file
     if folder.is_dir():
         raise UserError(f'{key}: "{folder}" has no {LORA_WEIGHT_NAME_SAFE}; train it first, or name a run\'s folder')
-    if folder.parent.is_dir() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", lora):
+    if folder.parent.is_dir() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w[\w./-]*)?", lora):
         there = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f'{key}: no folder "{lora}"{nearest(folder.name, there)}; train it first: diffrl train CONFIG')
     return hub_file(lora, LORA_WEIGHT_NAME_SAFE, f'{key}: no folder "{lora}"')
@@ -80,7 +80,12 @@ def _check_model(key: str, run: Path, model: str) -> None:
         trained_on = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return
-    if Path(str(trained_on)).name.lower() != Path(model).name.lower():
+    if _last(str(trained_on)) != _last(model):
         raise UserError(
             f"{key}: {run} was trained on {trained_on}, and this run's model is {model}: a teacher has the same"
         )
+
+
+def _last(model: str) -> str:
+    """A name without folder, owner and revision."""
+    return Path(model.partition("@")[0]).name.lower()

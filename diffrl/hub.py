@@ -1,0 +1,137 @@
+"""Names of the Hugging Face hub, `OWNER/NAME[@REVISION]`: the commit that one stands for, and its files.
+
+Wherever a config or a reward names a model, `pinned` resolves it: once a process, so that all parts of it come from one
+commit, which is kept in what a run records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from diffrl.errors import UserError, in_one_line
+
+NAME = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?")  # a few old names have no owner
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_commits: dict[str, str] = {}
+_open: list[dict[str, str]] = []
+
+
+@functools.cache
+def hub_failure() -> str:
+    """Why the hub cannot be reached, "" where it can. Then it is read offline: five retries a file take a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    url = urlsplit(constants.ENDPOINT)
+    if url.scheme in urllib.request.getproxies():  # the proxy knows the way, this machine need not
+        return ""
+    try:
+        socket.create_connection((url.hostname, url.port or (443 if url.scheme == "https" else 80)), 5).close()
+    except OSError as error:
+        constants.HF_HUB_OFFLINE = True
+        return f"{url.hostname} cannot be reached ({in_one_line(error)})"
+    return ""
+
+
+def hub_file(repository: str, file: str, missing: str) -> Path:
+    """A file of a hub repository, in this machine's cache.
+
+    Raises:
+        UserError: it is not available; `missing` says what is not here either.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    source, at = pinned(repository)
+    try:
+        return Path(hf_hub_download(source, file, **at))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = hub_failure() or in_one_line(error, most=120)
+        raise UserError(f"{missing}, and the hub does not give it ({reason})") from error
+
+
+def pinned(name: str, kind: str = "model") -> tuple[str, dict[str, Any]]:
+    """What a library's `from_pretrained(source, **at)` is given for a name: the repository, and `revision`, its commit.
+
+    A folder or file of this machine, and whatever is no name of the hub, comes back as it is. Where no revision is
+    asked and no commit is known, the library is left to say what is missing.
+
+    Raises:
+        UserError: the hub, or offline this machine's cache, has no such revision.
+    """
+    match = NAME.fullmatch(name)
+    if match is None or Path(name).expanduser().exists():
+        return name, {}
+    repository, revision = match.groups()
+    commit = _commit(repository, revision or "main", kind)
+    if commit is None:
+        if revision is not None:
+            where = "the hub has" if not hub_failure() else "this machine's cache has"
+            raise UserError(f'"{name}": {where} no revision "{revision}" of it ({hub_failure() or "a branch, a tag"})')
+        return repository, {}
+    for table in (_commits, *_open):
+        table[repository] = commit
+    return repository, {"revision": commit}
+
+
+def plain(value: Any) -> Any:
+    """Without its revision, where this is a name of the hub with one; the commit is compared beside it."""
+    match = isinstance(value, str) and "@" in value and re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)@\w[\w./-]*", value)
+    return match[1] if match else value
+
+
+def commit_of(name: str) -> str | None:
+    """The commit that a name stands for; None for a folder, and where it is not known."""
+    commit: str | None = pinned(name)[1].get("revision")
+    return commit
+
+
+def commits() -> dict[str, str]:
+    """Of all repositories that this process has resolved: their commits."""
+    return dict(_commits)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[dict[str, str]]:
+    """The repositories, with their commits, that are asked for inside."""
+    found: dict[str, str] = {}
+    _open.append(found)
+    try:
+        yield found
+    finally:
+        _open.remove(found)
+
+
+@functools.cache
+def _commit(repository: str, revision: str, kind: str) -> str | None:
+    if COMMIT.fullmatch(revision):
+        return revision
+    if not hub_failure():
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        try:
+            return HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=20).sha
+        except RevisionNotFoundError:
+            return None
+        except Exception:  # a private or gated one without a token, a name of another server: the cache may have it
+            pass
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type=kind)
+    try:
+        return (folder / "refs" / revision).read_text().strip()
+    except OSError:
+        short = [one.name for one in folder.glob(f"snapshots/{revision}*")] if len(revision) >= 7 else []
+        return short[0] if len(short) == 1 else None
