@@ -7,25 +7,41 @@ the parts that are right) or their geometric mean (of all being right).
 
 from __future__ import annotations
 
-import ast
 import math
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from diffrl.rewards.protocol import RewardError
+from diffrl_zoo.vlm import numbers
 from diffrl_zoo.vlm.question import Reply, Unreadable
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 MEANS = ("geometric", "arithmetic")
 _SPACES = " ▁Ġ"
 _TRIM = f"{_SPACES}\t\n\r\"'`.,:;!*"
-_SCORE = re.compile(r"(?:final )?score ?[:=] ?(-?\d+(?:\.\d+)?)(?: ?/ ?(\d+(?:\.\d+)?))?\.?", re.IGNORECASE)
-_NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)")
-_WINNER = re.compile(r"winner ?[:=] ?(?:image )?(a|b|tie)\.?", re.IGNORECASE)
-_REWRITTEN = re.compile(r"prompt: ?\"?(.*[^\"\s])\"?", re.IGNORECASE)
-_POINTS = re.compile(r"<score>(.*?)</score>", re.DOTALL)
+_SIDE = (
+    r"(?:(?:the )?(?:image|picture|option)? ?\b(a|b|1|2|first|second)\b(?! tie| draw)(?: (?:image|picture|one))?|"
+    r"(?:a )?\b(tie|draw|equal|neither)\b)"
+)
+_END = (
+    r"(?!\s*(?:or|and|/|,)\s*(?:the )?(?:image )?(?:a|b|1|2|not|first|second|tie)\b)(?=\W*$|\W*\n|[^\w ]| because| as)"
+)
+_WINNER = re.compile(
+    r"\b(?:winner|better(?: one| image)?|preferred(?: image)?|choice|verdict|answer)[\"']?(?: is| ?[:=])\s*[\"'(\[]?"
+    rf"{_SIDE}{_END}",
+    re.IGNORECASE,
+)
+_SIDE_ALONE = re.compile(rf"{_SIDE}[.!]?", re.IGNORECASE)
+_SIDES = {"a": 1.0, "1": 1.0, "first": 1.0, "b": 0.0, "2": 0.0, "second": 0.0}
+_REWRITTEN = re.compile(
+    r"(?:(?:new|revised|rewritten|improved) )?prompt ?[:：] ?[\"“']?(.*[^\"”'\s])[\"”']?", re.IGNORECASE
+)
+_POINTS = re.compile(r"<score>(.*?)</score>", re.DOTALL | re.IGNORECASE)
+_ABSENT = re.compile(r"n ?/ ?a\b|na\b|not applicable\b|null\b", re.IGNORECASE)
 
 Pairs = tuple[tuple[str, str], ...]  # of questions and their right answers
 Tokens = Sequence[tuple[str, float]]  # candidates for one token, with their probabilities
@@ -33,7 +49,7 @@ Tokens = Sequence[tuple[str, float]]  # candidates for one token, with their pro
 
 def plain(token: str) -> str:
     """A token without spaces, marks and capitals."""
-    return token.strip(_TRIM).lower()
+    return unicodedata.normalize("NFKC", token).strip(_TRIM).lower()
 
 
 def line_starts(tokens: Sequence[str]) -> list[int]:
@@ -75,76 +91,104 @@ def yes_probability(reply: Reply, least: float) -> float:
     return yes / (yes + no)
 
 
-def rubric_score(reply: Reply, low: float, high: float) -> float:
-    """The number of the answer's last line, `Score: X` or `Score: X/HIGH`, without other words.
+@contextmanager
+def _quoted(text: str) -> Iterator[None]:
+    """What is unreadable is told with the answer."""
+    try:
+        yield
+    except Unreadable as error:
+        raise Unreadable(f"{error}; the answer: {text[-300:]!r}") from error
 
-    Raises `Unreadable` for any other last line, a number outside `low` to `high`, and for lines that contradict it.
-    """
-    last = last_line(reply, _SCORE, '"Score: X"')
-    value, of = float(last[1]), last[2]
-    if not low <= value <= high or (of is not None and float(of) != high):
-        raise Unreadable(f'"{last[0]}" is not a number from {low:g} to {high:g}')
-    for line in text_lines(reply.text):
-        if (other := _SCORE.fullmatch(line)) and float(other[1]) != value:
-            raise Unreadable(f'"{line}" and "{last[0]}" contradict each other')
-    return value
+
+def rubric_score(reply: Reply, low: float, high: float) -> float:
+    """The answer's number; `Unreadable` where it has none from `low` to `high`, or several (`numbers.score`)."""
+    with _quoted(reply.text):
+        return numbers.score(reply.text, low, high)
 
 
 def mean_after(reply: Reply, after: Sequence[str], low: float, high: float) -> float:
     """The mean of the numbers that follow the texts `after`; `Unreadable` if one is not from `low` to `high`."""
-    total = 0.0
-    for mark in after:
-        match = _NUMBER.match(reply.text.partition(mark)[2])
-        if match is None or not low <= float(match[1]) <= high:
-            raise Unreadable(f'no number from {low:g} to {high:g} after "{mark}": {reply.text[-200:]!r}')
-        total += float(match[1])
+    text, total = numbers.cleaned(reply.text), 0.0
+    with _quoted(reply.text):
+        for mark in after:
+            ends = [m.end() for m in re.finditer(re.escape(numbers.cleaned(mark)), text, re.IGNORECASE)]
+            found = [value[0] for end in ends if (value := numbers.at(text, end, low, high))]
+            if not found:
+                raise Unreadable(f'no number from {low:g} to {high:g} after "{mark}"')
+            total += numbers.agreed(found)
     return total / len(after)
 
 
 def read_columns(reply: Reply, names: Sequence[str], low: float, high: float) -> list[float]:
-    """The numbers of the answer's last lines, `NAME: X` for each of the names in their order, NaN for `n/a`.
+    """The numbers of the columns, NaN for `n/a`: lines `NAME: X`, or JSON with the names as keys, in any order.
 
-    Raises `Unreadable` for other lines there, and for a number outside `low` to `high`.
+    Raises `Unreadable` for a column without a number from `low` to `high`, or with several that differ.
     """
-    last = text_lines(reply.text)[-len(names) :]
-    if len(last) < len(names):
-        raise Unreadable(f"{len(last)} lines, not one for each of {', '.join(names)}: {reply.text[-200:]!r}")
-    values = []
-    for name, line in zip(names, last, strict=True):
-        match = re.fullmatch(rf"{re.escape(name)} ?[:=] ?(-?\d+(?:\.\d+)?|n/?a)\.?", line, re.IGNORECASE)
-        if match is None:
-            raise Unreadable(f'"{line[:80]}" is not "{name}: X"')
-        value = float("nan") if match[1].lower().startswith("n") else float(match[1])
-        if value < low or value > high:
-            raise Unreadable(f'"{line}" is not a number from {low:g} to {high:g}')
-        values.append(value)
-    return values
+    text = numbers.cleaned(reply.text)
+    tables = [value for value in numbers.objects(reply.text) if isinstance(value, dict)]
+
+    def column(name: str) -> float:
+        def wanted(key: str) -> bool:
+            return key.strip().lower().replace("_", " ") == name.lower().replace("_", " ")
+
+        values = [one for table in tables for one in numbers.named(table, wanted)]
+        if values:
+            none = values[0] is None or _ABSENT.fullmatch(str(values[0]).strip())
+            return float("nan") if none else numbers.agreed([numbers.of_json(one, low, high) for one in values])
+        found = []
+        label = rf"^[\W\d]*{re.escape(name)}[\"']?(?: ?\([^()\n]*\))?\s*(?:[:=|]|->|\bis\b| [-–] )\s*"
+        for line in re.finditer(label, text, re.IGNORECASE | re.MULTILINE):
+            if _ABSENT.match(text, line.end()):
+                return float("nan")
+            if value := numbers.at(text, line.end(), low, high):
+                found.append(value[0])
+        if not found:
+            raise Unreadable(f'there is no "{name}: X"')
+        return numbers.agreed(found, f' as "{name}"')
+
+    with _quoted(reply.text):
+        return [column(name) for name in names]
 
 
 def winner(reply: Reply) -> float:
-    """1 if the answer's last line is `Winner: A`, 0 for B, 0.5 for a tie; `Unreadable` for any other line."""
-    match = last_line(reply, _WINNER, '"Winner: A", "Winner: B" or "Winner: tie"')
-    return {"a": 1.0, "b": 0.0, "tie": 0.5}[match[1].lower()]
+    """1 if the answer's winner is image A, 0 for B, 0.5 for a tie; `Unreadable` for none, or several."""
+    text = numbers.cleaned(reply.text)
+    is_key = re.compile(r"(?:.*[ _-])?(?:winner|better|preferred|choice|verdict|answer)", re.IGNORECASE).fullmatch
+    inner = [v for table in numbers.objects(reply.text) for v in numbers.named(table, lambda k: bool(is_key(k)))]
+    matches = [_SIDE_ALONE.fullmatch(str(v).strip()) for v in inner] or [*_WINNER.finditer(text)]
+    if not matches:
+        matches = [_SIDE_ALONE.fullmatch(line) for line in text.splitlines()[-1:]]
+    sides = [0.5 if match[2] else _SIDES[match[1].lower()] for match in matches if match]
+    with _quoted(reply.text):
+        if not sides or len(sides) < len(matches):
+            raise Unreadable('there is no "Winner: A", "Winner: B" or "Winner: tie"')
+        return numbers.agreed(sides)
 
 
 def rewritten(reply: Reply) -> str:
     """The text after "Prompt:" in the answer's last line; `Unreadable` where there is none."""
-    return last_line(reply, _REWRITTEN, '"Prompt: ..."')[1]
+    return last_line(Reply(reply.text.replace("`", "")), _REWRITTEN, '"Prompt: ..."')[1]
 
 
 def points(reply: Reply, count: int) -> list[float]:
-    """UniGenBench's answer: in `<score>[...]</score>` 0 or 1 for each of `count` test points (what is not 1 is 0).
+    """UniGenBench's answer: in `<score>[...]</score>`, or a list alone, 0 or 1 for each of `count` test points.
 
     Raises `Unreadable` for anything else.
     """
     match = _POINTS.search(reply.text)
-    try:
-        values = ast.literal_eval(match[1].strip()) if match else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        values = None
-    if not isinstance(values, list) or len(values) != count or not all(v in (0, 1) for v in values):
-        raise Unreadable(f"no <score> with a list of {count} times 0 or 1: {reply.text[-200:]!r}")
-    return [float(v) for v in values]
+    text = unicodedata.normalize("NFKC", match[1] if match else reply.text)
+    lists = [text.strip(" \n[]")] if match and "[" not in text else []
+    lists += [",".join(map(str, value)) for table in numbers.objects(text) for value in _lists(table)]
+    words = [one.strip(" '\"").lower() for one in re.split("[,;]", lists[-1])] if lists else []
+    values = [{"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}.get(word) for word in words]
+    if len(values) != count or None in values:
+        raise Unreadable(f"no <score> with a list of {count} times 0 or 1: {reply.text[-300:]!r}")
+    return [value for value in values if value is not None]
+
+
+def _lists(value: Any) -> list[list[Any]]:
+    """The list itself, or those that are an object's values."""
+    return [value] if isinstance(value, list) else [v for v in value.values() if isinstance(v, list)]
 
 
 def questions_of(prompt: str, metadata: Mapping[str, Any], reward: str = "vlm") -> Pairs:

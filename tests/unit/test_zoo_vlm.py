@@ -28,9 +28,7 @@ from diffrl_zoo.vlm.parse import (
     line_starts,
     probability,
     rewritten,
-    rubric_score,
     spellings,
-    winner,
     yes_probability,
 )
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
@@ -241,7 +239,7 @@ def test_a_fault_that_passes_is_tried_again(judge: Judge, fault: str) -> None:
         ("500", "HTTPStatusError"),
         ("no json", "JSONDecodeError"),
         ("Score: 0", "is not a number from 1 to 5"),
-        ("I would give it a Score: 4", 'the last line is not "Score: X"'),
+        ("I would give it a Score: 4 to 5", "is a range or several numbers; the answer: 'I would give it"),
         ("hang up", "RemoteProtocolError"),
     ],
 )
@@ -291,18 +289,6 @@ def test_all_modes_conform_on_the_server(judge: Judge) -> None:
 # reading answers
 
 
-def test_numbers_are_read_strictly() -> None:
-    def score(text: str) -> float:
-        return rubric_score(Reply(text), 0.0, 10.0)
-
-    for text in ("Score: 7", "good\n**Score: 7**\n", "score = 7.0", "Final Score: 7/10.", "Score: 7\nScore: 7"):
-        assert score(text) == 7.0, text
-    for text in ("", "7", "Score: seven", "Score: 7 of 10", "Score: 11", "Score: -1", "Score: 7/5", "Score: 7\nThanks!",
-                 "Score: 3\nScore: 7", "Score: 7 8", "Score: nan", "Score: 1e1"):  # fmt: skip
-        with pytest.raises(Unreadable):
-            score(text)
-
-
 def test_rewritten_prompts_are_read_strictly() -> None:
     for text in ("Prompt: a red cat", 'The cat is blue.\n**Prompt: "a red cat"**', "prompt:a red cat"):
         assert rewritten(Reply(text)) == "a red cat", text
@@ -317,14 +303,6 @@ def test_the_judge_rewrites_each_prompt(judge: Judge) -> None:
         "a cat, lit",
         "a dog, lit",
     ]
-
-
-def test_winners_are_read_strictly() -> None:
-    texts = ("Winner: A", "hm\nwinner: image b.", "**Winner: tie**")
-    assert [winner(Reply(text)) for text in texts] == [1.0, 0.0, 0.5]
-    for text in ("", "A", "Winner: C", "Winner: A or B", "Winner: A\nor not"):
-        with pytest.raises(Unreadable):
-            winner(Reply(text))
 
 
 def test_yes_needs_yes_or_no() -> None:
@@ -351,7 +329,7 @@ def test_a_question_is_sent_word_for_word(judge: Judge) -> None:
     assert judge.requests[0]["messages"][0]["content"][1]["text"] == asked.replace("{prompt}", PROMPT)
     for answer in ("Score: 3", "Final Score: none", "Final Score: 7"):
         judge.script = [answer] * 4
-        assert 'no number from 1 to 5 after "Final Score:"' in failure(reward, lit(0.5))
+        assert "number from 1 to 5" in (message := failure(reward, lit(0.5))) and repr(answer) in message
     three = ["Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):"]  # UnifiedReward 2's
     reward = build(judge, mode="score", question=asked, after=three, concurrency=1)
     judge.script = [f"{three[0]} 2.694700002670288\n{three[1]} 2.371500015258789\n{three[2]} 2.802500009536743"]
@@ -443,7 +421,7 @@ def test_points_are_read_from_the_score_list(judge: Judge) -> None:
     assert judge.requests[0]["messages"][0]["content"][1]["text"] == "Say"
     judge.script = ["<score>[1, 1, 1]</score>", "<score>[1, 1]</score>"]  # asked again
     assert reward(lit(0.5), [PROMPT], [data]).tolist() == [1.0]
-    for answer in ("[1, 0]", "<score>[1]</score>", "<score>[1, 0.5]</score>", "<score>__import__('os')</score>"):
+    for answer in ("[1, 0, 1]", "<score>[1]</score>", "<score>[1, 0.5]</score>", "<score>__import__('os')</score>"):
         judge.script = [answer] * 2
         with pytest.raises(RewardError, match="no <score> with a list of 2 times 0 or 1"):
             reward(lit(0.5), [PROMPT], [data])
@@ -582,8 +560,8 @@ def test_the_probability_is_the_next_tokens(qwen: str) -> None:
 def test_a_local_model_that_talks_nonsense_is_an_error(qwen: str, tmp_path: Path) -> None:
     images = lit(0.5)
     words = {"model": qwen, "device": "cpu", "precision": "fp32", "max_tokens": 4}
-    assert 'the last line is not "Score: X"' in failure(load_reward("vlm", mode="score", **words), images)
-    assert 'the last line is not "Winner: A"' in failure(load_reward("vlm_pairs", **words), lit(0.2, 0.5))
+    assert "there is no score in it" in failure(load_reward("vlm", mode="score", **words), images)
+    assert 'there is no "Winner: A"' in failure(load_reward("vlm_pairs", **words), lit(0.2, 0.5))
     assert "less than 0.5" in failure(load_reward("vlm", model=qwen, device="cpu", precision="fp32"), images)
     with pytest.raises(UserError, match="vlm: cannot load"):
         load_reward("vlm", model=str(tmp_path))
