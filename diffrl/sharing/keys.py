@@ -1,44 +1,117 @@
-"""A LoRA's tensors under the names that ComfyUI reads, for the families whose names it knows.
+"""A LoRA's tensors under the names that ComfyUI reads.
 
 ComfyUI does not read alpha from diffusers' metadata: without an `.alpha` beside each pair it would apply B A unscaled,
-while diffusers applies alpha / r * B A. Of its names (`model_lora_keys_unet` in its `comfy/lora.py`) these are used:
-`transformer.LAYER` for SD3, FLUX, Qwen-Image and HiDream, `lora_unet_LAYER` with underscores for the UNets of SD 1, 2
-and SDXL.
+while diffusers applies alpha / r * B A. Its names (`model_lora_keys_unet` in its `comfy/lora.py`, and the maps to
+diffusers' layers in `comfy/utils.py`, at 17358c8 and 09708ea) are of three kinds:
+
+name                     families                                   ComfyUI's weight
+`transformer.LAYER`      those with a map to diffusers' layers      LAYER's own, or its rows of a fused one
+`lora_unet_LAYER`        UNets of SD 1, 2 and SDXL, `.` as `_`      LAYER's own
+`diffusion_model.NAME`   Lumina 2: its map is Z-Image's, whose      NAME, ComfyUI's own name; q, k and v are one: their
+                         fused rows are of three equal heights      A are stacked, their B stand on a diagonal
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from diffrl.errors import UserError
 from diffrl.policy import LoraSpec
 
-NAMES: dict[str, Callable[[str], str]] = {  # by pipeline class
-    "StableDiffusion3Pipeline": lambda layer: f"transformer.{layer}",
-    "FluxPipeline": lambda layer: f"transformer.{layer}",
-    "QwenImagePipeline": lambda layer: f"transformer.{layer}",
-    "HiDreamImagePipeline": lambda layer: f"transformer.{layer}",
-    "StableDiffusionPipeline": lambda layer: "lora_unet_" + layer.replace(".", "_"),
-    "StableDiffusionXLPipeline": lambda layer: "lora_unet_" + layer.replace(".", "_"),
+JOINT = (
+    r"transformer_blocks\.\d+\.(attn\.(to_[qkv]|add_[qkv]_proj|to_out\.0|to_add_out)|norm1(_context)?\.linear|"
+    r"ff(_context)?\.(net\.0\.proj|net\.2|linear_in|linear_out))|proj_out|norm_out\.linear|context_embedder|"
+    r"time_text_embed\.(timestep|text)_embedder\.linear_[12]"
+)
+FLUX = JOINT + (
+    r"|single_transformer_blocks\.\d+\.(attn\.(to_[qkv]|to_qkv_mlp_proj|to_out)|proj_mlp|norm\.linear|proj_out)|"
+    r"x_embedder|time_text_embed\.guidance_embedder\.linear_[12]"
+)
+KREA2 = (
+    r"(transformer_blocks|text_fusion\.(layerwise|refiner)_blocks)\.\d+\.(attn\.(to_[qkv]|to_gate|to_out\.0)|"
+    r"ff\.(gate|up|down))|img_in|time_embed\.linear_[12]|time_mod_proj|txt_in\.linear_[12]|text_fusion\.projector|"
+    r"final_layer\.linear"
+)
+Z_IMAGE = (
+    r"(layers|context_refiner|noise_refiner)\.\d+\.(attention\.(to_[qkv]|to_out\.0)|feed_forward\.w[123]|"
+    r"adaLN_modulation\.0)|all_final_layer\.2-1\.(linear|adaLN_modulation\.1)|all_x_embedder\.2-1|cap_embedder\.1|"
+    r"t_embedder\.mlp\.[02]"
+)
+UNET = (
+    r".*\.(attn[12]\.(to_[qkv]|to_out\.0)|ff\.net\.(0\.proj|2)|proj_in|proj_out|time_emb_proj)|(time|add)_embedding.*"
+)
+LUMINA2 = {  # ComfyUI's names by diffusers'
+    r"attn\.to_out\.0$": "attention.out",
+    r"feed_forward\.linear_([123])$": r"feed_forward.w\1",
+    r"norm1\.linear$": "adaLN_modulation.1",
+    r"^norm_out\.linear_1$": "final_layer.adaLN_modulation.1",
+    r"^norm_out\.linear_2$": "final_layer.linear",
+    r"^x_embedder$": "x_embedder",
+    r"^time_caption_embed\.timestep_embedder\.linear_1$": "t_embedder.mlp.0",
+    r"^time_caption_embed\.timestep_embedder\.linear_2$": "t_embedder.mlp.2",
+    r"^time_caption_embed\.caption_embedder\.1$": "cap_embedder.1",
+}
+READ: dict[str, str] = {  # by pipeline class: diffusers' layers that ComfyUI knows; of the others it reads every one
+    "StableDiffusion3Pipeline": JOINT + r"|transformer_blocks\.\d+\.attn2\.(to_[qkv]|to_out\.0)",
+    "FluxPipeline": FLUX,
+    "Flux2Pipeline": FLUX,
+    "Flux2KleinPipeline": FLUX,
+    "ChromaPipeline": FLUX,
+    "QwenImagePipeline": ".*",
+    "QwenImage21Pipeline": ".*",
+    "HiDreamImagePipeline": ".*",
+    "Krea2Pipeline": KREA2,
+    "ZImagePipeline": Z_IMAGE,
+    "Lumina2Pipeline": r".*\.attn\.to_[qkv]|" + "|".join(f".*(?:{end})" for end in LUMINA2),
+    "StableDiffusionPipeline": UNET,
+    "StableDiffusionXLPipeline": UNET,
 }
 
 
-def for_comfyui(family: str, state: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor] | None:
-    """Down (r, in), up (out, r) and alpha () of every layer, fp32; None where ComfyUI's names are not known.
+def for_comfyui(family: str, state: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor]:
+    """Down (r, in), up (out, r) and alpha () of every layer, fp32.
 
     Args:
         family: the pipeline's class name.
         state: A and B as `read_lora` gives them, keyed `LAYER.lora_A.weight` and `LAYER.lora_B.weight`.
         spec: has alpha.
+
+    Raises:
+        UserError: ComfyUI has no such model, or no name for a layer.
     """
-    if family not in NAMES:
-        return None
+    if family not in READ:
+        raise UserError(f"ComfyUI's own code has no {family.removesuffix('Pipeline')}: no file for it is written")
+    layers = list(dict.fromkeys(key.rsplit(".lora_", 1)[0] for key in state))
+    if odd := [layer for layer in layers if not re.fullmatch(READ[family], layer)]:
+        raise UserError(f"ComfyUI reads no LoRA of the layer {odd[0]} ({len(odd)} such layers): no file is written")
     tensors = {}
-    for key, value in state.items():
-        layer, _, matrix = key.removesuffix(".weight").rpartition(".")
-        name = NAMES[family](layer)
-        tensors[f"{name}.{'lora_down' if matrix == 'lora_A' else 'lora_up'}.weight"] = value.contiguous()
-        tensors[f"{name}.alpha"] = torch.tensor(float(spec.alpha))
+    for name, parts in _named(family, layers).items():
+        down = torch.cat([state[f"{layer}.lora_A.weight"] for layer in parts])
+        up = torch.block_diag(*(state[f"{layer}.lora_B.weight"] for layer in parts))
+        tensors[f"{name}.lora_down.weight"], tensors[f"{name}.lora_up.weight"] = down.contiguous(), up.contiguous()
+        tensors[f"{name}.alpha"] = torch.tensor(spec.scale * len(down))
     return tensors
+
+
+def _named(family: str, layers: list[str]) -> dict[str, list[str]]:
+    """The layers of each name; several where ComfyUI's weight is theirs one below the other."""
+    if family in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
+        return {"lora_unet_" + layer.replace(".", "_"): [layer] for layer in layers}
+    if family != "Lumina2Pipeline":
+        return {f"transformer.{layer}": [layer] for layer in layers}
+    names: dict[str, list[str]] = {}
+    for layer in layers:
+        name = re.sub(r"attn\.to_[qkv]$", "attention.qkv", layer)
+        for end, theirs in LUMINA2.items():
+            name = re.sub(end, theirs, name)
+        names.setdefault(f"diffusion_model.{name}", []).append(layer)
+    for name, parts in names.items():
+        if name.endswith(".qkv"):  # its rows are q, k and v, in this order
+            parts.sort(key=lambda layer: "qkv".index(layer[-1]))
+            if len(parts) != 3:
+                raise UserError(f"ComfyUI has {name} as one weight, and the LoRA only {', '.join(parts)} of it")
+    return names

@@ -89,9 +89,12 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / LORA, out / LORA)
     (out / COMFY).unlink(missing_ok=True)
-    if (tensors := for_comfyui(family, state, spec)) is not None:
+    try:
+        tensors = for_comfyui(family, state, spec)
         with replacing(out / COMFY) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})
+    except UserError as error:
+        log.warning("%s", error)
     shown = held_out[:SHOWN]
     drawing = Drawing(config.model, lora=str(source), steps=drawn_steps(config))
     sheet = gallery(policy, shown, drawing.spec(policy), seed=config.seed, batch_size=config.rollout.batch_size)
@@ -111,7 +114,7 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         epoch=metrics[-1]["epoch"],
         images=int(metrics[-1].get("samples") or 0),
         divgen=_divgen(metrics),
-        comfyui=tensors is not None,
+        comfyui=(out / COMFY).is_file(),
         resolution=(policy.latent_shape[-1] * policy.backbone.scale, policy.latent_shape[-2] * policy.backbone.scale),
         absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
         hub=_hub(run),

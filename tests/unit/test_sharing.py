@@ -165,7 +165,7 @@ def test_a_unet_s_file_loads_by_its_other_names(tmp_path: Path) -> None:
     scramble(policy)
     own = policy.save_lora(tmp_path / "lora")
     tensors = for_comfyui("StableDiffusionPipeline", *read_lora(own.parent))
-    assert tensors is not None and all(key.startswith("lora_unet_") for key in tensors)
+    assert all(key.startswith("lora_unet_") for key in tensors)
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     drawn = []
     for source in ({"pretrained_model_name_or_path_or_dict": str(own.parent)}, None):
@@ -178,7 +178,6 @@ def test_a_unet_s_file_loads_by_its_other_names(tmp_path: Path) -> None:
         noise = torch.Generator().manual_seed(0)
         drawn.append(pipe("red a", num_inference_steps=2, generator=noise, output_type="np").images)
     assert np.abs(drawn[0] - drawn[1]).max() < 1e-4
-    assert for_comfyui("SomePipeline", {}, SPEC) is None
 
 
 def test_a_run_whose_objects_are_gone_is_published_from_its_own_evaluations(run, tmp_path, capsys, caplog) -> None:
