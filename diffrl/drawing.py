@@ -164,7 +164,7 @@ def sample(
 def _clear(folder: Path) -> None:
     """Remove the pictures of an earlier call, by its list."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for line in (folder / ROWS).read_text(encoding="utf-8").splitlines():
+        for line in (folder / ROWS).read_text(encoding="utf-8").strip().split("\n"):
             if re.fullmatch(r"\d{5,}-\d{2,}-[^/\\]*\.png", name := json.loads(line)["file"]):
                 (folder / name).unlink(missing_ok=True)
         (folder / ROWS).unlink()

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # of files that are taken for pictures in a folder
+# Of files that are taken for pictures in a folder: what Pillow reads, without documents, films and tables.
+_KINDS = "png jpg jpeg webp bmp apng avif avifs dds dib gif icns ico j2c j2k jfif jp2 jpc jpe jpf jpx mpo pbm pcx pfm"
+SUFFIXES = tuple(f".{kind}" for kind in f"{_KINDS} pgm pnm ppm psd qoi ras sgi tga tif tiff xbm xpm".split())
 MOST_PIXELS = 2**26  # of a picture, and of a batch of them: 800 MB as float32
 
 

@@ -84,11 +84,14 @@ def _add_score(action: Callable[..., Any]) -> None:
     score = action(
         "score",
         _score,
-        "score a folder of images: from `generate`, or any with sub-folders DIMENSION/KEYWORD",
+        "score a folder of images: from `generate`, or of any other tool",
         "diffrl divgen score divgen/base",
         "diffrl divgen score art --dimension style --style csd:csd.bin --reference wikiart.safetensors",
     )
-    score.add_argument("folder", metavar="DIR", type=Path, help="images with a manifest.jsonl, or in sub-folders")
+    text = "images: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
+    score.add_argument("folder", metavar="DIR", type=Path, help=f"{text}; or hub:OWNER/NAME")
+    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, none, or a file"
+    score.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
     text = "general or playground: whose extractors are used (default: what the images were drawn with)"
     score.add_argument("--world", default="", metavar="WORLD", help=text)
     text = "id, style, layout or tonal: what images are that no manifest and no sub-folder gives a dimension"
@@ -229,9 +232,11 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
         world=arguments.world,
         reference=arguments.reference,
         dimension=arguments.dimension,
+        prompts_from=arguments.prompts_from,
         device=_device(arguments),
         out=arguments.out,
     )
+    print(scores.about["read"])
     for name, score in scores.metrics.items():
         metric = METRICS[name]
         if score.value is None:
@@ -251,7 +256,7 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".safetensors")
     from diffrl.divgen.extractors import check_extractor, defaults_of, load_extractor
-    from diffrl.divgen.observe import read_folder
+    from diffrl.divgen.folders import read_folder
     from diffrl.divgen.reference import RENDERINGS, build_reference, drawn_reference
     from diffrl.records.progress_bar import progress
     from diffrl.worlds import worlds
@@ -265,7 +270,7 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
             reference = drawn_reference(world, extractor, advance=advance)
     else:
         folder = Path(arguments.folder)
-        with progress("looking", len(read_folder(folder))) as advance:
+        with progress("looking", len(read_folder(folder).items)) as advance:
             reference, sight = build_reference(folder, style, _device(arguments), advance)
         for item, reason in sight.unreadable:
             print(f"not read: {item.path}: {reason}")

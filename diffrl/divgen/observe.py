@@ -1,13 +1,7 @@
-"""Looking at images in a stream, so that memory holds features only; and reading them from a folder.
-
-A folder is read by its manifest (JSON lines with "file", "prompt", "member" and the prompt's metadata), or by its
-sub-folders: DIMENSION/KEYWORD/..., in any depth. Where the first is none of id, style, layout and tonal, the images
-have no dimension and count in all of them.
-"""
+"""Looking at images in a stream, so that memory holds features only."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +14,8 @@ from torch import Tensor
 
 from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
-from diffrl.divgen.prompts import DIMENSIONS
-from diffrl.errors import UserError, in_one_line
-from diffrl.pictures import MOST_PIXELS, SUFFIXES, to_rgb
+from diffrl.errors import in_one_line
+from diffrl.pictures import MOST_PIXELS, to_rgb
 from diffrl.prompts import Prompt
 
 MANIFEST = "manifest.jsonl"
@@ -35,11 +28,19 @@ Batch = tuple[list["Item"], Tensor]
 
 @dataclass(frozen=True)
 class Item:
-    """One image to look at. `prompt.text` names the group; `path` is None for an image that was never written."""
+    """One image to look at. `prompt.text` names the group; `path` is None for an image that was never written.
+
+    known: somebody said the prompt; else the image is on its own. stated: somebody said its seed or its number among
+    the prompt's images, so that the same picture again is no copy. settings: what it was drawn with.
+    """
 
     prompt: Prompt
     member: int = 0
     path: Path | None = None
+    seed: int | None = None
+    known: bool = True
+    stated: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def dimension(self) -> str:
@@ -159,74 +160,3 @@ def to_tensor(pixels: np.ndarray) -> Tensor:
 def as_written(images: Tensor) -> Tensor:
     """What a PNG file gives back of images in [0, 1]: rounded to 8 bits, so that scores do not depend on the way."""
     return (images.detach().float().clamp(0, 1) * 255).round() / 255
-
-
-def read_folder(folder: Path, dimension: str = "") -> list[Item]:
-    """The images of a folder, those of one prompt together, in an order that does not depend on the file system.
-
-    Args:
-        dimension: what images are that neither the manifest nor a sub-folder gives a dimension.
-
-    Raises:
-        UserError: there is no such folder, no image in it, or its manifest cannot be read.
-    """
-    if not folder.is_dir():
-        raise UserError(f'no folder "{folder}"')
-    manifest = next((folder / name for name in MANIFESTS if (folder / name).is_file()), None)
-    items = list(_listed(manifest)) if manifest else list(_image_files(folder))
-    if not items:
-        raise UserError(f'no image in "{folder}" (looked for {", ".join(SUFFIXES)})')
-    if dimension:
-        items = [item if item.dimension else _with_dimension(item, dimension) for item in items]
-    rank = {name: i for i, name in enumerate(DIMENSIONS)}
-    return sorted(items, key=lambda item: (rank.get(item.dimension, -1), item.prompt.text, item.member, str(item.path)))
-
-
-def _with_dimension(item: Item, dimension: str) -> Item:
-    return Item(Prompt(item.prompt.text, {**item.prompt.metadata, "dimension": dimension}), item.member, item.path)
-
-
-def _listed(manifest: Path) -> Iterator[Item]:
-    try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-    except ValueError as error:
-        raise UserError(f"{manifest}: not UTF-8 text ({error})") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry: dict[str, Any] = json.loads(line)
-            path, text, member = manifest.parent / entry.pop("file"), entry.pop("prompt"), int(entry.pop("member", 0))
-            text.encode()  # a lone surrogate is no text that could be written or printed
-            if entry.get("keyword") is not None and not isinstance(entry["keyword"], str):
-                raise TypeError("keyword: expected a text")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise UserError(f'{manifest}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
-        if (dimension := entry.get("dimension", "")) not in ("", *DIMENSIONS):
-            raise UserError(f'{manifest}:{number}: unknown dimension "{dimension}"')
-        yield Item(Prompt(text, entry), member, path)
-
-
-def _image_files(folder: Path) -> Iterator[Item]:
-    """By sub-folders. The prompt is the one in a PNG's text, else a keyword's folder, else the image is on its own."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    members: dict[str, int] = {}
-    for path in paths:
-        parts = path.relative_to(folder).parts[:-1]
-        known = bool(parts) and parts[0].lower() in DIMENSIONS
-        metadata = {"dimension": parts[0].lower()} if known else {}
-        if words := parts[1:] if known else parts:
-            metadata["keyword"] = "/".join(words)
-        text = _prompt_in(path) or ("/".join(parts) if words else str(path.relative_to(folder)))
-        member = members[text] = members.get(text, -1) + 1
-        yield Item(Prompt(text, metadata), member, path)
-
-
-def _prompt_in(path: Path) -> str:
-    if path.suffix.lower() != ".png":
-        return ""
-    try:
-        with Image.open(path) as image:
-            return str(image.info.get("prompt", ""))
-    except Exception:  # said when it is read for its pixels
-        return ""

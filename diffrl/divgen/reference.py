@@ -12,8 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from diffrl.divgen.extractors import Extractor, load_extractor
+from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import Array
-from diffrl.divgen.observe import Batch, Item, Sight, in_batches, read_folder, to_tensor
+from diffrl.divgen.observe import Batch, Item, Sight, in_batches, to_tensor
 from diffrl.divgen.prompts import benchmark
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
@@ -63,7 +64,7 @@ def build_reference(
     the style extractor cannot be loaded.
     """
     sight = Sight()
-    items = read_folder(folder)
+    items = read_folder(folder).items
     extractor = load_extractor("style", style, device)
     features = _features(in_batches(items, _BATCH, sight), extractor, advance)
     if len(features) < 6:

@@ -16,7 +16,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from diffrl.divgen.extractors import NONE, defaults_of, load_extractors
-from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe, read_folder
+from diffrl.divgen.folders import read_folder, show
+from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe
 from diffrl.divgen.prompts import benchmark, small
 from diffrl.divgen.reference import Reference, drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score
@@ -184,20 +185,23 @@ def score_folder(
     world: str = "",
     reference: Path | None = None,
     dimension: str = "",
+    prompts_from: str = "",
     device: str = "cpu",
     out: Path | None = None,
 ) -> Scores:
-    """Score a folder of images and write `DIR/scores.json` (or `out`).
+    """Score a folder of images and write `DIR/scores.json` (or `out`); what was read is in `about["read"]`.
 
     Args:
         names: extractors by kind, in place of the world's own.
         world: "general" or a world's name; "" is what the folder's job says, or general.
         reference: file of `build_reference`; a world draws its own.
-        dimension: what images are that have none.
+        dimension, prompts_from: as `read_folder` takes them.
     """
     job = _read_job(folder)
     world = world or str(job.get("world") or "general")
-    items = read_folder(folder, dimension)
+    pictures = read_folder(folder, dimension, prompts_from)
+    items = pictures.items
+    log.info("%s", pictures.line())
     chosen = {**defaults_of(world), **names}
     extractors, missing = load_extractors(chosen, device)
     real = load_reference(reference) if reference is not None else None
@@ -212,7 +216,8 @@ def score_folder(
         sight = observe(in_batches(items, _READ_AT_ONCE, unreadable), extractors, advance)
     scores = score(sight + unreadable, real, missing)
     scores.about = {
-        "folder": str(folder),
+        "folder": show(folder),
+        "read": pictures.line(),
         "world": world,
         "job": job,
         "extractors": {kind: extractors[kind].name if kind in extractors else NONE for kind in chosen},

@@ -13,6 +13,7 @@ import numpy as np
 
 from diffrl.divgen import metrics
 from diffrl.divgen.asc import coverage, nearest
+from diffrl.divgen.folders import show
 from diffrl.divgen.metrics import FEWEST, REPLICATES, Array
 from diffrl.divgen.observe import Seen, Sight
 from diffrl.divgen.prompts import DIMENSIONS
@@ -136,7 +137,7 @@ def score(sight: Sight, reference: Reference | None = None, missing: Mapping[str
             scores[name] = _coverage(rows, reference)
         else:
             scores[name] = _over_images(rows, metric.kind, _POOLED[name])
-    unreadable = [f"{item.path}: {reason}" for item, reason in sight.unreadable]
+    unreadable = [f"{show(item.path)}: {reason}" for item, reason in sight.unreadable]
     by_prompt = [{"prompt": text, **values} for text, values in groups.items()]
     return Scores(scores, _dimensions(seen, sight, groups), _keywords(seen, groups), by_prompt, unreadable)
 
@@ -198,7 +199,8 @@ def _over_prompts(groups: Mapping[str, Mapping[str, Any]], name: str, rows: Sequ
     chosen = {text: float(values[name]) for text, values in sorted(groups.items()) if name in values}
     counts: dict[str, Any] = {"images": len(rows) - empty, "empty": empty}
     if not chosen:
-        return Score(why="no prompt with two images in which something was found", **counts)
+        why = "no prompt with two images in which something was found"
+        return Score(why=why if any(s.item.known for s in rows) else "of no image a prompt is known", **counts)
     values, texts = np.array(list(chosen.values())), list(chosen)
     replicates = metrics.weighted_mean(values, _subsets(texts)) if len(texts) >= FEWEST else np.zeros(0)
     return _finished(float(values.mean()), replicates, texts, **counts)

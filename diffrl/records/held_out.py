@@ -71,7 +71,7 @@ def read_held_out(folder: Path) -> HeldOut:
     """The run's file, as far as it can be read: a line that a crash has torn is passed over, no file gives none."""
     found = HeldOut()
     try:
-        lines = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / NAME).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return found
     for line in lines:

@@ -51,10 +51,10 @@ class Pieces:
     def rows(self) -> dict[int, dict[str, Any]]:
         """The rows that are written, by their places; the end of a line that a kill cut off is none."""
         if self.file.exists():
-            return dict(enumerate(map(json.loads, self.file.read_text(encoding="utf-8").splitlines())))
+            return dict(enumerate(map(json.loads, self.file.read_text(encoding="utf-8").strip().split("\n"))))
         rows: dict[int, dict[str, Any]] = {}
         for file in sorted((self.folder / PARTS).glob("*.jsonl")):
-            for line in file.read_text(encoding="utf-8").splitlines():
+            for line in file.read_text(encoding="utf-8").split("\n"):
                 try:
                     row = json.loads(line)
                     rows[int(row.pop("place"))] = row

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import Difference, difference
-from diffrl.divgen.observe import Item, read_folder
+from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
 from diffrl.errors import UserError
@@ -57,7 +58,7 @@ def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
     entries = []
     for i, (name, folder) in enumerate(folders.items()):
         scores = load_scores(folder / FILE)
-        entries.append(Entry(name, f"c{i % PALETTE}", scores, _images(read_folder(folder))))
+        entries.append(Entry(name, f"c{i % PALETTE}", scores, _images(read_folder(folder).items)))
     _check_comparable(entries)
     page = Page(f"DivGenBench: {', '.join(folders)}", "DivGenBench")
     for part in (_head, _charts, _keywords, _lost, _walls, _facts):

@@ -52,7 +52,7 @@ def write_drawn(folder: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _rows(folder: Path) -> list[Mapping[str, Any]]:
-    return [json.loads(line) for line in (folder / "images.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / "images.jsonl").read_text(encoding="utf-8").strip().split("\n")]
 
 
 def _by_prompt(rows: Sequence[Mapping[str, Any]], per_prompt: int) -> dict[str, list[float | None]]:

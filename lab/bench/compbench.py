@@ -62,7 +62,7 @@ def counted(text: str, nouns: Nouns) -> tuple[list[str], list[int]]:
 
 def _lines(folder: Path, name: str) -> list[str]:
     path = find(folder, f"examples/dataset/{name}.txt", f"dataset/{name}.txt", f"{name}.txt")
-    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
 
 def _plain(text: str) -> str:

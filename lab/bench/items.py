@@ -88,7 +88,7 @@ def read_text(path: Path) -> str:
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """(file:line, row) of a .csv or .tsv file with a head; UserError unless it has the columns, and for short rows."""
     tabs = path.suffix == ".tsv"
-    lines = read_text(path).splitlines(keepends=True)
+    lines = [f"{line}\n" for line in read_text(path).split("\n")]
     quoting: Any = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
     reader = csv.DictReader(lines, delimiter="\t" if tabs else ",", quoting=quoting)
     head = [name for name in reader.fieldnames or () if name]
@@ -104,7 +104,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str,
 
 def objects_of(path: Path, keys: Mapping[str, type]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file:line, object) of a .jsonl file; UserError unless each has the keys, of these types."""
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"

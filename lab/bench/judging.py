@@ -72,7 +72,7 @@ def read_answers(folder: Path, judge: str) -> dict[str, list[float]]:
     """{file's name: answers} of all processes, also of earlier calls; a torn line counts as none."""
     known: dict[str, list[float]] = {}
     for path in sorted((folder / FOLDER).glob(f"{judge}-[0-9]*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 entry = json.loads(line)
                 known[str(entry["file"])] = [float(value) for value in entry["answers"]]

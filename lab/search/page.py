@@ -24,7 +24,7 @@ def write_search(folder: Path) -> Path:
     """Write `FOLDER/report.html` of a finished search; UserError if its files are not what diffrl writes."""
     with foreign(folder):
         facts = json.loads((folder / "search.json").read_text(encoding="utf-8"))
-        rows = [json.loads(line) for line in (folder / "search.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in (folder / "search.jsonl").read_text(encoding="utf-8").strip().split("\n")]
         arms: Mapping[str, Any] = facts["arms"]
         names = [name for name in next(iter(arms.values()))["curve"][0] if name != "forwards"]
         page = Page(f"{folder.resolve().name}: search", f"Search: {', '.join(facts['trained_on'])}").lead(_lead(facts))

@@ -18,7 +18,8 @@ from diffrl.config import load_config
 from diffrl.divgen import extractors
 from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE, load_extractors
-from diffrl.divgen.observe import Item, as_written, observe, read_folder
+from diffrl.divgen.folders import read_folder
+from diffrl.divgen.observe import Item, as_written, observe
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.run import IN_TRAINING, Job, generate_images, score_folder
 from diffrl.divgen.score import score
@@ -76,7 +77,7 @@ def test_images_tell_what_they_show(job: Job, tmp_path: Path) -> None:
     with Image.open(tmp_path / "images" / "id" / "00001-01.png") as image:
         text = dict(image.info)
     assert text == {"prompt": "red b id", "seed": "0", "member": "1", "dimension": "id", "keyword": "b id"}
-    items = read_folder(tmp_path)
+    items = read_folder(tmp_path).items
     assert [(item.prompt, item.member) for item in items] == [(p, m) for p in PROMPTS[:2] for m in (0, 1)]
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from diffrl.divgen.extractors import KINDS, NONE, load_extractor, load_extractors
+from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import mean_cosine
-from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, read_folder, to_tensor
+from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, to_tensor
 from diffrl.divgen.reference import Reference, build_reference, drawn_reference, load_reference
 from diffrl.divgen.run import score_folder
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
@@ -161,11 +162,11 @@ def test_sub_folders_give_dimension_and_keyword(tmp_path: Path) -> None:
         save(tmp_path / "tonal" / f"{i}.jpg", noise(10 + i))
         save(tmp_path / "other" / f"{i}.png", noise(20 + i))
     (tmp_path / "notes.txt").write_text("not an image")
-    items = read_folder(tmp_path)
+    items = read_folder(tmp_path).items
     found = {(item.dimension, item.keyword, item.prompt.text, item.member) for item in items}
     assert len(items) == 9 and ("layout", "two cats", "layout/two cats", 2) in found
     assert ("tonal", "", "tonal/1.jpg", 0) in found and ("", "other", "other", 2) in found
-    assert {item.dimension for item in read_folder(tmp_path / "other", "style")} == {"style"}
+    assert {item.dimension for item in read_folder(tmp_path / "other", "style").items} == {"style"}
     result = score_folder(tmp_path, PIXELS)
     assert result.metrics["pvs"].images == 6  # of tonal, and of those that nobody gave a dimension
     assert result.metrics["diversity"].prompts == 2 and result.dimensions["layout"]["images"] == 3

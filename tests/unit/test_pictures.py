@@ -14,7 +14,8 @@ from PIL import Image
 
 from diffrl import pictures
 from diffrl.divgen import observe
-from diffrl.divgen.observe import Item, Sight, in_batches, read_folder
+from diffrl.divgen.folders import read_folder
+from diffrl.divgen.observe import Item, Sight, in_batches
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.serving.wire import JSON, Limits, decode

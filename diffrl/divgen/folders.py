@@ -1,0 +1,437 @@
+"""Pictures in a folder, whoever drew them, with their prompts and seeds; and in one line, what was read.
+
+Where prompts come from, in this order (`--prompts-from` names one of them, or a file):
+
+    manifest   a file of rows in the folder: manifest.jsonl, images.jsonl, metadata.jsonl, any .csv, .tsv or .parquet;
+               its columns are found by their names (`COLUMNS`), others are the prompt's metadata
+    metadata   what the tool wrote into the pictures (`diffrl.divgen.embedded`)
+    sidecars   a .txt or .json of the same name beside each picture
+    prompts    prompts.txt, one a line, and pictures numbered by line: 3.png, 00003-01.png, prompt_3_seed_7.png
+    names      the pictures' names, where they name the seed or number the prompt: a cat_seed_7.png, p003_s02.png
+    folders    DIMENSION/KEYWORD/..., or a folder for each prompt
+    none       every picture is on its own
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diffrl.divgen.embedded import PROMPTS, SEEDS, Told, flat, settings_of, told_by, webui, whole
+from diffrl.divgen.observe import MANIFESTS, Item
+from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.errors import UserError, foreign, in_one_line, nearest
+from diffrl.pictures import SUFFIXES
+from diffrl.prompts import Prompt
+
+COLUMNS = {
+    "file": ("file", "file_name", "filename", "image", "image_path", "img", "path", "file_path"),
+    "prompt": PROMPTS,
+    "member": ("member", "sample", "sample_id"),
+    "seed": SEEDS,
+}
+LISTS = (*MANIFESTS, "metadata.jsonl", "metadata.csv")  # then any other file of rows
+ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
+SOURCES = ("manifest", "metadata", "sidecars", "prompts", "names", "folders", "none")
+SPLITS = ("train", "test", "validation", "val", "data")
+HUB = "hub:"
+OURS = ("scores.json", "job.json", "features.sqlite")
+HOW = (
+    'write manifest.jsonl beside them, one line for each: {"file": "00001.png", "prompt": "a red circle", "seed": 1}, '
+    "or name the source with --prompts-from"
+)
+_SEED_IN = (
+    re.compile(r"(?P<prompt>.+?)[\W_]+seed[\W_]*(?P<seed>\d+)(?:[\W_].*)?$", re.IGNORECASE),
+    re.compile(r"seed[\W_]*(?P<seed>\d+)[\W_]+(?P<prompt>.+)$", re.IGNORECASE),
+    re.compile(
+        r"(?P<prompt>p(?:rompt)?[\W_]?\d+)[\W_]+(?:s|sample|img|image|i|n)[\W_]?(?P<member>\d+)$", re.IGNORECASE
+    ),
+    re.compile(r"(?P<prompt>\d+)[-_](?P<member>\d+)$"),
+)
+_COUNTED = re.compile(r"(?P<prompt>.*?[^\W\d_].*?)[\W_]*\(?(?P<member>\d+)[\W_]*$")  # only where it is asked for
+
+
+@dataclass
+class Pictures:
+    """Items, those of one prompt together, in an order that does not depend on the file system; what said the prompts;
+    how many files of which kind were left out; what else a reader should know."""
+
+    items: list[Item]
+    source: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """What was read, in one line."""
+        known = Counter(item.prompt.text for item in self.items if item.known)
+        parts = [f"{len(self.items):,} images"]
+        if known:
+            low, high = min(known.values()), max(known.values())
+            each = f"{low} each" if low == high else f"{low} to {high} each"
+            parts += [f"{len(known):,} prompts by {self.source}", each]
+        if alone := sum(not item.known for item in self.items):
+            parts.append(f"{alone:,} of which no prompt is known: {HOW}")
+        if self.left_out:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.left_out.items()))
+            parts.append(f"left out: {kinds}")
+        return "; ".join([", ".join(parts), *self.notes])
+
+
+def read_folder(folder: Path, dimension: str = "", prompts_from: str = "") -> Pictures:
+    """The pictures of a folder, or of a data set of the hub (`hub:OWNER/NAME`).
+
+    Args:
+        dimension: what pictures are that nothing gives a dimension.
+        prompts_from: one of `SOURCES`, or a file of rows or of prompts; "" takes the first that knows them.
+
+    Raises:
+        UserError: there is no such folder, no picture in it, its rows cannot be read, or it holds several sets.
+    """
+    if str(folder).startswith(HUB):
+        folder = _from_hub(str(folder))
+    if not folder.is_dir():
+        raise UserError(f'no folder "{show(folder)}"')
+    found = _listed(folder, prompts_from) or _looked_at(folder, prompts_from)
+    if not found.items:
+        others = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
+        raise UserError(f'no image in "{show(folder)}" ({others or "it is empty"}; read are {", ".join(SUFFIXES)})')
+    if dimension:
+        found.items = [item if item.dimension else _with(item, dimension) for item in found.items]
+    rank = {name: i for i, name in enumerate(DIMENSIONS)}
+    found.items.sort(key=lambda x: (rank.get(x.dimension, -1), x.prompt.text, x.member, show(x.path)))
+    return found
+
+
+def show(path: Path | None) -> str:
+    """A path as text that can be written and printed, whatever bytes it has."""
+    return "" if path is None else os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _with(item: Item, dimension: str) -> Item:
+    return replace(item, prompt=Prompt(item.prompt.text, {**item.prompt.metadata, "dimension": dimension}))
+
+
+# --- files of rows ---------------------------------------------------------------------------------------------------
+
+
+def _listed(folder: Path, wanted: str) -> Pictures | None:
+    if wanted in SOURCES[1:]:
+        return None
+    if wanted and wanted != "manifest":
+        file = next((f for f in (Path(wanted), folder / wanted) if f.is_file()), None)
+        if file is None:
+            raise UserError(f'--prompts-from: no "{wanted}"{nearest(wanted, SOURCES)}, nor a file of this name')
+        if file.suffix not in ROWS:
+            return None
+        files = [file]
+    else:
+        files = _lists_in(folder) or _lists_below(folder, wanted)
+        if not files and wanted:
+            raise UserError(f"--prompts-from: {folder} has no manifest.jsonl, metadata.jsonl, .csv or .parquet")
+    items = [item for file in files for item in _rows(file, folder if wanted else file.parent)]
+    names = dict.fromkeys(file.name for file in files)
+    return Pictures(_numbered(items), ", ".join(names)) if items else None
+
+
+def _lists_in(folder: Path) -> list[Path]:
+    for name in LISTS:
+        if (folder / name).is_file() and _has_columns(folder / name):
+            return [folder / name]
+    others = sorted(file for file in folder.iterdir() if file.suffix in ROWS and file.is_file())
+    return [file for file in others if _has_columns(file)][: None if _parquet(others) else 1]
+
+
+def _parquet(files: Sequence[Path]) -> bool:
+    return bool(files) and all(file.suffix == ".parquet" for file in files)
+
+
+def _lists_below(folder: Path, wanted: str) -> list[Path]:
+    """Of a data set's splits; UserError where they are sets of several models."""
+    below = {sub: lists for sub in sorted(folder.iterdir()) if sub.is_dir() and (lists := _lists_in(sub))}
+    others = [sub.name for sub in below if sub.name.lower() not in SPLITS]
+    if len(others) > 1 and not wanted:
+        raise UserError(several(folder, others))
+    return [file for lists in below.values() for file in lists]
+
+
+def several(folder: Path, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    return (
+        f"{show(folder)} holds {len(names)} sets of the same prompts ({shown}): score each of them, or compare them "
+        f"with `diffrl divgen report {show(folder)} --out report.html`"
+    )
+
+
+def _has_columns(file: Path) -> bool:
+    """Whether rows name pictures; manifest.jsonl is ours, and is read whatever it holds."""
+    if file.name in MANIFESTS:
+        return True
+    try:
+        _, row = next(iter(_entries(file)), (0, {}))
+    except UserError:
+        return False
+    return _column(row, "file") is not None
+
+
+def _column(row: Mapping[str, Any], name: str) -> str | None:
+    lower = {str(key).strip().lower(): key for key in row if key is not None}
+    return next((lower[key] for key in COLUMNS[name] if key in lower), None)
+
+
+def _entries(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a file of rows."""
+    if file.suffix == ".parquet":
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(f'{file}: a .parquet file needs pyarrow: pip install "diffrl[hub]"') from None
+        with foreign(file):
+            rows = (row for batch in parquet.ParquetFile(file).iter_batches(64) for row in batch.to_pylist())
+            yield from enumerate(rows, start=1)
+        return
+    try:
+        data = file.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not UTF-8 text ({in_one_line(error)})") from error
+    if file.suffix != ".jsonl":
+        head = data.partition("\n")[0]
+        lines = data.replace("\r\n", "\n").split("\n")  # U+2028 and U+0085 end no line
+        table = csv.DictReader((f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count))
+        for row in table:
+            yield table.line_num, dict(row)
+        return
+    for number, line in enumerate(data.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, dict(json.loads(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise UserError(f'{file}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
+
+
+def _rows(file: Path, root: Path) -> Iterator[Item]:
+    for number, row in _entries(file):
+        columns = {name: _column(row, name) for name in COLUMNS}
+        try:
+            values = {name: row.pop(key, None) if key is not None else None for name, key in columns.items()}
+            path, text = values["file"], values["prompt"]
+            if path is None or not isinstance(text, str):
+                missing = "file" if path is None else "prompt"
+                raise KeyError(missing)
+            path = _unpacked(path, root, f"{file.stem}-{number:06d}") if isinstance(path, dict) else root / path
+            text.encode()  # a lone surrogate is no text that could be written or printed
+            member = None if values["member"] in (None, "") else int(values["member"])
+            seed = whole(values["seed"])
+            if row.get("keyword") is not None and not isinstance(row["keyword"], str):
+                raise TypeError("keyword: expected a text")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise UserError(f'{file}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
+        if (dimension := row.get("dimension", "")) not in ("", None, *DIMENSIONS):
+            raise UserError(f'{file}:{number}: unknown dimension "{dimension}"')
+        metadata = {key: value for key, value in row.items() if isinstance(key, str) and value is not None}
+        stated = member if member is not None else -1
+        yield Item(Prompt(text, metadata), stated, path, seed=seed, settings=settings_of(metadata))
+
+
+def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:
+    """The picture of a data set's row; one that stands in the row itself is written beside it."""
+    if image.get("bytes") is None:
+        return root / str(image["path"])
+    path = root / "unpacked" / f"{name}{Path(str(image.get('path') or '')).suffix or '.png'}"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image["bytes"])
+    return path
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name.removeprefix(HUB), repo_type="dataset"))
+    except Exception as error:  # no connection, no such data set, no right to read it
+        raise UserError(f"{name}: cannot be loaded ({in_one_line(error, most=200)})") from error
+
+
+# --- pictures without rows -------------------------------------------------------------------------------------------
+
+
+def _looked_at(folder: Path, wanted: str) -> Pictures:
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    paths = sorted((file for file in files if file.suffix.lower() in SUFFIXES), key=_natural)
+    companions = {path.with_suffix(suffix) for path in paths for suffix in (".txt", ".json")}
+    left = Counter(
+        file.suffix.lower() or "without an ending"
+        for file in files
+        if file not in companions and file.suffix.lower() not in (*SUFFIXES, *ROWS) and file.name not in OURS
+    )
+    lines = _prompt_lines(folder, wanted)
+    left[".txt"] -= bool(lines)
+    ways: dict[str, tuple[str, Callable[[], Mapping[Path, Told]]]] = {
+        "metadata": ("the files' metadata", lambda: _by(told_by, paths)),
+        "sidecars": ("the texts beside them", lambda: _by(_beside, paths)),
+        "prompts": (lines[0], lambda: _by_line(paths, lines[1])),
+        "names": ("the files' names", lambda: _by_name(paths, wanted == "names")),
+        "folders": ("the folders' names", lambda: _by_folder(paths, folder)),
+    }
+    chosen = [wanted] if wanted in ways else ["prompts"] if wanted and wanted != "none" else [*ways]
+    best: tuple[str, Mapping[Path, Told]] = ("", {})
+    for name in chosen if wanted != "none" else ():
+        told = ways[name][1]()
+        if len(told) > len(best[1]):
+            best = (name, told)
+        if 2 * len(told) >= len(paths):
+            break
+    name, told = best
+    tools = Counter(one.tool for one in told.values() if one.tool)
+    source = " and ".join(tool for tool, _ in tools.most_common()) or (ways[name][0] if name else "")
+    if name != "folders" and not wanted:
+        _one_set(folder, told)
+    found = Pictures(_numbered([_item(path, folder, told.get(path)) for path in paths]), source, +left)
+    if lines[1] and not told and wanted in ("", "prompts"):
+        found.notes.append(f"{lines[0]} has {len(lines[1])} lines, and the files' numbers do not say which is whose")
+    if name == "folders" and not any(path.relative_to(folder).parts[0].lower() in DIMENSIONS for path in paths):
+        found.notes.append(f"if the folders are models, use `diffrl divgen report {show(folder)} --out report.html`")
+    return found
+
+
+def _natural(path: Path) -> list[Any]:
+    """Names in the order of their numbers."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", show(path))]
+
+
+def _item(path: Path, folder: Path, told: Told | None) -> Item:
+    parts = [show(Path(part)) for part in path.relative_to(folder).parts[:-1]]
+    known = bool(parts) and parts[0].lower() in DIMENSIONS
+    metadata = {"dimension": parts[0].lower()} if known else {}
+    if words := parts[1:] if known else parts:
+        metadata["keyword"] = "/".join(words)
+    if told is None:
+        return Item(Prompt(show(path.relative_to(folder)), metadata), -1, path, known=False)
+    settings = dict(told.settings)
+    return Item(Prompt(told.prompt, metadata), settings.pop("member", -1), path, seed=told.seed, settings=settings)
+
+
+def _numbered(items: Sequence[Item]) -> list[Item]:
+    """Members where nothing states them: the prompt's pictures in their order. Stated ones stay."""
+    counts: Counter[str] = Counter()
+    result = []
+    for item in items:
+        stated = item.member >= 0
+        number = item.member if stated else counts[item.prompt.text]
+        counts[item.prompt.text] += 1
+        result.append(replace(item, member=number, stated=stated or item.seed is not None))
+    return result
+
+
+def _by(reader: Callable[[Path], Told | None], paths: Sequence[Path]) -> dict[Path, Told]:
+    return {path: told for path in paths if (told := reader(path)) is not None}
+
+
+def _beside(path: Path) -> Told | None:
+    text, table = path.with_suffix(".txt"), path.with_suffix(".json")
+    try:
+        if table.is_file():
+            return flat(json.loads(table.read_text(encoding="utf-8-sig")), "")
+        words = text.read_text(encoding="utf-8-sig").strip() if text.is_file() else ""
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    if re.search(r"^Steps: \d+", words, re.MULTILINE):
+        return webui(words)
+    return Told("", " ".join(words.split())) if words else None
+
+
+def _prompt_lines(folder: Path, wanted: str) -> tuple[str, list[str]]:
+    """The name and the lines of prompts.txt, or of the file that was named."""
+    names = [Path(wanted), folder / wanted] if wanted and wanted not in SOURCES else [folder / "prompts.txt"]
+    file = next((name for name in names if name.is_file()), None)
+    if file is None:
+        return "", []
+    with foreign(file):
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")
+    return file.name, [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _by_line(paths: Sequence[Path], lines: Sequence[str]) -> dict[Path, Told]:
+    """Pictures numbered by the line of their prompt, from 0 or from 1, perhaps with a second number; else none."""
+    numbers = {path: [int(n) for n in re.findall(r"\d+", path.stem)] for path in paths}
+    numbers = {path: found for path, found in numbers.items() if found}
+    if len({re.sub(r"\d+", "#", path.stem) for path in numbers}) > 1:  # words that differ: the numbers may be theirs
+        return {}
+    firsts = {found[0] for found in numbers.values()}
+    once = len(firsts) == len(numbers)
+    if not lines or not firsts or len(firsts) > len(lines) or (once and len(firsts) != len(lines)):
+        return {}
+    start = 1 if 0 not in firsts and max(firsts) == len(lines) else 0
+    if max(firsts) - start >= len(lines):
+        return {}
+    seeded = {path: "seed" in path.stem.lower() for path in numbers}
+    return {
+        path: Told(
+            "",
+            lines[found[0] - start],
+            found[1] if len(found) > 1 and seeded[path] else None,
+            {"member": found[1]} if len(found) > 1 and not seeded[path] else {},
+        )
+        for path, found in numbers.items()
+    }
+
+
+def _by_name(paths: Sequence[Path], asked: bool) -> dict[Path, Told]:
+    """Only where a prompt has two pictures: numbers that all differ name no prompt."""
+    patterns = (*_SEED_IN, _COUNTED) if asked else _SEED_IN
+    told = {}
+    for path in paths:
+        found = next((match for pattern in patterns if (match := pattern.match(path.stem))), None)
+        if found is None:
+            continue
+        parts = found.groupdict()
+        member = {"member": int(parts["member"])} if parts.get("member") else {}
+        told[path] = Told("", show(Path(parts["prompt"])), whole(parts.get("seed")), member)
+    counts = Counter((path.parent, one.prompt) for path, one in told.items())
+    return told if asked or any(count > 1 for count in counts.values()) else {}
+
+
+def _by_folder(paths: Sequence[Path], folder: Path) -> dict[Path, Told]:
+    """A folder's own prompt (GenEval's metadata.jsonl, prompt.txt), or its name."""
+    told, own = {}, {}
+    for path in paths:
+        home = path.parent.parent if path.parent.name.lower() in ("samples", "images") else path.parent
+        parts = [show(Path(part)) for part in home.relative_to(folder).parts] if home != folder.parent else []
+        words = parts[1:] if parts and parts[0].lower() in DIMENSIONS else parts
+        if not words:
+            continue
+        if home not in own:
+            own[home] = _own_prompt(home)
+        told[path] = Told("", own[home] or "/".join(parts))
+    return told
+
+
+def _own_prompt(home: Path) -> str:
+    for name in ("prompt.txt", "metadata.jsonl"):
+        try:
+            text = (home / name).read_text(encoding="utf-8-sig").strip()
+            return text if name.endswith(".txt") else str(json.loads(text)["prompt"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ""
+
+
+def _one_set(folder: Path, told: Mapping[Path, Told]) -> None:
+    """UserError where sub-folders hold the same prompts with the same seeds: these are several models' pictures."""
+    sets: dict[str, set[tuple[str, Any]]] = {}
+    for path, one in told.items():
+        parts = path.relative_to(folder).parts
+        if len(parts) > 1 and parts[0].lower() not in DIMENSIONS:
+            sets.setdefault(show(Path(parts[0])), set()).add(
+                (one.prompt, one.seed if one.seed is not None else path.name)
+            )
+    names = list(sets)
+    if len(names) > 1 and all(2 * len(sets[name] & sets[names[0]]) >= len(sets[name]) for name in names[1:]):
+        raise UserError(several(folder, names))
