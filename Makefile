@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 # Two processes with one thread each are a sixth faster than one with two: the layers are small, and the verifier has one.
 demo: setup
 	@folder=runs/demo; n=2; while [ -e "$$folder" ]; do folder=runs/demo-$$n; n=$$((n + 1)); done; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc_per_node 2 -m diffrl \
+	OMP_NUM_THREADS=1 $(BIN)/python -m diffrl.launch --standalone --nproc_per_node 2 -m diffrl \
 	    train configs/playground/demo.yaml run_dir=$$folder
 
 # Two workers with one thread each: two torch processes with two threads each would fight for the same two cores.

@@ -12,6 +12,12 @@ from pathlib import Path
 from diffrl.errors import say
 
 
+def loading() -> None:
+    """Say that it has begun, where what follows imports torch and reads a model: half a minute without a word."""
+    if os.environ.get("RANK", "0") == "0":
+        print("diffrl: loading ...", flush=True)
+
+
 def resumable(folder: str | Path, train: Callable[[], object]) -> int:
     """Run `train`, which writes the run `folder`; 0, or 75 if a signal ended it with everything saved."""
     from diffrl.run.interrupt import EXIT_CODE, Interrupted

@@ -36,7 +36,7 @@ from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
 from diffrl.cli.examining import add_doctor
 from diffrl.cli.image_sets import add_image_sets
-from diffrl.cli.interrupted import leave_peers, resumable
+from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.cli.models import add_models
 from diffrl.cli.objectives import add_objectives
 from diffrl.cli.prompts import add_prompts
@@ -284,11 +284,15 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     if given is None and (late := [word for word in words if "=" not in word]):
         raise UserError(f"train: the config comes first: diffrl train {late[0]} {words[0]}")
+    if watched := sys.stdout.isatty():
+        loading()
     from diffrl.api import prepare
 
     with (peers := joined()).starting():
         config, resume = prepare(given, words, resume=arguments.resume, outside="command line")
 
+    if not watched:  # a file has a mistake's one line alone
+        loading()
     from diffrl.run.train import train
 
     options = {"dry_run": arguments.dry_run, "override": arguments.override, "peers": peers}

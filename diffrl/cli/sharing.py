@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.cli.arguments import whole_number
-from diffrl.cli.interrupted import resumable
+from diffrl.cli.interrupted import loading, resumable
 from diffrl.errors import UserError
 
 
@@ -51,6 +51,7 @@ def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     if folder is None:
         folder = str(_free(Path("runs/demo")))
         words.append(f"run_dir={folder}")
+    loading()
     from diffrl.api import Run, train
 
     if code := resumable(folder, lambda: train("playground/demo", *words)):

@@ -13,5 +13,5 @@ ddp) engine=(--mixed_precision no --dynamo_backend no) ;;
 fsdp2) engine=(--config_file "$(dirname "$0")/fsdp2.yaml") ;;
 *) echo "ENGINE: \"$ENGINE\" is neither ddp nor fsdp2" >&2 && exit 2 ;;
 esac
-exec accelerate launch --num_processes "$gpus" --num_machines 1 "${engine[@]}" \
+exec python -m diffrl.launch accelerate launch --num_processes "$gpus" --num_machines 1 "${engine[@]}" \
     -m diffrl train "$@" --resume auto

@@ -6,6 +6,6 @@
 # ENGINE=fsdp2 spreads the network over all GPUs.
 set -euo pipefail
 . "$(dirname "$0")/engine.sh"
-exec torchrun --nnodes "${NODES:?how many machines}" --node_rank "${RANK:?number of this machine, from 0}" \
+exec python -m diffrl.launch --nnodes "${NODES:?how many machines}" --node_rank "${RANK:?number of this machine, from 0}" \
     --master_addr "${MASTER:?address of machine 0}" --master_port "${PORT:-29500}" \
     --nproc_per_node "${GPUS:-$(nvidia-smi --list-gpus | wc -l)}" -m diffrl train "$@" --resume auto

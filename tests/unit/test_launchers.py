@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,12 @@ LAUNCH = Path(__file__).parents[2] / "scripts" / "launch"
 
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> dict[str, str]:
-    """An environment in which accelerate and torchrun print their arguments and what accelerate would read."""
-    for name in ("accelerate", "torchrun"):
-        program = tmp_path / name
-        program.write_text(
-            '#!/usr/bin/env bash\necho "$(basename "$0") $* fsdp=${ACCELERATE_USE_FSDP:-no}"\n'
-            'echo "$PYTORCH_CUDA_ALLOC_CONF" >&2\n'
-        )
-        program.chmod(0o755)
+    """An environment in which Python prints its arguments and what accelerate would read."""
+    program = tmp_path / "python"
+    program.write_text(
+        '#!/usr/bin/env bash\necho "$* fsdp=${ACCELERATE_USE_FSDP:-no}"\necho "$PYTORCH_CUDA_ALLOC_CONF" >&2\n'
+    )
+    program.chmod(0o755)
     return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPUS": "4"}
 
 
@@ -31,8 +30,8 @@ def run(script: str, environment: dict[str, str], **variables: str) -> subproces
 
 def test_one_machine(stand_ins: dict[str, str]) -> None:
     said = run("gpus.sh", stand_ins).stdout
-    assert said.startswith("accelerate launch --num_processes 4 --num_machines 1 --mixed_precision no")
-    assert said.split(" -m ")[1].startswith("diffrl train my.yaml epochs=3 --resume auto")
+    assert said.startswith("-m diffrl.launch accelerate launch --num_processes 4 --num_machines 1 --mixed_precision no")
+    assert said.split(" -m ")[-1].startswith("diffrl train my.yaml epochs=3 --resume auto")
     sharded = run("gpus.sh", stand_ins, ENGINE="fsdp2").stdout
     assert f"--config_file {LAUNCH / 'fsdp2.yaml'} -m diffrl train my.yaml" in sharded
 
@@ -48,7 +47,11 @@ def test_segments_of_memory_may_grow_unless_the_user_says_otherwise(stand_ins: d
 def test_several_machines(stand_ins: dict[str, str]) -> None:
     where = {"NODES": "2", "RANK": "1", "MASTER": "10.0.0.1"}
     said = run("nodes.sh", stand_ins, **where).stdout
-    assert "--nnodes 2 --node_rank 1 --master_addr 10.0.0.1" in said and "--nproc_per_node 4" in said
+    assert (
+        said.startswith("-m diffrl.launch --nnodes 2")
+        and "--nnodes 2 --node_rank 1 --master_addr 10.0.0.1" in said
+        and "--nproc_per_node 4" in said
+    )
     assert said.strip().endswith("diffrl train my.yaml epochs=3 --resume auto fsdp=no")
     assert run("nodes.sh", stand_ins, ENGINE="fsdp2", **where).stdout.strip().endswith("fsdp=true")
     missing = run("nodes.sh", stand_ins, NODES="2", RANK="1")
@@ -90,3 +93,17 @@ def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, c
     words[1:3] = ["-m", "pytest"]
     engine.check_launcher(started, "fp32")
     assert caplog.messages == [text]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "last"), [("sys.exit(75)", 75, "bad input"), ("os.kill(os.getpid(), 9)", 137, "SIGKILL")]
+)
+def test_a_launch_ends_as_the_process_did_without_a_traceback(
+    tmp_path: Path, ending: str, code: int, last: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys\nprint('bad input', file=sys.stderr, flush=True)\n{ending}\n")
+    command = [sys.executable, "-m", "diffrl.launch", "--standalone", "--nproc_per_node", "1", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stdout == "diffrl: starting the processes ...\n"
+    assert "Traceback" not in done.stderr and "ChildFailedError" not in done.stderr and last in done.stderr

@@ -1,0 +1,46 @@
+"""`python -m diffrl.launch OPTIONS -m diffrl ...`: torchrun, or with `accelerate launch` as its first words that.
+
+It ends with the exit code of the process that failed first (2: bad input, 75: stopped by a signal), whose one line is
+the last that one reads: the launchers themselves end with 1, and 30 lines of traceback of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from diffrl.errors import say
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Start the processes, and wait for them; the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    print("diffrl: starting the processes ...", flush=True)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        if words[:1] == ["accelerate"]:
+            from accelerate.commands.accelerate_cli import main as accelerate
+
+            sys.argv = words
+            accelerate()
+        else:
+            from torch.distributed.run import main as torchrun
+
+            torchrun(words)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            say(f"diffrl: rank {rank} was ended by {failure.signal_name()}")
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:  # the processes have had it, too, and have ended
+        return 128 + int(error.sigval)
+    except subprocess.CalledProcessError as error:
+        return error.returncode if error.returncode > 0 else 128 - error.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
