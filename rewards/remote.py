@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -15,21 +16,22 @@ from diffrl.errors import UserError, nearest
 from diffrl.rewards.direction import essential
 from diffrl.rewards.protocol import ABILITIES, Card, RewardError
 from diffrl.serving import wire
-from diffrl.serving.client import RemoteError, Servers, find_token
+from diffrl.serving.client import PATIENCE, RemoteError, Servers, find_token
 
 FORMS = ("tensors", "png")
+log = logging.getLogger("diffrl")
 
 
 class Remote:
-    """The reward `reward` of one or several `servers` (URLs), which must serve the same.
+    """The reward `reward` of one or several `servers` (URLs; a name may stand for several), which must serve the same.
 
     `remote:clip` is short for the plugin `remote` with `reward: clip`. Every other parameter is the reward's own: the
-    server was started with it, and one that differs is an error. Large batches are split and sent to the servers in
-    turn, several at a time; a group goes to one server.
+    server was started with it, and one that differs is an error. Large batches are split, and each part goes to the
+    server that is asked least; a group goes to one server.
 
     `token_file`: of the servers' token (None: the environment variable DIFFRL_REWARD_TOKEN, if set).
-    `request_timeout`: seconds that one attempt may last. `patience`: seconds of trying again, with growing pauses,
-    while no server answers. `images`: most in one request (None: the reward's batch size). `form`: "tensors" is exact,
+    `request_timeout`: seconds that one attempt may last. `patience`: seconds of trying again, on all servers, from a
+    request's first failure. `images`: most in one request (None: the reward's batch size). `form`: "tensors" is exact,
     "png" is smaller and rounds to 8 bits a channel.
     """
 
@@ -52,22 +54,22 @@ class Remote:
         servers: str | Sequence[str],
         token_file: str | None = None,
         request_timeout: float = 300.0,
-        patience: float = 120.0,
+        patience: float = PATIENCE,
         images: int | None = None,
         form: str = "tensors",
         **arguments: Any,
     ) -> None:
         if form not in FORMS:
             raise UserError(f'remote: unknown form "{form}"{nearest(form, FORMS)}')
-        urls = [servers] if isinstance(servers, str) else list(servers)
-        self.servers = Servers(urls, find_token(token_file), request_timeout, patience)
+        self.servers = Servers(servers, find_token(token_file), request_timeout, patience)
         self.form = form
-        described = [self._describe(url, reward) for url in self.servers.urls]
-        for url, one in zip(self.servers.urls, described, strict=True):
+        described = self._describe(reward)
+        (first, about), *others = described.items()
+        for url, one in described.items():
             _check_same(url, one, reward, arguments)
-            if one["identity"] != described[0]["identity"]:
-                raise UserError(f'servers {self.servers.urls[0]} and {url} serve different rewards as "{reward}"')
-        about = described[0]
+        for url, one in others:
+            if one["identity"] != about["identity"]:
+                raise UserError(f'servers {first} and {url} serve different rewards as "{reward}"')
         self._path = _path(reward)
         self.name = str(about["name"])
         self.identity = str(about["identity"])
@@ -75,11 +77,10 @@ class Remote:
         self._restricted, batch_size = bool(declared.pop("applies")), declared.pop("batch_size")
         vars(self).update({name: value for name, value in declared.items() if value is not None})
         self._limits = wire.Limits(
-            min(one["limits"]["images"] for one in described), min(one["limits"]["bytes"] for one in described)
+            *(min(one["limits"][key] for one in described.values()) for key in ("images", "bytes"))
         )
         self._size = images or batch_size or self._limits.images
         self._applies: dict[str, bool] = {}
-        self._threads = ThreadPoolExecutor(2 * len(urls), thread_name_prefix="diffrl-remote")
 
     def applies(self, prompt: str, metadata: Mapping[str, Any]) -> bool:
         """What the server says; each distinct prompt is asked for once."""
@@ -88,7 +89,7 @@ class Remote:
         asked = json.dumps({"prompts": [prompt], "metadata": [dict(metadata)]})
         if asked not in self._applies:
             try:
-                applicable = self._post("applies", asked.encode(), wire.JSON)
+                (applicable,) = self.servers.run([self._post("applies", lambda: (asked.encode(), wire.JSON))])
             except RemoteError as error:
                 raise RewardError(f'reward "{self.name}", asked whether it applies to "{prompt}": {error}') from error
             if not (isinstance(applicable, list) and len(applicable) == 1 and isinstance(applicable[0], bool)):
@@ -105,35 +106,25 @@ class Remote:
         """
         size = len(images) if self.groupwise else self._most(images)
         parts = [slice(start, start + size) for start in range(0, len(images), size)]
-        asked = [(images[part], prompts[part], metadata[part]) for part in parts]
-        # All of them are awaited: a part that failed must not leave others running behind the error.
-        futures = [self._threads.submit(self._score, *one) for one in asked]
-        try:
-            for future in futures:
-                future.exception()
-        except KeyboardInterrupt:
-            self.servers.stop.set()
-            raise
-        return torch.cat([future.result() for future in futures])
+        return torch.cat(self.servers.run([self._score(images[p], prompts[p], metadata[p]) for p in parts]))
 
     def _most(self, images: Tensor) -> int:
         """Images of one request: within the server's limits, with a sixteenth of room for the prompts."""
         fit = self._limits.bytes * 15 // 16 // (4 * images[0].numel())
         return max(1, min(self._size, self._limits.images, fit))
 
-    def _score(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        body, kind = wire.encode(images, prompts, metadata, self.form)
-        scores = self._post("score", body, kind)
+    async def _score(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        scores = await self._post("score", partial(wire.encode, images, prompts, metadata, self.form))
         if not isinstance(scores, list) or len(scores) != len(images) or not all(map(_is_score, scores)):
             raise RemoteError(
                 f"servers {', '.join(self.servers.urls)}: not one score for each image: {str(scores)[:80]}"
             )
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _post(self, what: str, body: bytes, kind: str) -> Any:
+    async def _post(self, what: str, make: Callable[[], tuple[bytes, str]]) -> Any:
         """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
         answers is not the one that this one began with."""
-        answer = self.servers.post(f"{self._path}/{what}", body, kind)
+        answer = await self.servers.send(f"{self._path}/{what}", make)
         reply = answer.json()
         if (now := answer.headers.get(wire.IDENTITY)) != self.identity:
             other = "does not say which reward answers" if now is None else "now serves another reward under this name"
@@ -143,19 +134,25 @@ class Remote:
             )
         return reply.get("scores" if what == "score" else what)
 
-    def _describe(self, url: str, reward: str) -> dict[str, Any]:
-        try:
-            about = self.servers.get(url, _path(reward))
-        except RemoteError as error:
-            raise UserError(f"remote: {error}") from error
-        if about.get("protocol") != wire.PROTOCOL:
-            theirs = f"protocol {about.get('protocol')}, diffrl {about.get('diffrl_version')}"
-            raise UserError(f"remote: server {url} speaks {theirs}; this is protocol {wire.PROTOCOL}")
-        try:
-            _check_description(about)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"remote: server {url} does not describe its reward as it should ({error!r})") from error
-        return about
+    def _describe(self, reward: str) -> dict[str, dict[str, Any]]:
+        """{server: what it says of the reward}, of those that answer."""
+        answers = self.servers.each(_path(reward))
+        described = {url: about for url, about in answers.items() if not isinstance(about, RemoteError)}
+        problems = [about for about in answers.values() if isinstance(about, RemoteError)]
+        for problem in problems:
+            if not described or not problem.absent:
+                raise UserError(f"remote: {problem}") from problem
+            log.warning("remote: %s; the others do its work", problem)
+        for url, about in described.items():
+            if about.get("protocol") != wire.PROTOCOL:
+                theirs = f"protocol {about.get('protocol')}, diffrl {about.get('diffrl_version')}"
+                raise UserError(f"remote: server {url} speaks {theirs}; this is protocol {wire.PROTOCOL}")
+            try:
+                _check_description(about)
+            except (KeyError, TypeError, ValueError) as error:
+                text = f"remote: server {url} does not describe its reward as it should ({error!r})"
+                raise UserError(text) from error
+        return described
 
 
 def _path(reward: str) -> str:

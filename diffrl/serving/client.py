@@ -1,34 +1,51 @@
-"""The client of reward servers (`diffrl.serving.server`): pooled connections, several servers in turn, back-off."""
+"""The client of reward servers and judges: several servers as one, requests side by side, and patience.
+
+Each server has a bound of requests at once. A request goes to the server that has the fewest of ours, oldest first; one
+that finds its server gone (no connection, a disconnect, no answer in time) or busy (429, 502, 503, 504) goes to another
+at once, or waits for one, until `patience` seconds after its first failure have passed. A server that failed rests: as
+long as its Retry-After asks, or else with growing pauses; after a disconnect one request alone tries it again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import json
 import os
 import random
+import socket
 import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from time import time
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 
 from diffrl.errors import UserError
 from diffrl.rewards.secrets import check_file, check_transport, redact
-from diffrl.rewards.timeouts import TooLong, call
 
+T = TypeVar("T")
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds of back-off, doubled from one to the next
-PASSING = (429, 502, 503)  # statuses that another attempt may not meet
+PATIENCE = 600.0  # seconds, as a default
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds that a server rests after a failure, doubled from one to the next
+PASSING = (429, 502, 503, 504)  # statuses that another attempt, or another server, may not meet
 MOST = 2**20  # bytes of an answer: some 40,000 scores
 DESCRIBING = 30.0  # seconds at most that a server may take to say what it serves
+NEWS = 30.0  # seconds after which a name is looked up again: servers come and go
+IDLE = 4.0  # seconds that a connection is kept: uvicorn, and so vLLM, closes it after five
 
 
 class RemoteError(RuntimeError):
-    """A server did not answer, or did not serve a request: the message names it."""
+    """A server did not answer, or did not serve a request: the message names it. `absent`: there was no connection."""
+
+    absent = False
 
 
 @dataclass(frozen=True)
@@ -44,115 +61,265 @@ class Answer:
     def json(self) -> dict[str, Any]:
         """The object of an answer with status 200; else `RemoteError`."""
         if self.status != 200:
-            raise RemoteError(f"server {self.url}: {_status(self)}")
+            raise RemoteError(f"server {self.url}: {self.problem}")
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise RemoteError(f"server {self.url}: its answer is not JSON; is it a diffrl reward server?") from error
+            raise RemoteError(f"server {self.url}: its answer is not JSON; is it the right server?") from error
         if not isinstance(value, dict):
-            raise RemoteError(f"server {self.url}: its answer is not a JSON object; is it a diffrl reward server?")
+            raise RemoteError(f"server {self.url}: its answer is not a JSON object; is it the right server?")
         return value
+
+    @property
+    def problem(self) -> str:
+        """`401: send the header ...`."""
+        try:
+            message = json.loads(self.body)
+            text = message.get("error") or message.get("detail") or message.get("message") or ""
+            text = text.get("message", text) if isinstance(text, dict) else text
+        except (ValueError, RecursionError, AttributeError):
+            text = self.body.decode(errors="replace") or self.reason
+        return f"{self.status}: {' '.join(str(text).split())[:500]}"
+
+
+@dataclass(eq=False)
+class _Server:
+    """One address. `room`: requests that it gets at once; `rests`: until this time of the loop; `gone`: it did not
+    answer, so that one request alone tries it again."""
+
+    url: str
+    room: float
+    extras: dict[str, Any] = field(default_factory=dict)
+    busy: int = 0
+    pause: float = 0.0
+    rests: float = 0.0
+    failed: float = -1.0  # when it failed last
+    gone: bool = False
+
+    def succeeded(self, most: int) -> None:
+        self.room = float(most) if self.gone else min(most, self.room + 1 / self.room)
+        self.gone, self.pause, self.rests = False, 0.0, 0.0
+
+    def refused(self, began: float, now: float, gone: bool, wait: float) -> None:
+        if began > self.failed:  # not one of many that failed together
+            self.pause, self.failed = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE), now
+        self.gone = gone
+        self.room = 1.0 if gone else max(1.0, min(self.room, self.busy - 1))  # a busy server has as many as it takes
+        chance = _chance.random()  # or clients would come again together
+        self.rests = max(self.rests, now + max(wait * (1 + 0.1 * chance), self.pause * (0.75 + 0.5 * chance)))
+
+
+_chance = random.Random()  # not the global one, whose state belongs to the run
 
 
 class Servers:
-    """Servers that serve the same, used in turn.
+    """Servers that serve the same.
 
-    A request that finds its server gone or busy goes to the next at once, and after all of them have failed again after
-    a pause, until `patience` seconds have passed. `timeout`: seconds that one attempt may last, from its first byte to
-    its last, however the server paces them. Answers that another attempt cannot change, and those of more than `MOST`
-    bytes, are errors at once. Connections are kept; proxies of the environment are not used.
+    urls: one or several; a name with several addresses stands for all of them, and is looked up again as they change.
+    token: sent to all. timeout: seconds that one attempt may last, from its first byte to its last, however the server
+    paces them. patience: seconds from a request's first failure to its end. at_once: requests to each server. most:
+    bytes of an answer. proxies: those of the environment are used. what: begins messages on the URLs.
     """
 
-    def __init__(self, urls: Sequence[str], token: str | None, timeout: float, patience: float) -> None:
-        self.urls = [_checked(url) for url in urls]
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        token: str | None,
+        timeout: float,
+        patience: float = PATIENCE,
+        *,
+        at_once: int = 4,
+        most: int = MOST,
+        proxies: bool = False,
+        what: str = "servers",
+    ) -> None:
+        self.urls = list(dict.fromkeys(_checked(url, what) for url in ([urls] if isinstance(urls, str) else urls)))
         for url in self.urls if token is not None else ():
-            check_transport(url, "servers")
+            check_transport(url, what)
         if not self.urls:
-            raise UserError("servers: name at least one, for example http://127.0.0.1:8000")
-        self.patience, self.timeout = patience, timeout
+            raise UserError(f"{what}: name at least one, for example http://127.0.0.1:8000")
+        self.patience, self.timeout, self.at_once, self.most = patience, timeout, at_once, most
         headers = {"Accept-Encoding": "identity"}  # a compressed answer has no size until it is unpacked
         headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8 * len(self.urls))
-        connect = httpx.Timeout(timeout, connect=min(timeout, 10.0))
-        self._client = httpx.Client(headers=headers, limits=limits, timeout=connect, trust_env=False)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
+        connect = httpx.Timeout(timeout, connect=min(timeout, 10.0), pool=None)
+        self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=connect, trust_env=proxies)
+        self._names = not (proxies and getproxies())  # a proxy looks names up itself
+        self._servers: list[_Server] = []
+        self._update(self._look_up())
         # Each process begins at another server: in step, all of them would ask the same one at the same moment.
-        self._turn = itertools.count(int(os.environ.get("RANK", "0")))
-        self._chance = random.Random()  # not the global one, whose state belongs to the run
-        self._lock = threading.Lock()
-        self.stop = threading.Event()  # set: nobody waits for a server any more
+        self._turn = int(os.environ.get("RANK") or 0)
+        self._tickets = itertools.count()
+        self._waiting: list[tuple[int, asyncio.Future[_Server]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = 0.0
 
-    def get(self, url: str, path: str) -> dict[str, Any]:
-        """The JSON object of one server; `RemoteError` at the first failure."""
+    def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of coroutines that `send`, all of them at once; the first failure ends the others."""
+
+        async def every() -> list[T]:
+            tasks = [asyncio.ensure_future(one) for one in work]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)  # none is left behind the error
+
+        future = asyncio.run_coroutine_threadsafe(every(), _loop(os.getpid()))
         try:
-            return self._ask("GET", url, path, min(self.timeout, DESCRIBING)).json()
-        except httpx.HTTPError as error:
-            raise RemoteError(f"server {url}: {_reason(error)}") from error
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
-    def post(self, path: str, body: bytes, content_type: str) -> Answer:
-        """Of whichever server answers first with status 200; see the class for what is tried. Raises `RemoteError`."""
-        begun = time.monotonic()
-        pause = FIRST_PAUSE
+    def each(self, path: str) -> dict[str, dict[str, Any] | RemoteError]:
+        """{server: the JSON object that it has there, or what is wrong with it}, asked once and side by side."""
+        limit = min(self.timeout, DESCRIBING)
+
+        async def ask(server: _Server) -> dict[str, Any] | RemoteError:
+            try:
+                return (await self._attempt("GET", server, path, limit)).json()
+            except httpx.HTTPError as error:
+                problem = RemoteError(f"server {server.url}: {_reason(error)}")
+                problem.absent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                return problem
+            except RemoteError as error:
+                return error
+
+        asked = list(self._servers)
+        return dict(zip([one.url for one in asked], self.run([ask(one) for one in asked]), strict=True))
+
+    async def send(self, path: str, make: Callable[[], tuple[bytes, str]]) -> Answer:
+        """The answer of whichever server takes the POST, whatever its status if waiting does not help.
+
+        `make`: the body and its type, made in a thread when there is a place for the request. Raises `RemoteError`.
+        """
+        loop, ticket, first = asyncio.get_running_loop(), next(self._tickets), None
         while True:
-            wait = 0.0
-            for url in self._round():
-                try:
-                    answer = self._ask("POST", url, path, self.timeout, body, {"Content-Type": content_type})
-                except httpx.HTTPError as error:
-                    problem = f"server {url}: {_reason(error)}"
-                    continue
+            server = await self._place(ticket)
+            began = loop.time()
+            try:
+                body, kind = await asyncio.to_thread(make)
+                answer = await self._attempt("POST", server, path, self.timeout, body, {"Content-Type": kind})
                 if answer.status not in PASSING:
+                    server.succeeded(self.at_once)
                     return answer
-                problem = f"server {url}: {_status(answer)}"
-                wait = max(wait, _seconds(answer.headers.get("retry-after")))
-            wait = max(wait, pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-            passed = time.monotonic() - begun
-            if passed + wait > self.patience:
-                others = f" (and {len(self.urls) - 1} more)" if len(self.urls) > 1 else ""
+                problem = f"server {server.url}: {answer.problem}"
+                server.refused(began, loop.time(), False, _seconds(answer.headers.get("retry-after")))
+            except httpx.HTTPError as error:
+                problem = f"server {server.url}: {_reason(error)}"
+                server.refused(began, loop.time(), True, 0.0)
+            finally:
+                server.busy -= 1
+                self._serve()
+            first = began if first is None else first
+            if min(one.rests for one in self._servers) - first > self.patience:
+                passed = loop.time() - first
+                others = f" (and {len(self._servers) - 1} more)" if len(self._servers) > 1 else ""
                 raise RemoteError(f"{problem}{others}; given up after {passed:.0f} s (patience: {self.patience:g} s)")
-            if self.stop.wait(wait * (0.75 + 0.5 * self._chance.random())):  # or clients would come again together
-                raise RemoteError(f"{problem}; interrupted")
 
-    def _ask(
-        self, method: str, url: str, path: str, limit: float, body: bytes | None = None, headers: Any = None
-    ) -> Answer:
-        """One attempt. httpx limits the wait for each piece, and a server may send a byte at a time: the whole attempt
-        is made in a thread that can be left behind."""
-        end = time.monotonic() + limit
-        too_long = httpx.ReadTimeout(f"no whole answer within {limit:g} s")
-
-        def attempt() -> Answer:
-            with self._client.stream(method, url + path, content=body, headers=headers) as response:
-                if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-                    raise RemoteError(f"server {url}: its answer is compressed, which was not asked for")
-                parts, size = [], 0
-                for part in response.iter_raw():
-                    parts.append(part)
-                    size += len(part)
-                    if size > MOST:
-                        raise RemoteError(f"server {url}: its answer has more than {MOST} bytes")
-                    if time.monotonic() > end:
-                        raise too_long
-                return Answer(url, response.status_code, response.reason_phrase, response.headers, b"".join(parts))
-
+    async def _place(self, ticket: int) -> _Server:
+        """A place at a server."""
+        loop = asyncio.get_running_loop()
+        if self._names and loop.time() - self._looked > NEWS:
+            self._looked = loop.time()
+            self._update(await asyncio.to_thread(self._look_up))
+        place: asyncio.Future[_Server] = loop.create_future()
+        heappush(self._waiting, (ticket, place))
+        self._serve()
         try:
-            return call(attempt, limit, self._interrupted).result()
-        except TooLong:
-            raise too_long from None
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                place.result().busy -= 1
+                self._serve()
+            raise
 
-    def _interrupted(self) -> None:
-        if self.stop.is_set():
-            raise RemoteError("interrupted")
+    def _serve(self) -> None:
+        """Hand free places to the oldest requests; come again when the next server has rested."""
+        now = asyncio.get_running_loop().time()
+        while self._waiting:
+            if self._waiting[0][1].done():  # given up
+                heappop(self._waiting)
+                continue
+            count = len(self._servers)
+            free = [i for i, one in enumerate(self._servers) if one.rests <= now and one.busy < int(one.room)]
+            if not free:
+                break
+            chosen = min(free, key=lambda i: (self._servers[i].busy, (i - self._turn) % count))
+            self._turn = chosen + 1
+            self._servers[chosen].busy += 1
+            heappop(self._waiting)[1].set_result(self._servers[chosen])
+        if self._timer is not None:
+            self._timer.cancel()
+        rests = [one.rests for one in self._servers if one.rests > now]
+        self._timer = None
+        if self._waiting and rests:
+            self._timer = asyncio.get_running_loop().call_at(min(rests), self._serve)
+
+    async def _attempt(
+        self, method: str, server: _Server, path: str, limit: float, body: bytes | None = None, headers: Any = None
+    ) -> Answer:
+        """One attempt, read piece by piece: httpx limits the wait for each, and a server may send a byte at a time."""
+        extensions = server.extras.get("extensions")
+        headers = {**server.extras.get("headers", {}), **(headers or {})}
+        request = {"content": body, "headers": headers, "extensions": extensions}
+        try:
+            async with asyncio.timeout(limit):
+                async with self._client.stream(method, server.url + path, **request) as response:
+                    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                        raise RemoteError(f"server {server.url}: its answer is compressed, which was not asked for")
+                    parts, size = [], 0
+                    async for part in response.aiter_raw():
+                        parts.append(part)
+                        size += len(part)
+                        if size > self.most:
+                            raise RemoteError(f"server {server.url}: its answer has more than {self.most} bytes")
+                    status, reason = response.status_code, response.reason_phrase
+                    return Answer(server.url, status, reason, response.headers, b"".join(parts))
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer within {limit:g} s") from None
+
+    def _look_up(self) -> dict[str, dict[str, Any]]:
+        """{URL of an address: how a request to it says the name}, of all URLs."""
+        return {url: extras for one in self.urls for url, extras in _addresses(one, self._names).items()}
+
+    def _update(self, addresses: dict[str, dict[str, Any]]) -> None:
+        before = {one.url: one for one in self._servers}
+        self._servers = [before.get(url) or _Server(url, self.at_once, extras) for url, extras in addresses.items()]
 
     def close(self) -> None:
         """Closes the connections."""
-        self._client.close()
+        self.run([self._client.aclose()])
 
-    def _round(self) -> list[str]:
-        """All servers, beginning with the one whose turn it is."""
-        with self._lock:
-            first = next(self._turn) % len(self.urls)
-        return self.urls[first:] + self.urls[:first]
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """The loop of this process's requests, in a thread that does not keep the process alive."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="diffrl-requests").start()
+    return loop
+
+
+def _addresses(url: str, names: bool) -> dict[str, dict[str, Any]]:
+    """The URL itself, or one for each of the several addresses of its name."""
+    parts = urlsplit(url)
+    host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if names else []
+    except OSError:  # it may be known later
+        told = []
+    families = [
+        list(dict.fromkeys(str(one[4][0]) for one in told if one[0] == f)) for f in (socket.AF_INET, socket.AF_INET6)
+    ]
+    several = next((found for found in families if len(found) > 1), None)
+    if several is None:
+        return {url: {}}
+    extras = {"headers": {"Host": parts.netloc.rpartition("@")[2]}, "extensions": {"sni_hostname": host}}
+    return {
+        parts._replace(netloc=f"[{one}]:{port}" if ":" in one else f"{one}:{port}").geturl(): extras for one in several
+    }
 
 
 def find_token(token_file: str | None, trusted: bool = False) -> str | None:
@@ -173,25 +340,15 @@ def find_token(token_file: str | None, trusted: bool = False) -> str | None:
     return token
 
 
-def _checked(url: str) -> str:
+def _checked(url: str, what: str) -> str:
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fine = False
     if not fine:
-        raise UserError(f'servers: "{redact(url)}" is not a URL such as http://127.0.0.1:8000')
+        raise UserError(f'{what}: "{redact(url)}" is not a URL such as http://127.0.0.1:8000')
     return url.rstrip("/")
-
-
-def _status(answer: Answer) -> str:
-    """`401: send the header ...`."""
-    try:
-        message = json.loads(answer.body)
-        text = message.get("error") or message.get("detail") or ""
-    except (ValueError, RecursionError, AttributeError):
-        text = answer.reason
-    return f"{answer.status}: {str(text)[:500]}"
 
 
 def _reason(error: Exception) -> str:
@@ -199,4 +356,15 @@ def _reason(error: Exception) -> str:
 
 
 def _seconds(text: str | None) -> float:
-    return min(float(text), LONGEST_PAUSE) if text is not None and text.isascii() and text.isdigit() else 0.0
+    """Of a Retry-After: seconds, or a date."""
+    try:
+        wait = (
+            0.0
+            if text is None
+            else float(text)
+            if text.strip().isdigit()
+            else parsedate_to_datetime(text).timestamp() - time()
+        )
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(wait, 0.0), 1e6)

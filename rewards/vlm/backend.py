@@ -6,14 +6,15 @@ stays unreadable, or unanswered, is a `RewardError`.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import exp
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,14 +22,18 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.rewards.protocol import RewardError
-from diffrl.rewards.secrets import check_transport, variable
+from diffrl.rewards.secrets import variable
 from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, to_pictures, transformers_bytes
 from diffrl_zoo.vlm.parse import line_starts, plain
 from diffrl_zoo.vlm.question import Question, Reply, Unreadable
 
+if TYPE_CHECKING:
+    from diffrl.serving.client import Answer
+
 T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
-PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # statuses after which a request may succeed when sent again
+PASSING = (408, 409, 425, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
+MOST = 2**24  # bytes of an answer with its probabilities
 ANSWERS = ("yes", "no")
 A_LINE = 8  # tokens of an answer of one word, a number before it included
 KIND = "AutoModelForImageTextToText"
@@ -38,18 +43,21 @@ KIND = "AutoModelForImageTextToText"
 class Judge:
     """What every reward that asks a vision-language model is told of it.
 
-    `server`: URL of an OpenAI-compatible server, ending in /v1, with `model` the name that it serves (None: its only
-    one), `key` the environment variable with its token (DIFFRL_..., or one that you allowed), `concurrency` requests at
-    once. A request fails after `request_timeout` seconds of silence, and is sent again `request_retries` times, the
-    first after `backoff` seconds and each of the next after twice the wait before. Without `server`, `model` is a hub
-    id or folder for transformers, on `device`, in `precision`. `batch_size`: images a call (for transformers: a
-    forward). `max_tokens`: of an answer in words.
+    `server`: URL of an OpenAI-compatible server, ending in /v1, or several of them, or a name with several addresses
+    (`diffrl.serving.client`), with `model` the name that they serve (None: their only one), `key` the environment
+    variable with their token (DIFFRL_..., or one that you allowed), `concurrency` requests at once to each. A request
+    goes to the server that is asked least, and to another one where that is gone or busy, for `patience` seconds; an
+    attempt may last `request_timeout` seconds. An answer that cannot be read or says that the server failed is asked
+    for again, `request_retries` times, the first after `backoff` seconds and each of the next after twice the wait
+    before. Without `server`, `model` is a hub id or folder for transformers, on `device`, in `precision`. `batch_size`:
+    images a call (for transformers: a forward). `max_tokens`: of an answer in words.
     """
 
-    server: str | None = None
+    server: str | Sequence[str] | None = None
     model: str | None = None
     key: str = "DIFFRL_VLM_KEY"
     request_timeout: float = 60.0
+    patience: float = 600.0
     request_retries: int = 3
     backoff: float = 1.0
     concurrency: int = 16
@@ -66,7 +74,7 @@ class Judge:
         self.remote, self.device = self.server is not None, getattr(self.backend, "device", None)
 
     @staticmethod
-    def footprint(server: str | None, model: str | None, precision: str, **_: Any) -> int | None:
+    def footprint(server: str | Sequence[str] | None, model: str | None, precision: str, **_: Any) -> int | None:
         """Bytes of the weights in this process; None where the model's config is not to be had."""
         if server is not None:
             return 0
@@ -74,86 +82,68 @@ class Judge:
 
 
 class Server:
-    """An OpenAI-compatible server, asked by `concurrency` threads over pooled connections.
+    """OpenAI-compatible servers as one, `concurrency` requests at once to each.
 
     An unreadable answer is asked for again at temperature 0.5.
     """
 
     def __init__(self, settings: Judge) -> None:
-        import httpx
+        from diffrl.serving.client import Servers
 
-        url, count = str(settings.server), settings.concurrency
-        token = variable(settings.key, "vlm.key")
-        if token is not None:
-            check_transport(url, "vlm.server")
-        self.url, self.retries, self.backoff = url.rstrip("/"), settings.request_retries, settings.backoff
-        self.concurrency, self.max_tokens = count, settings.max_tokens
+        token, given = variable(settings.key, "vlm.key"), settings.server or ()
+        self.retries, self.backoff, self.max_tokens = settings.request_retries, settings.backoff, settings.max_tokens
+        times, bounds = (settings.request_timeout, settings.patience), {"at_once": settings.concurrency, "most": MOST}
+        self.servers = Servers(given, token, *times, **bounds, proxies=True, what="vlm.server")
+        self.where = ", ".join(self.servers.urls)
+        answers = self.servers.each("/models")
+        if all(getattr(one, "absent", False) for one in answers.values()):
+            raise UserError(f"vlm: no server is there: {'; '.join(map(str, answers.values()))}")
+        self.model = settings.model or self._only_model(answers)
+
+    def _only_model(self, answers: Mapping[str, Any]) -> str:
         try:
-            self.client = httpx.Client(
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=settings.request_timeout,
-                limits=httpx.Limits(max_connections=count, max_keepalive_connections=count),
+            served = [[str(model["id"]) for model in one["data"]] for one in answers.values() if isinstance(one, dict)]
+        except (KeyError, TypeError) as error:
+            raise UserError(f"vlm: the server {self.where} does not tell its models: {error!r}") from error
+        if not served:
+            raise UserError(f"vlm: no server tells its models: {'; '.join(map(str, answers.values()))}")
+        if len(served[0]) != 1:
+            raise UserError(
+                f"vlm: the server {self.where} serves {', '.join(served[0]) or 'nothing'}; name one as `model`"
             )
-            self.model = settings.model or self._only_model()
-        except UserError:
-            raise
-        except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__} {' '.join(str(error).split())}"
-            raise UserError(f"vlm: the server {url} does not tell its models: {reason}") from error
-
-    def _only_model(self) -> str:
-        served = [entry["id"] for entry in self.client.get(f"{self.url}/models").raise_for_status().json()["data"]]
-        if len(served) != 1:
-            raise UserError(f"vlm: the server {self.url} serves {', '.join(served) or 'nothing'}; name one as `model`")
-        return served[0]
+        if odd := [models for models in served if models != served[0]]:
+            raise UserError(f"vlm: the servers serve {served[0][0]} and {', '.join(odd[0])}; name one as `model`")
+        return served[0][0]
 
     def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
         """The parsed answers, in order. `first`: the parser needs the first token's probabilities, not the text."""
         images = {id(image): image for question in questions for image in question.images}
         urls = {key: data_url(image) for key, image in images.items()}  # once, in however many pairs an image is
-        halt = threading.Event()  # after a failure the other requests are not sent again
-        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="diffrl-vlm") as pool:
-            bodies = [self._body(q, [urls[id(image)] for image in q.images], first) for q in questions]
-            rows = zip(questions, bodies, strict=True)
-            waiting = [pool.submit(self._one, question, body, parse, first, halt) for question, body in rows]
-            try:
-                done, _ = wait(waiting, return_when=FIRST_EXCEPTION)  # in whatever order they end
-                for error in filter(None, (future.exception() for future in done)):
-                    raise error
-                return [future.result() for future in waiting]
-            except BaseException:
-                halt.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        bodies = [self._body(q, [urls[id(image)] for image in q.images], first) for q in questions]
+        rows = zip(questions, bodies, strict=True)
+        return self.servers.run([self._one(question, body, parse, first) for question, body in rows])
 
-    def _one(
-        self,
-        question: Question,
-        body: dict[str, Any],
-        parse: Callable[[Reply], T],
-        first: bool,
-        halt: threading.Event,
-    ) -> T:
-        import httpx
+    async def _one(self, question: Question, body: dict[str, Any], parse: Callable[[Reply], T], first: bool) -> T:
+        from diffrl.serving.client import RemoteError
 
-        last: Exception | None = None
+        on = f'on the prompt "{question.prompt}"'
         for trial in range(self.retries + 1):
-            if trial and halt.wait(self.backoff * 2 ** (trial - 1)):
-                break
             try:
-                response = self.client.post(f"{self.url}/chat/completions", json=body)
-                if response.status_code not in PASSING and response.is_error:
-                    message = " ".join(response.text.split())[:300]
-                    raise RewardError(f"vlm: the server {self.url} answered {response.status_code}: {message}")
-                return parse(_reply(response.raise_for_status().json(), first, question.lines))
+                answer = await self.servers.send("/chat/completions", partial(_as_json, body))
+            except RemoteError as error:
+                raise RewardError(f"vlm: no answer {on}: {error}") from error
+            try:
+                return parse(_reply(_content(answer), first, question.lines))
             except Unreadable as error:
-                last, body = error, body | {"temperature": 0.5, "seed": trial + 1}
-            except (httpx.HTTPError, ValueError) as error:
+                last: Exception = error
+                body = body | {"temperature": 0.5, "seed": trial + 1}
+            except ValueError as error:
                 last = error
-        message = " ".join(str(last).split()) or "no message"
+            if trial < self.retries:
+                await asyncio.sleep(self.backoff * 2**trial)
+        text = " ".join(str(last).split()) or "no message"
         raise RewardError(
-            f'vlm: no usable answer from the server {self.url} on the prompt "{question.prompt}" in {self.retries + 1} '
-            f"tries; the last: {type(last).__name__}: {message}"
+            f"vlm: no usable answer from the server {answer.url} {on} in {self.retries + 1} tries; the last: {text}"
         ) from last
 
     def _body(self, question: Question, urls: Sequence[str], first: bool) -> dict[str, Any]:
@@ -164,6 +154,22 @@ class Server:
             most = 1 if question.lines == 1 else A_LINE * question.lines
             return body | {"max_tokens": most, "logprobs": True, "top_logprobs": TOP}
         return body | {"max_tokens": self.max_tokens}
+
+
+def _as_json(body: dict[str, Any]) -> tuple[bytes, str]:
+    return json.dumps(body).encode(), "application/json"
+
+
+def _content(answer: Answer) -> Any:
+    """The JSON of an answer. ValueError where another try may help, `RewardError` where none does."""
+    if answer.status == 200:
+        try:
+            return json.loads(answer.body)
+        except RecursionError as error:
+            raise ValueError("the answer is nested too deeply") from error
+    if answer.status in PASSING:
+        raise ValueError(answer.problem)
+    raise RewardError(f"vlm: the server {answer.url} answered {answer.problem}")
 
 
 def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:

@@ -95,7 +95,7 @@ def test_processes_in_step_begin_at_different_servers(alone: pytest.MonkeyPatch)
     for rank in range(3):
         alone.setenv("RANK", str(rank))
         servers = Servers(urls, None, 1.0, 1.0)
-        firsts.append([servers._round()[0] for _ in range(3)])
+        firsts.append([servers.run([servers._place(k)])[0].url for k in range(3)])
         servers.close()
     for together in zip(*firsts, strict=True):  # the k-th request of every process
         assert len(set(together)) == 3

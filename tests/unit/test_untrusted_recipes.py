@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from judges import SlowJudge
 
 from diffrl import plugins
 from diffrl.config import load_config
@@ -16,6 +17,7 @@ from diffrl.errors import UserError
 from diffrl.rewards import secrets
 from diffrl.rewards.registry import available, load_class, load_reward, split_name
 from diffrl.serving.client import Servers, find_token
+from diffrl_zoo.vlm.backend import Server
 from diffrl_zoo.vlm.judge import Vlm
 
 
@@ -71,8 +73,11 @@ def test_a_recipe_reads_only_the_variables_that_the_user_allowed(settings: Path,
     with pytest.raises(UserError, match=r'vlm.key: .* begin with DIFFRL_, and "AWS_SECRET" does not'):
         load_reward("vlm", server="https://judge.example/v1", model="m", key="AWS_SECRET")
     settings.write_text("variables: [AWS_SECRET]\n")
-    reward = load_reward("vlm", server="https://judge.example/v1", model="m", key="AWS_SECRET")
-    assert isinstance(reward, Vlm) and reward.backend.client.headers["Authorization"] == "Bearer s3cret"
+    judge = SlowJudge()
+    reward = load_reward("vlm", server=judge.url, model="m", key="AWS_SECRET")
+    judge.stop()
+    assert isinstance(reward, Vlm) and isinstance(reward.backend, Server)
+    assert reward.backend.servers._client.headers["Authorization"] == "Bearer s3cret"
     assert secrets.variable("DIFFRL_JUDGE", "vlm.key") == "mine"
     settings.write_text("variable: [AWS_SECRET]\n")
     with pytest.raises(UserError, match=r'unknown key "variable" \(nearest: "variables"'):
