@@ -10,7 +10,7 @@ from pydantic import FiniteFloat
 from diffrl.config.base import Base, PathText, Problem, Resolution, Section, Share, key
 
 STEPS, GUIDANCE = 8, 1.0  # of a distilled model
-TAKEN = ("divgen", "saturation")  # there are eval/divgen/... and eval/saturation/std
+TAKEN = ("saturation",)  # there is eval/saturation/std
 
 
 class Student(Section):
@@ -59,13 +59,6 @@ class Evaluate(Section):
     )
     features: str = key(
         "auto", "feature space of diversity: pixels, clip (the playground's) or a vision model's hub id"
-    )
-    divgen: int | None = key(
-        None,
-        "DivGenBench's small version (64 prompts) after every so many epochs, and before the first and after the last; "
-        "null: never",
-        "epochs",
-        ge=1,
     )
     also: dict[str, Student] = key(
         {},

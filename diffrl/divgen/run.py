@@ -1,25 +1,22 @@
-"""DivGenBench on a model: its images to a folder, a folder to scores, and the small version inside a training."""
+"""DivGenBench on a model: its images to a folder, and a folder to scores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from diffrl.divgen.extractors import NONE, defaults_of, load_extractors
 from diffrl.divgen.folders import read_folder, show
-from diffrl.divgen.observe import MANIFEST, Batch, Item, Sight, as_written, in_batches, observe
-from diffrl.divgen.prompts import benchmark, small
-from diffrl.divgen.reference import Reference, drawn_reference, load_reference
+from diffrl.divgen.observe import MANIFEST, Item, Sight, in_batches, observe
+from diffrl.divgen.reference import drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
@@ -35,8 +32,6 @@ from diffrl.version import __version__
 from diffrl.worlds import worlds
 
 JOB = "job.json"
-IN_TRAINING = 16  # prompts of each dimension
-_REFERENCE_IN_TRAINING = 600  # renderings
 _READ_AT_ONCE = 32
 
 log = logging.getLogger("diffrl")
@@ -231,52 +226,3 @@ def _read_job(folder: Path) -> dict[str, Any]:
     path = folder / JOB
     with foreign(path):
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-class SmallBenchmark:
-    """DivGenBench's small version, measured on a policy that is being trained; nothing is written.
-
-    What cannot be measured, for want of weights, is said once as a warning and left out.
-    """
-
-    def __init__(self, world: str, per_prompt: int, device: torch.device | str) -> None:
-        self.prompts = small(benchmark(world), IN_TRAINING)
-        self.per_prompt = per_prompt
-        names = {**defaults_of(world), "lpips": NONE}
-        if world not in worlds():
-            names["style"] = NONE  # a reference of real art is not at hand in a training
-        self.extractors, self.missing = load_extractors(names, device)
-        for kind, why in self.missing.items():
-            if names[kind] != NONE:
-                log.warning("evaluate.divgen leaves out what needs the %s extractor: %s", kind, why)
-        self.reference: Reference | None = None
-        if world in worlds():
-            asked = [p.text for p in self.prompts if p.metadata["dimension"] == "style"] * per_prompt
-            self.reference = drawn_reference(worlds()[world], self.extractors["style"], asked, _REFERENCE_IN_TRAINING)
-
-    def measure(
-        self,
-        policy: Policy,
-        spec: SamplerSpec,
-        *,
-        seed: int,
-        batch_size: int,
-        accelerator: Accelerator,
-        snapshot: str | None,
-    ) -> dict[str, float]:
-        """`eval/divgen/NAME` of every metric that has a value; the same on all processes."""
-        rank, world = accelerator.process_index, accelerator.num_processes
-        first, end = rank * len(self.prompts) // world, (rank + 1) * len(self.prompts) // world
-        part, each = self.prompts[first:end], self.per_prompt
-
-        def batches() -> Iterator[Batch]:
-            drawn = generate(policy, part, spec, seed=seed, per_prompt=each, batch_size=batch_size, snapshot=snapshot)
-            for index, images in drawn if part else ():
-                yield [Item(part[i // each], i % each) for i in index.tolist()], as_written(images)
-
-        with policy.together():
-            parts = [observe(batches(), self.extractors)]
-        if world > 1:
-            parts = gather_object(parts)
-        scores = score(sum(parts, Sight()), self.reference, self.missing)
-        return {f"eval/divgen/{name}": value for name, value in scores.values().items()}

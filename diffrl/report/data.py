@@ -22,7 +22,6 @@ from diffrl.rewards.protocol import lower_is_better
 from diffrl.rewards.registry import available, load_class
 
 log = logging.getLogger("diffrl")
-FACES = "divgen/ids"  # how alike the faces are: lower is better
 BREADTH = ("diversity", "variety", "unreadable")  # how much the images of one prompt differ
 UNITS = {"diversity": "mean pairwise distance", "variety": "1: as the world", "unreadable": "share of free facts"}
 PALETTE = 8  # the style sheet's series colours --c0 ... --c7; the last one is kept for diversity
@@ -115,7 +114,7 @@ class RunData:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of the metrics that have held-out values, oldest first."""
-        return [row for row in self.metrics if any(k.startswith("eval/") and k[5:12] != "divgen/" for k in row)]
+        return [row for row in self.metrics if any(k.startswith("eval/") for k in row)]
 
     def limit(self, name: str) -> tuple[float, str] | None:
         """Below which value the guard rails call it a collapse, and in words; None for what they do not judge by."""
@@ -129,7 +128,7 @@ class RunData:
     def guard(self) -> Guard:
         """The run's own, with all that is not trained watched where the config does not say."""
         measured = [*BREADTH, "saturation"]
-        watched = [name for name in self.watched if name.rpartition("/")[2] not in measured and name[:7] != "divgen/"]
+        watched = [name for name in self.watched if name.rpartition("/")[2] not in measured]
         named = {"rewards": dict.fromkeys(self.trained), "watch": dict.fromkeys(watched)}
         return Guard.of(named | self.config, self.lower)
 
@@ -215,7 +214,7 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
                     classes[name] = load_class(plugin)
     measuring, lower = config.get("evaluate") or {}, lower_is_better(classes)
     names = {f"{student}/{name}" for student in measuring.get("also") or {} for name in lower}
-    return {*lower, *names, *([FACES] if measuring.get("divgen") else [])}
+    return {*lower, *names}
 
 
 def warnings_of(run: RunData) -> list[str]:

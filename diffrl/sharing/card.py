@@ -35,7 +35,6 @@ class Facts:
     cards: Mapping[str, Card | None]  # of every reward, by its name in the config
     epoch: int
     images: int  # that were trained on
-    divgen: Mapping[str, tuple[float, float]]  # metric: base, trained
     comfyui: bool
     resolution: tuple[int, int]  # width and height in pixels
     absent: Sequence[str]  # components that the pipeline asks for and the model has not, such as a T5
@@ -70,10 +69,6 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
     if facts.comfyui:
         parts.append(f"ComfyUI: put `{COMFY}` into `models/loras` and load it with a LoRA loader, model strength 1.")
     parts += ["## What was measured", _table(facts), _reading(facts)]
-    if facts.divgen:
-        lines = [f"| {name} | {a:.3f} | {b:.3f} |" for name, (a, b) in facts.divgen.items()]
-        text = "DivGenBench, small version (64 prompts), is it still diverse?"
-        parts.append("\n".join([text, "", "| metric | base | trained |", "| --- | --- | --- |", *lines]))
     alarms = [f"- {text}" for text in facts.warnings] or [
         "- None of the guard rails spoke, and no sign of reward hacking."
     ]

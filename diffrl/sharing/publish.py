@@ -113,7 +113,6 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
         cards=_cards(config),
         epoch=metrics[-1]["epoch"],
         images=int(metrics[-1].get("samples") or 0),
-        divgen=_divgen(metrics),
         comfyui=(out / COMFY).is_file(),
         resolution=(policy.latent_shape[-1] * policy.backbone.scale, policy.latent_shape[-2] * policy.backbone.scale),
         absent=[name for name, part in pipe.components.items() if part is None and name not in optional],
@@ -201,13 +200,3 @@ def _cards(config: Config) -> dict[str, Card | None]:
         card = getattr(local.find(plugin) if local.is_local(plugin) else load_class(plugin), "card", None)
         cards[name] = card if isinstance(card, Card) else None
     return cards
-
-
-def _divgen(metrics: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """DivGenBench's metrics of the first and the last row that have them."""
-    rows = [row for row in metrics if any(key.startswith("eval/divgen/") for key in row)]
-    if len(rows) < 2:
-        return {}
-    keys = [key for key, value in rows[-1].items() if key.startswith("eval/divgen/") and isinstance(value, float)]
-    ends = {key.removeprefix("eval/divgen/"): (rows[0].get(key), rows[-1][key]) for key in keys}
-    return {name: (a, b) for name, (a, b) in ends.items() if isinstance(a, float)}

@@ -15,19 +15,16 @@ import torch
 from PIL import Image
 
 from diffrl.config import load_config
-from diffrl.divgen import extractors
 from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE, load_extractors
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.observe import Item, as_written, observe
 from diffrl.divgen.prompts import DIMENSIONS
-from diffrl.divgen.run import IN_TRAINING, Job, generate_images, score_folder
+from diffrl.divgen.run import Job, generate_images, score_folder
 from diffrl.divgen.score import score
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
-from diffrl.records.tracking import read_metrics
-from diffrl.report import write_report
 from diffrl.rollout import generate
 from diffrl.run.train import train
 
@@ -135,25 +132,6 @@ def test_scores_of_a_folder_equal_those_of_the_model(job: Job, tmp_path: Path) -
     assert direct.values().keys() >= {"pvs", "diversity", "vendi"}
 
 
-def test_a_training_measures_the_small_version(
-    config_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a model without the published extractors' weights: what needs them is left out with a warning."""
-    monkeypatch.setattr(extractors, "DEFAULTS", {**NAMES, "layout": "grounding-dino"})
-    monkeypatch.setattr(divgen_run, "IN_TRAINING", 4)
-    path = config_file(evaluate={"every": 3, "prompts": 2, "per_prompt": 2, "divgen": 2})
-    config = load_config(path)
-    train(config)
-    rows = read_metrics(config.run_dir)
-    measured = {row["epoch"]: {k for k in row if k.startswith("eval/divgen/")} for row in rows}
-    keys = {f"eval/divgen/{name}" for name in ("pvs", "diversity", "vendi")}
-    assert measured == {0: keys, 1: set(), 2: keys, 3: keys}
-    assert all(row[key] > 0 for row in rows for key in measured[row["epoch"]])
-    page = write_report(config.run_dir).read_text()
-    assert all(f"divgen/{name}" in page for name in ("pvs", "diversity", "vendi"))
-    assert "divgen/ids" not in page
-
-
 def test_a_checkpoint_of_a_run_can_be_measured(config_file: Callable[..., Path], tmp_path: Path) -> None:
     config = load_config(config_file(epochs=1))
     train(config)
@@ -192,7 +170,3 @@ def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
         for other in {"ids", "sdi", "pvs"} - {name}:
             assert full[other] == pytest.approx(base[other], rel=0.15), (kind, other)
     assert measured("image", 1.0) == {"ids": pytest.approx(1.0), "sdi": pytest.approx(0.0), "pvs": pytest.approx(0.0)}
-
-
-def test_the_small_set_is_as_the_config_says() -> None:
-    assert IN_TRAINING * len(DIMENSIONS) == 64  # evaluate.divgen's help names the number

@@ -222,7 +222,7 @@ def test_old_means_are_computed_only_once_theta_has_moved(
 )
 def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> None:
     plugin = Path(__file__).parents[1] / "data" / "warmth.py"
-    gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5, "share_range": [0.1, 1.0]}
+    gardo: dict[str, Any] = {"auxiliary": ["warm"], "share": 0.5}
     gardo["diversity"] = "off" if name == "dpo" else "group_mean"
     watch = {"warm": {"plugin": f"{plugin}:Warmth"}}
     line = make(name, **{**ALL[name], "gardo": gardo, "watch": watch}).loop.run_epoch(0)

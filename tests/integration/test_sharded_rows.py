@@ -27,7 +27,6 @@ TREE = {"objective": "grpo", "grpo": {"beta": 0.1}, "rollout": {**STEPS, "same_n
 GATED = {"auxiliary": ["aux"], "gate": "all", "diversity": "off", "beta": 0.5, "reset": {"kl": None, "steps": None}}
 CASES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo"},
-    "dpo-beta": {"objective": "dpo", "dpo": {"beta": 0.1}},
     "sft": {"objective": "sft"},
     "sft-beta": {"objective": "sft", "sft": {"beta": 0.1}},
     "sft-gardo": {
@@ -47,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gdro": {"objective": "gdro"},
     "awm": {"objective": "awm", "awm": {"beta": 0.1}},
     "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "clip": 1e-3}},
-    "prdp-beta": {"objective": "prdp", "prdp": {"beta": 0.1}, "rollout": STEPS},
+    "prdp": {"objective": "prdp", "rollout": STEPS},
     "fdfo": {  # the mean of the group that is split needs both processes
         "objective": "fdfo",
         "fdfo": {"beta": 0.1},

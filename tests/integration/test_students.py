@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_said_before_anything_is_trained(config_file, turbo
         ({"turbo": {"merge": "playground/turb"}}, 'also.turbo.merge: no LoRA .* .nearest: "playground/turbo".'),
         ({"turbo": {"model": str(turbo), "stepz": 4}}, r'unknown key .nearest: "evaluate.also.turbo.steps".'),
         ({"turbo": {"model": str(turbo) + "x"}}, 'also.turbo.model: no folder .* .nearest: "turbo".'),
-        ({"divgen": {"model": str(turbo)}}, "eval/divgen has a meaning of its own"),
+        ({"saturation": {"model": str(turbo)}}, "eval/saturation has a meaning of its own"),
         ({"a/b": {"model": str(turbo)}}, "letters, digits"),
     ):
         with pytest.raises(UserError, match=message):

@@ -278,16 +278,18 @@ def test_the_averaged_lora_warms_up_and_waits_as_published() -> None:
     assert ema_decay(LoopSettings(0, 2, 2, 1, 1.0, ema=0.0), 8) is None
 
 
-def test_a_full_window_moves_the_share_first_after_it_is_full() -> None:
-    waits, at_once = GateShare(window=3, full=True), GateShare(window=3)
-    for share in (waits, at_once):
-        for mean in (0.1, 0.2, 0.3):
-            share.follow(mean)
-    assert waits.value == 0.1 and at_once.value == pytest.approx(0.1 * 1.1**2)
-    waits.follow(0.4)
-    assert waits.value == pytest.approx(0.11)
-    waits.follow(0.1)  # below 0.2, the least of the window
-    assert waits.value == pytest.approx(0.099)
+def test_the_share_is_compared_with_the_window_and_moves_within_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffrl.methods.gardo.gate.WINDOW", 3)
+    share = GateShare()
+    for mean in (0.1, 0.2, 0.3):
+        share.follow(mean)
+    assert share.value == pytest.approx(0.1 * 1.1**2)
+    share.follow(0.4)
+    share.follow(0.1)  # below 0.2, the least of the window
+    assert share.value == pytest.approx(0.1 * 1.1**3 * 0.9)
+    for mean in range(1, 20):
+        share.follow(float(mean))
+    assert share.value == 0.2 and share.limits == (0.02, 0.2) and GateShare(0.8).limits[1] == 1.0
 
 
 def test_a_reset_threshold_has_the_units_of_the_kl() -> None:

@@ -50,7 +50,7 @@ def test_levels_and_discounts_are_the_released_codes_to_a_fine_level(inversion: 
         u = torch.tensor([(j - 5) / 990], dtype=torch.float64)
         branch = torch.tensor([inversion])
         t, t_next, place = step_levels(Align(), u, branch)
-        k = factors(Pair(), place, branch)[0]
+        k = factors(place, branch)[0]
         wanted = by_the_code(j, inversion)
         found = float(t), float(t_next), float(k[1] if inversion else k[0]) - 1
         assert found == pytest.approx(wanted, abs=3 * 0.214 / FINE), j
@@ -113,7 +113,7 @@ def test_two_branches_add_up_to_a_relative_and_a_small_common_part(place: float)
         for inversion in (False, True):
             u, branch = torch.tensor([place], dtype=torch.float64), torch.tensor([inversion])
             image, c = aligned(wrong, inversion, place)
-            counted = factors(Pair(), step_levels(Align(), u, branch)[2], branch)[0]
+            counted = factors(step_levels(Align(), u, branch)[2], branch)[0]
             ks.append(float(counted.sum()))
             total = total - counted[0] * (image * plus).sum() - counted[1] * (image * minus).sum()
         return torch.autograd.grad(total, wrong)[0][0], c, *ks  # type: ignore[return-value]
@@ -127,8 +127,7 @@ def test_two_branches_add_up_to_a_relative_and_a_small_common_part(place: float)
 
 
 def test_without_a_discount_one_branch_is_the_plain_difference() -> None:
-    pair = Pair(denoise=(0.0, 0.0))
-    counted = factors(pair, fixed(0, 4).sigmoid(), torch.zeros(4, dtype=torch.bool))
+    counted = factors(fixed(0, 4).sigmoid(), torch.zeros(4, dtype=torch.bool), ((0.0, 0.0), (0.0, 0.0)))
     assert torch.equal(counted, torch.tensor([[1.0, -1.0]] * 4, dtype=torch.float64))
 
 
@@ -164,12 +163,12 @@ def double(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return in_float64(tiny, monkeypatch)
 
 
-def words_of(rows: Rows, pair: Pair, inversion: bool) -> Rows:
+def words_of(rows: Rows, k: float, inversion: bool) -> Rows:
     """The rows as `Direct.rows` leaves them, of one branch and with the only words."""
     count, rows = len(rows.t), DirectRows(**vars(rows))
     rows.prompts = [Prompt("red a")] * 2
     rows.words = torch.zeros(count, 2, dtype=torch.int64)
-    rows.factors = factors(pair, torch.rand(count).double(), torch.full((count,), inversion))
+    rows.factors = factors(torch.rand(count).double(), torch.full((count,), inversion), ((k, k), (k, k)))
     return rows
 
 
@@ -182,8 +181,8 @@ def gradient_of(policy: Any, objective: Direct, rows: Rows) -> Tensor:
 
 def both_places(policy: Any, kind: type, k: float, inversion: bool, hinge: float | None) -> tuple[Tensor, Tensor]:
     """The LoRA's gradient of SRPO's reward, and k times that of D2-Align's with w = (1 + k) / k."""
-    pair = Pair(positive=["+"], negative=["-"], form="{word}{prompt}", denoise=(k, k), inversion=(k, k))
-    rows = words_of(row_of(policy, torch.float64), pair, inversion)
+    pair = Pair(positive=["+"], negative=["-"], form="{word}{prompt}")
+    rows = words_of(row_of(policy, torch.float64), k, inversion)
     srpo = gradient_of(policy, Direct({"r": kind()}, [1.0], align=Align(), pair=pair, cap=hinge), rows)
     corrected: Any = Corrected(kind(), omega=(1 + k) / k)
     corrected.direction = SimpleNamespace(norm=1.0)

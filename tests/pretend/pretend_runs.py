@@ -42,10 +42,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "rewards": {"redness": EMBEDDER},
         "direct": {"align": {}, "pair": {}, "decode_chunk": 2},
     },
-    "dpo": {"objective": "dpo", "dpo": {"follow": 2, "beta": 0.1}},
+    "dpo": {"objective": "dpo", "dpo": {"follow": 2}},
     "gdro": {"objective": "gdro"},
     "awm": {"objective": "awm"},
-    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1, "reference": "old"}},
+    "dgpo": {"objective": "dgpo", "dgpo": {"beta": 0.1}},
     "fdfo": {
         "objective": "fdfo",
         "rollout": {"sampler": "cps", "steps": 4, "noise_level": 0.05, "same_noise": True},

@@ -205,7 +205,7 @@ def test_a_resume_is_exact(config_file) -> None:
 def test_several_rewards_under_gardo(config_file, monkeypatch) -> None:
     """Two optimised rewards, one auxiliary: the reference is a snapshot then, run for gated rows only, unguided."""
     rewards = {"redness": {**REDNESS, "weight": 0.5}, "squared": {**REDNESS, "power": 2.0}}
-    gardo = {"auxiliary": ["constant"], "share": 0.25, "share_range": [0.25, 0.25]}
+    gardo = {"auxiliary": ["constant"], "share": 0.25}
     run = make(config_file, rewards=rewards, watch={"constant": {**REDNESS, "power": 0.0}}, gardo=gardo)
     seen = count_forwards(run, monkeypatch)
     for epoch in range(2):

@@ -245,13 +245,14 @@ def test_reference_is_reset_when_the_gated_rows_have_left_it(make) -> None:
     assert resets[0][0] >= 2 and resets[1] == (0, True)
 
 
-def test_state_survives_json(make) -> None:
-    run = make({"window": 3})
+def test_state_survives_json(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffrl.methods.gardo.gate.WINDOW", 3)
+    run = make({})
     for epoch in range(4):
         run.loop.run_epoch(epoch)
     state = json.loads(json.dumps(gardo_of(run).state_dict()))
     assert len(state["window"]) == 3 and {"old_is_theta"} == run.objective.state_dict().keys()
-    other = gardo_of(make({"window": 3}))
+    other = gardo_of(make({}))
     other.load_state_dict(state)
     assert other.state_dict() == state == gardo_of(run).state_dict()
 
@@ -295,9 +296,7 @@ REFUSED = [
     ({"auxiliary": ["redness"]}, {}, 'gardo.auxiliary: "redness" is in rewards'),
     ({"auxiliary": ["blue", "blue"]}, {}, "named twice"),
     ({"auxiliary": ["red_again"]}, {}, 'is the optimised reward "redness" by another name'),
-    ({"share": 0.3}, {}, "gardo.share: 0.3 is not within [0.02, 0.2]"),
     ({"share": 1.5}, {}, "gardo.share: expected at most 1"),
-    ({"share_range": [0.3, 0.1]}, {}, "gardo.share_range: [0.3, 0.1]"),
     ({"gate": "bach"}, {}, 'gardo.gate: expected one of batch, group, all, got "bach" (nearest: "batch")'),
     ({}, {"nft": {"beta": 0.02}}, "nft.beta: 0.02, but gardo.beta 0.04 takes its place"),
     ({}, {"rollout": {"group_size": 1}}, "rollout.group_size: expected at least 2"),

@@ -61,7 +61,7 @@ def test_shares_sum_to_one_and_leave_the_training_alone(config_file, tmp_path) -
         'class Blue:\n    name = "blue"\n    def __call__(self, images, prompts, metadata):\n'
         "        return images[:, 2].mean(dim=(1, 2))\n"
     )
-    gardo = {"auxiliary": ["blue"], "share": 0.5, "share_range": [0.02, 0.9], "beta": 0.5, "reset": {"kl": 1e-9}}
+    gardo = {"auxiliary": ["blue"], "share": 0.5, "beta": 0.5, "reset": {"kl": 1e-9}}
     path = config_file(
         "run",
         gardo=gardo,

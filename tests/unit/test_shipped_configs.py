@@ -75,7 +75,6 @@ RELEASED: dict[str, dict[str, Any]] = {
     "sd35/dgpo_ocr": {
         "dgpo.sample_old": 200,
         "dgpo.timesteps": [4, 0.7],
-        "dgpo.old": [0, 0.0, 0.001, 0.3],
         "lora.rank": 64,
     },
     "sd35/gardo_ocr": {"grpo.clip": 1e-4, "grpo.kl": "published", "grpo.timesteps": 8, "gardo.beta": 0.04},
@@ -106,8 +105,6 @@ RELEASED: dict[str, dict[str, Any]] = {
         "rollout.guidance_scale": 1.0,
         "direct.guidance_scale": 3.5,
         "direct.align": {"step": 0.02145, "range": [0.75, 0.964]},
-        "direct.pair.denoise": [0.1, 0.25],
-        "direct.pair.inversion": [0.3, 0.01],
         "direct.cap": 0.7,
         "optimise.learning_rate": 5e-6,
         "optimise.max_grad_norm": 0.1,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
-from diffrl.methods.shared.sections import FOLLOWS, KL, SLOW, Ranked, Schedule
+from diffrl.methods.shared.sections import KL, Ranked
 
 
 class DGPOSection(Ranked):
@@ -26,9 +26,6 @@ class DGPOSection(Ranked):
         "an image whose error moved by more than this to where its advantage pushes is pushed no further; null: none",
         gt=0,
     )
-    reference: Literal["pretrained", "old"] = key(
-        "pretrained", "what errors are compared with: frozen, or the slowly following snapshot (b 2000 to 5000)"
-    )
     advantage_std: AdvantageStd = key("group", ADVANTAGE_STD)
     beta: FiniteFloat = key(1e-3, KL, ge=0)
     anchor_guidance: FiniteFloat | None = key(
@@ -36,7 +33,9 @@ class DGPOSection(Ranked):
         "guidance of that v_ref, and of the pretrained reference's error; 1: none; null: that of the trained rows",
         ge=1,
     )
-    old: Schedule = key(SLOW, f"the snapshot: {FOLLOWS}")
     sample_old: int | None = key(
-        None, "the old snapshot draws the images from here on; null: the trained weights do", "optimiser steps", ge=0
+        None,
+        "a snapshot that follows slowly draws the images from here on; null: the trained weights do",
+        "optimiser steps",
+        ge=0,
     )

@@ -2,7 +2,7 @@
 
 symbol   name here      meaning
 d        d              e_theta - e_ref, e being mean (v_. - v)^2; the reference is frozen, with the guidance that the
-                        penalty's has (`anchor_guidance`), or the snapshot "old", a student, with that of the rows
+                        penalty's has (`anchor_guidance`)
 A        advantages     they sum to 0 in a group, so what is common to its d changes nothing
 S        preference     b / G sum_i A_i d_i: how wrong the group still is
 rho      exp(-moved)    exp(e_old - e_theta); A > 0 with rho > 1 + c, or A < 0 with rho < 1 - c: the row is stopped:
@@ -25,6 +25,7 @@ from torch.nn.functional import logsigmoid
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.dgpo import DGPOSection
 from diffrl.methods.shared.coupling import Coupling, error_under, of_groups, own_error
+from diffrl.methods.shared.sections import SLOW
 from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Rows
@@ -51,27 +52,25 @@ class DGPO(Objective):
     def __init__(self, keys: DGPOSection | None = None, **values: Any) -> None:
         keys = DGPOSection.of(keys, values)
         noising = of_groups(keys)
-        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": keys.old})
+        super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays={"old": SLOW})
         self.penalties = [Penalty(self, keys.beta, keys.anchor_guidance)]
         self.guidance = keys.anchor_guidance
-        self.b, self.clip = keys.b, keys.clip
-        self.reference, self.sample_old = keys.reference, keys.sample_old
+        self.b, self.clip, self.sample_old = keys.b, keys.clip, keys.sample_old
         self.coupling = Coupling(self._slopes, count=2)
 
     def cost(self, rollout: Drawn, split: bool, steps: int) -> Cost:
         # Theta, measured, and old where anything is compared with it; the reference has a guidance of its own.
-        follows = self.reference == "old"
-        guided = [] if follows else [(1.0, self.guidance_scale if self.guidance is None else self.guidance)]
-        return Cost(forwards=1 + (follows or self.clip is not None), guided=guided)
+        guided = [(1.0, self.guidance_scale if self.guidance is None else self.guidance)]
+        return Cost(forwards=1 + (self.clip is not None), guided=guided)
 
     def before_step(self, policy: Policy, step: Step) -> None:
         self.coupling.measure(self, policy, step, lambda rows: self._moved(policy, rows))
 
     def _moved(self, policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
         """e_theta less that of the reference, and of old where there is a clip."""
-        theta, follows = error_under(policy, rows, "default"), self.reference == "old"
-        old = error_under(policy, rows, "old") if not self.on_policy and (follows or self.clip) else theta
-        return theta - (old if follows else error_under(policy, rows, None, self.guidance)), theta - old
+        theta = error_under(policy, rows, "default")
+        old = error_under(policy, rows, "old") if not self.on_policy and self.clip else theta
+        return theta - error_under(policy, rows, None, self.guidance), theta - old
 
     def _slopes(self, measured: Tensor, advantages: Tensor, mine: Tensor) -> Tensor:
         slopes, preference = group_slopes(measured[0], advantages, self.b)

@@ -27,19 +27,13 @@ class Align(Section):
 
 
 class Pair(Section):
-    """SRPO's relative reward, with the words and discounts of its released code (SRPO.py)."""
+    """SRPO's relative reward, with the words of its released code (SRPO.py)."""
 
     positive: list[str] = key(["Natural-lighting", "Detail", "Detailed", "Real"], "words for what is wanted")
     negative: list[str] = key(
         ["Concept art", "Painting", "Anime", "Flat", "Oil"], "words for what is not; each row draws one of both"
     )
     form: str = key("{word}. {prompt}", "how a word is put to a prompt, for the reward alone")
-    denoise: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
-        (0.1, 0.25), "k of (1 + k) R(positive) - R(negative), from the range's low end to its high one"
-    )
-    inversion: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
-        (0.3, 0.01), "k of (1 + k) R(negative) - R(positive), likewise"
-    )
 
     def check_forms(self) -> None:
         for name in ("positive", "negative"):

@@ -96,7 +96,7 @@ class Direct(Objective):
         rows = DirectRows(**vars(noised_rows(rollout, advantages, pairs, t, images, self.on_policy, eps)))
         rows.t_next = t_next.to(rows.t.device, non_blocking=True)
         if self.pair is not None:
-            rows.words, rows.factors = drawn_words(self.pair, names), factors(self.pair, place, inversion)
+            rows.words, rows.factors = drawn_words(self.pair, names), factors(place, inversion)
         return rows
 
     def before_step(self, policy: Policy, step: Step) -> None:

@@ -28,6 +28,8 @@ from diffrl.rewards.protocol import Embedder
 from diffrl.rewards.scoring import applies
 from diffrl.seeds import seed_of
 
+Ends = tuple[float, float]
+DISCOUNTS = ((0.1, 0.25), (0.3, 0.01))  # k denoised and inverted, from the range's low end to its high one (SRPO.py)
 EDGE = 0.005  # the share of the range that the released code leaves at either end: 5 of 1,000 fine levels
 
 
@@ -44,9 +46,9 @@ def step_levels(align: Align, u: Tensor, inversion: Tensor) -> tuple[Tensor, Ten
     return t, t_next, (torch.minimum(t, t_next) - low) / (high - low)
 
 
-def factors(pair: Pair, place: Tensor, inversion: Tensor) -> Tensor:
-    """(b, 2): what R+ and R- count in each row's reward."""
-    k1, k2 = (ends[0] + (ends[1] - ends[0]) * place for ends in (pair.denoise, pair.inversion))
+def factors(place: Tensor, inversion: Tensor, ends: tuple[Ends, Ends] = DISCOUNTS) -> Tensor:
+    """(b, 2): what R+ and R- count in each row's reward, by the k of the two branches at the range's ends."""
+    k1, k2 = (clean + (noisy - clean) * place for clean, noisy in ends)
     minus = torch.full_like(place, -1.0)
     denoised, inverted = torch.stack([1 + k1, minus], dim=1), torch.stack([minus, 1 + k2], dim=1)
     return torch.where(inversion[:, None], inverted, denoised)

@@ -74,7 +74,7 @@ class DPO(Objective):
     def __init__(self, keys: DPOSection | None = None, *, rival: bool = False, seed: int = 0, **values: Any) -> None:
         keys = DPOSection.of(keys, values)
         noising = of_groups(keys)
-        super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
+        super().__init__(advantage_std="none", noising=noising)
         self.rule = replace(self.rule, estimate=first_and_last if rival else best_and_worst)
         self.b, self.follow, self.flip = keys.b, keys.follow, keys.flip
         self.anchor = None if keys.follow is None else "old"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, Method, Problem, Section, Whole, key, section
+from diffrl.config.base import Method, Problem, Section, Whole, key, section
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.errors import nearest
 
@@ -70,10 +70,9 @@ class GardoSection(Section):
         "who is penalised: the share with the highest U of the epoch's samples with U >= 0 (authors' code), of each "
         "group (paper), or all: no gate",
     )
-    share: FiniteFloat = key(0.1, "share of samples that is penalised at first", gt=0, le=1)
-    share_range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key((0.02, 0.2), "limits of the share")
-    window: int = key(20, "mean U of so many epochs are kept", "epochs", ge=1)
-    window_full: bool = key(False, "the share first moves when the window is full (paper), not at once (authors' code)")
+    share: FiniteFloat = key(
+        0.1, "share of samples that is penalised at first; it moves between a fifth and twice of it", gt=0, le=1
+    )
     reset: Reset = section(Reset, "when the trained weights become the reference")
 
     def around(self, objective: Any, config: Any, lower: Collection[str]) -> None:
@@ -100,7 +99,7 @@ class GardoSection(Section):
         beta = getattr(base, "beta", None)
         if beta is None:
             raise Problem("gardo", f'objective "{objective}" has no KL penalty that could be gated')
-        default = type(base).model_fields["beta"].default
+        default = getattr(type(base).model_fields.get("beta"), "default", 0)
         if self.beta is not None and beta not in (0, default, self.beta):
             text = f"{beta:g}, but gardo.beta {self.beta:g} takes its place; set gardo.beta (null: {objective}.beta)"
             raise Problem(f"{objective}.beta", text)
@@ -113,11 +112,6 @@ class GardoSection(Section):
             raise Problem("gardo.auxiliary", f"empty; name at least one reward that is under watch (there is: {known})")
         for name in self.auxiliary:
             self._check_auxiliary(name, config)
-        low, high = self.share_range
-        if not 0 < low <= high <= 1:
-            raise Problem("gardo.share_range", f"[{low:g}, {high:g}]: expected 0 < first <= last <= 1")
-        if not low <= self.share <= high:
-            raise Problem("gardo.share", f"{self.share:g} is not within [{low:g}, {high:g}] (gardo.share_range)")
 
     def _check_auxiliary(self, name: str, config: Whole) -> None:
         where = "gardo.auxiliary"

@@ -99,24 +99,28 @@ def shape_advantages(advantages: Tensor, distance: Tensor, groups: Tensor, diver
 
 
 CHANGE = 0.1  # of the share, when it moves (paper)
+WINDOW = 20  # epochs whose means it is compared with
 
 
 @dataclass
 class GateShare:
-    """k, which follows the mean U of the last epochs: above all of them it grows, below all of them it shrinks."""
+    """k, which follows the mean U of the last epochs: above all of them it grows, below all of them it shrinks.
+
+    It moves at once, as in the authors' code (the paper: when the window is full), between a fifth and twice its first
+    value: their limits of 0.02 and 0.2 for 0.1.
+    """
 
     value: float = 0.1
-    limits: tuple[float, float] = (0.02, 0.2)
-    window: int = 20  # epochs
-    full: bool = False  # True: it first moves when the window is full (the paper); False: at once (the authors' code)
     means: list[float] = field(default_factory=list)  # oldest first
+
+    def __post_init__(self) -> None:
+        self.limits = (self.value / 5, min(2 * self.value, 1.0))
 
     def follow(self, mean: float) -> None:
         """Take in an epoch's mean U; `value` is then that epoch's k."""
-        moves = len(self.means) >= (self.window if self.full else 1)
-        if moves and mean > max(self.means):
+        if self.means and mean > max(self.means):
             self.value *= 1 + CHANGE
-        elif moves and mean < min(self.means):
+        elif self.means and mean < min(self.means):
             self.value *= 1 - CHANGE
         self.value = min(max(self.value, self.limits[0]), self.limits[1])
-        self.means = [*self.means, mean][-self.window :]
+        self.means = [*self.means, mean][-WINDOW:]

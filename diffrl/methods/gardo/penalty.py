@@ -49,7 +49,7 @@ class Gardo(Penalty):
         keys: `auxiliary`: names of the columns of `Scored.auxiliary`. `beta`: weight of the penalty; None keeps the
             base's. 0: no reference is kept and no forward of it run. `advantage_std`: None keeps the base's.
             `diversity`, `gate`: see `shape_advantages` and `gate_of`; gate "all" is the base's own penalty, on every
-            row. `share`, `share_range`, `window`, `window_full`: see `GateShare`. `normalise`: see `Gated`.
+            row. `share`: see `GateShare`. `normalise`: see `Gated`.
         lower: names of auxiliary rewards of which a lower score is better.
         reset_kl, reset_steps: the reference becomes the trained LoRA after a step whose mean KL (of the penalised rows;
             with gate "all" the base's penalty over beta) is above `reset_kl`, or `reset_steps` steps after the last
@@ -69,7 +69,7 @@ class Gardo(Penalty):
         keys = GardoSection.of(keys, values)
         self.auxiliary, self.gate, self.diversity = keys.auxiliary, keys.gate, keys.diversity
         self.signs = torch.tensor([-1.0 if name in lower else 1.0 for name in keys.auxiliary])
-        self.gate_share = GateShare(keys.share, keys.share_range, keys.window, keys.window_full)
+        self.gate_share = GateShare(keys.share)
         if keys.advantage_std is not None:
             base.rule = replace(base.rule, std=keys.advantage_std)
         if keys.beta is not None:
@@ -81,7 +81,7 @@ class Gardo(Penalty):
             base.penalty.reference = self.reference = REFERENCE
             base.snapshots = (*base.snapshots, REFERENCE)
         if keys.gate != "all":
-            self.share, self.kept = keys.share, max(keys.share_range[1], keys.share)
+            self.share, self.kept = keys.share, self.gate_share.limits[1]
         self.gated = Gated(base, gated=keys.gate != "all", normalise=keys.normalise)
         base.penalties = [self, *base.penalties[1:]]
         if keys.diversity != "off":

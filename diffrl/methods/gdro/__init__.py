@@ -20,6 +20,7 @@ class GDROSection(Ranked):
         advantages="own",
     )
     whole_groups: ClassVar[bool] = True
+    beta: ClassVar[float] = 0.0
     b: FiniteFloat = key(
         12.0, "scale of the implicit reward; calibrate gdro/implicit_std to about gdro/reward_std", gt=0
     )

@@ -56,7 +56,7 @@ class GDRO(Objective):
     def __init__(self, keys: GDROSection | None = None, **values: Any) -> None:
         keys = GDROSection.of(keys, values)
         noising = of_groups(keys)
-        super().__init__(beta=keys.beta, advantage_std="none", noising=noising)
+        super().__init__(advantage_std="none", noising=noising)
         # Centred, whatever std a method around it asks for.
         self.rule = replace(self.rule, estimate=lambda scores, groups, std: group_advantages(scores, groups, "none"))
         self.b, self.tau, self.best = keys.b, keys.tau, keys.best

@@ -55,10 +55,10 @@ class PRDP(Objective):
 
     def __init__(self, spec: SamplerSpec, keys: PRDPSection | None = None, **values: Any) -> None:
         keys = PRDPSection.of(keys, values)
-        super().__init__(beta=keys.beta, advantage_std="group")
+        super().__init__(advantage_std="group")
         self.b, self.clip = keys.b, keys.clip
         self.steps, self.guidance_scale = StoredSteps(spec), spec.guidance_scale
-        self.penalties = [StepKL(self, keys.beta, self.steps)]
+        self.penalties = [StepKL(self, 0.0, self.steps)]
         self.coupling = Coupling(self._slopes, count=2)
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
-from diffrl.methods.shared.sections import Drawn
+from diffrl.methods.shared.sections import KL, Drawn
 
 
 class RWRSection(Drawn):
@@ -21,6 +21,7 @@ class RWRSection(Drawn):
         advantages="own",
         spatial=True,
     )
+    beta: FiniteFloat = key(0.0, KL, ge=0)
     weights: Literal["softmax", "exp", "linear"] = key(
         "softmax",
         "softmax(r / tau) over the group times its size, exp(A / tau) of the group's advantage, or r + constraint "
@@ -40,3 +41,4 @@ class SFTSection(Drawn):
         trainer="diffrl.methods.rwr.objective:Regression",
         advantages="own",
     )
+    beta: FiniteFloat = key(0.0, KL, ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FiniteFloat, PlainSerializer, PlainValidator
+from pydantic import PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from diffrl.config.base import LARGEST, Problem, Sampling, Section, Whole, key
@@ -54,8 +54,6 @@ def check_timesteps(name: str, section: Any, rollout: Sampling) -> None:
 
 class Ranked(ForwardProcess):
     """What the objectives on the forward process share that rank or weigh a group by themselves."""
-
-    beta: FiniteFloat = key(0.0, KL, ge=0)
 
     def check(self, config: Whole) -> None:
         check_timesteps(config.method.name, self, config.rollout)
