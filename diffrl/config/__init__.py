@@ -1,9 +1,19 @@
-"""The config: one YAML file per run, strictly checked before anything heavy is imported."""
+"""The config: one YAML file per run, strictly checked before anything heavy is imported.
 
-from diffrl.config.checks import check_lora, check_model, check_plugin
-from diffrl.config.load import dump, find_config, load_config, make_config
+Who has a `Config` already, such as a run, loads nothing that reads or checks one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from diffrl.config.schema import Config
-from diffrl.config.source import read_parameters
+
+if TYPE_CHECKING:
+    from diffrl.config.checks import check_lora, check_model, check_plugin
+    from diffrl.config.load import dump, find_config, load_config, make_config
+    from diffrl.config.source import read_parameters
 
 __all__ = [
     "Config",
@@ -16,3 +26,10 @@ __all__ = [
     "make_config",
     "read_parameters",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    home = "checks" if name.startswith("check_") else "source" if name == "read_parameters" else "load"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

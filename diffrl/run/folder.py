@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffrl.config import Config, dump
+from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.policy import Policy
 from diffrl.records import checkpoint, held_out, history
@@ -49,6 +49,8 @@ class RunFolder:
         if not self.main:
             return
         self.ended(None)
+        from diffrl.config import dump
+
         free = free_changes(config, self.path) if start.resumed else []
         dump(config, self.path / "config.yaml")  # on a resume too: it may have more epochs
         record_environment(self.path, **facts)
