@@ -25,7 +25,7 @@ class Blueness:
     def __call__(self, images, prompts, metadata):
         return images[:, 2].mean(dim=(1, 2))
 """
-GARDO = {"auxiliary": ["blue"], "share": 0.2, "beta": 0.5, "window": 2, "reset": {"kl": 1e-4, "steps": 3}}
+GARDO = {"auxiliary": ["blue"], "share": 0.2, "beta": 0.5, "reset": {"kl": 1e-4, "steps": 3}}
 
 
 @pytest.fixture
