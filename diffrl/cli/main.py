@@ -35,6 +35,7 @@ from diffrl.cli.completion import add_completion
 from diffrl.cli.d2align import add_d2align
 from diffrl.cli.divgen import add_divgen
 from diffrl.cli.examining import add_doctor
+from diffrl.cli.export import add_export
 from diffrl.cli.image_sets import add_image_sets
 from diffrl.cli.interrupted import leave_peers, loading, resumable
 from diffrl.cli.models import add_models
@@ -200,6 +201,7 @@ def _parser() -> Parser:
     add_divgen(add)
     add_image_sets(add)
     add_sharing(add)
+    add_export(add)
     add_doctor(add)
     add_completion(add, _parser)
     add("version", _version, "print the version", "diffrl version")

@@ -148,8 +148,8 @@ class _Absent:
         raise AssertionError("a stand-in is never called")
 
 
-def push(folder: str | Path, repository: str) -> str:
-    """Send a published folder to the hub as the model OWNER/NAME, made if it is not there; returns its address.
+def push(folder: str | Path, repository: str, message: str = "A LoRA trained with diffrl") -> str:
+    """Send a folder to the hub as the model OWNER/NAME, made if it is not there; returns its address.
 
     Raises:
         UserError: the name has another form.
@@ -163,7 +163,7 @@ def push(folder: str | Path, repository: str) -> str:
     try:
         api = HfApi()
         address = api.create_repo(repository, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="A LoRA trained with diffrl")
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except HFValidationError as error:
         raise UserError(f"--push: {error}") from error
     except Exception as error:  # the hub's, the network's, the disk's: each library has its own

@@ -1,0 +1,107 @@
+"""`diffrl export`: which LoRAs of a run, at which strength, go into merged weights or into ComfyUI's file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from diffrl.errors import UserError, nearest
+from diffrl.policy import LoraSpec, find_model, read_lora
+from diffrl.records import checkpoint
+from diffrl.records.disk import replacing
+from diffrl.sharing.keys import for_comfyui
+from diffrl.sharing.merged import Weighted, merge
+
+
+def export_merged(
+    source: str,
+    out: Path,
+    *,
+    loras: Sequence[tuple[str, float]] = (),
+    strength: float = 1.0,
+    step: int | None = None,
+    snapshot: str | None = None,
+    dtype: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Write a model with a run's LoRA, and others, in its weights; see `diffrl.sharing.merged.merge`.
+
+    Args:
+        source: a run's folder, or a model; of a run its LoRA comes first.
+        loras: more of them, each with its strength.
+        strength: of the run's LoRA.
+        step: of one of the run's checkpoints; None: the newest LoRA, RUN/lora.
+        snapshot: the checkpoint's "default" or "ema" or another; None: what the run evaluates.
+
+    Raises:
+        UserError: there is no such LoRA, checkpoint or snapshot, or the LoRA does not fit.
+    """
+    model, chosen = choose(source, loras, strength, step, snapshot)
+    return merge(model, chosen, out, dtype, **more)
+
+
+def export_comfyui(source: str, file: Path, **choice: Any) -> None:
+    """Write one file in ComfyUI's names; several LoRAs become one whose rank is the sum of theirs."""
+    model, chosen = choose(source, **choice)
+    state: dict[str, Tensor] = {}
+    for lora in chosen:
+        for name, value in lora.state.items():
+            up = name.endswith("lora_B.weight")
+            value = value.float() * (lora.scale if up else 1.0)
+            state[name] = torch.cat([state[name], value], dim=int(up)) if name in state else value
+    family = str(find_model(model)[1].get("_class_name"))
+    tensors = for_comfyui(family, state, LoraSpec(rank=1, alpha=1.0))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as unfinished:
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+
+
+def choose(
+    source: str,
+    loras: Sequence[tuple[str, float]] = (),
+    strength: float = 1.0,
+    step: int | None = None,
+    snapshot: str | None = None,
+) -> tuple[str, list[Weighted]]:
+    """The model, and the LoRAs that are chosen."""
+    chosen, model, run = [], source, Path(source)
+    if (run / "config.yaml").is_file() and not (run / "model_index.json").is_file():
+        from diffrl.config import load_config
+
+        model = load_config(run / "config.yaml").model
+        state, spec = read_lora(run / "lora")
+        name = str(run / "lora")
+        if step is not None or snapshot is not None:
+            name, state = _of_checkpoint(run, step, snapshot)
+        chosen.append(Weighted(name, state, strength * spec.scale, strength))
+    elif step is not None or snapshot is not None or strength != 1.0:
+        raise UserError(f'export: --step, --snapshot and --strength are of a run; "{source}" is no run\'s folder')
+    for name, weight in loras:
+        state, spec = read_lora(name)
+        chosen.append(Weighted(name, state, weight * spec.scale, weight))
+    if not chosen:
+        raise UserError(f'export: "{source}" is no run\'s folder: name a LoRA with --lora')
+    return model, chosen
+
+
+def _of_checkpoint(run: Path, step: int | None, snapshot: str | None) -> tuple[str, dict[str, Tensor]]:
+    paths = {int(path.name.rpartition("-")[2]): path for path in checkpoint.intact(run)}
+    if not paths:
+        raise UserError(f'export: "{run}" has no intact checkpoint')
+    if step is not None and step not in paths:
+        known = ", ".join(str(one) for one in sorted(paths))
+        raise UserError(f"--step: no checkpoint of step {step}; there are {known}")
+    path = paths[max(paths) if step is None else step]
+    tensors, _ = checkpoint.load(path)
+    snapshots = {"default": tensors["lora"]}
+    snapshots |= {name: state for name, state in tensors.items() if set(state) == set(tensors["lora"])}
+    del snapshots["lora"]
+    name = ("ema" if "ema" in snapshots else "default") if snapshot is None else snapshot
+    if name not in snapshots:
+        raise UserError(f'--snapshot: no "{name}"{nearest(name, snapshots)}; there are {", ".join(snapshots)}')
+    return f"{path}:{name}", snapshots[name]

@@ -1,0 +1,212 @@
+"""`diffrl export`: merged weights draw what the LoRA on its base draws; nothing half-written; memory is one shard's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from comfyui import Comfy
+from safetensors.torch import load_file, save_file
+from tiny import PROMPTS, SPEC, scramble, tiny_sd, tiny_sd3
+from tiny_models.recent import make
+
+from diffrl.cli.main import main
+from diffrl.errors import UserError
+from diffrl.policy import load_policy
+from diffrl.records import checkpoint
+from diffrl.records.disk import DiskError
+from diffrl.sharing import merged
+from diffrl.sharing.export import export_comfyui, export_merged
+
+
+def lora(model: Path, folder: Path, seed: int = 1, std: float = 0.1) -> str:
+    policy = load_policy(str(model), lora=SPEC)
+    scramble(policy, seed=seed, std=std)
+    policy.save_lora(folder)
+    return str(folder)
+
+
+def picture(model: Path, dtype: torch.dtype, loras: dict[str, float] | None = None, steps: int = 2) -> np.ndarray:
+    """Of diffusers' own pipeline, with LoRAs of diffusers' own loader."""
+    index = json.loads((Path(model) / "model_index.json").read_text())
+    absent = {name: None for name, entry in index.items() if entry == [None, None]}
+    pipe = diffusers.DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, **absent)
+    for name in loras or {}:
+        pipe.load_lora_weights(name, adapter_name=f"a{abs(hash(name))}")
+    if loras:
+        pipe.set_adapters([f"a{abs(hash(name))}" for name in loras], list(loras.values()))
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": steps, "height": 16, "width": 16, "output_type": "np"}
+    return pipe(PROMPTS[0], generator=torch.Generator().manual_seed(0), **call).images[0]
+
+
+@pytest.fixture(scope="module", params=["sd3", "sd", "z-image"])
+def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    if request.param == "sd3":
+        return tiny_model
+    return tiny_sd(folder / "sd") if request.param == "sd" else make("z-image", folder / "z")
+
+
+def test_the_picture_is_that_of_the_loras_on_the_base(model: Path, tmp_path: Path) -> None:
+    one, two = lora(model, tmp_path / "one"), lora(model, tmp_path / "two", seed=2)
+    loras = {one: 0.7, two: 1.0}
+    export_merged(str(model), tmp_path / "out", loras=list(loras.items()), dtype="fp32", shard=20_000)
+    index = [*(tmp_path / "out").glob("*/diffusion_pytorch_model.safetensors.index.json")]
+    assert index and len(set(json.loads(index[0].read_text())["weight_map"].values())) > 2, "several files"
+    expected, found = picture(model, torch.float32, loras), picture(tmp_path / "out", torch.float32)
+    gap = np.abs(expected - found)
+    assert gap.mean() < 1e-6 and gap.max() < 1e-5  # a tiny random network adds up the rounding of its sums
+    assert np.abs(found - picture(model, torch.float32)).max() > 1e-3, "the LoRAs change the picture"
+    load_policy(str(tmp_path / "out"))  # and ours
+
+
+def test_bf16_is_the_weights_rounded_once(model: Path, tmp_path: Path) -> None:
+    name = lora(model, tmp_path / "one")
+    for dtype in ("fp32", "bf16"):
+        export_merged(str(model), tmp_path / dtype, loras=[(name, 1.0)], dtype=dtype)
+    for part in ("transformer", "unet"):
+        for file in (tmp_path / "fp32" / part).glob("*.safetensors"):
+            full, narrow = load_file(file), load_file(tmp_path / "bf16" / part / file.name)
+            for key, value in full.items():
+                assert narrow[key].dtype == torch.bfloat16
+                torch.testing.assert_close(narrow[key].float(), value, rtol=2**-8, atol=0)
+    expected = picture(model, torch.float32, {name: 1.0}, steps=1)
+    assert np.abs(expected - picture(tmp_path / "bf16", torch.float32, steps=1)).mean() < 2e-3
+    vae = [load_file(tmp_path / dtype / "vae/diffusion_pytorch_model.safetensors") for dtype in ("fp32", "bf16")]
+    assert all(torch.equal(vae[0][key], vae[1][key]) for key in vae[0]), "the autoencoder stays as it is"
+
+
+@pytest.fixture
+def run(tiny_model: Path, tmp_path: Path) -> Path:
+    """A run's folder, made by hand: a LoRA, and two checkpoints with an EMA."""
+    folder = tmp_path / "run"
+    lora(tiny_model, folder / "lora", seed=1)
+    policy = load_policy(str(tiny_model), lora=SPEC)
+    for step in (1, 2):
+        states = {}
+        for number, name in enumerate(("lora", "ema")):
+            scramble(policy, seed=10 * step + number, std=0.2)
+            states[name] = policy.state("default")
+        checkpoint.save(folder, step, states, {"epoch": step}, keep=2)
+    (folder / "config.yaml").write_text(f"model: {tiny_model}\n")
+    return folder
+
+
+def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    class Read:
+        model = str(tiny_model)
+
+    monkeypatch.setattr("diffrl.config.load_config", lambda path: Read)
+    base = load_file(tiny_model / "transformer/diffusion_pytorch_model.safetensors")
+    newest, _ = merged_lora(run / "lora")
+    for words, step, name, strength in (
+        ([], None, None, 1.0),
+        (["--strength", "0.5"], None, None, 0.5),
+        (["--step", "1"], 1, "ema", 1.0),
+        (["--snapshot", "default"], 2, "lora", 1.0),
+    ):
+        assert main(["export", str(run), "--merged", "--out", str(tmp_path / "out"), *words]) == 0
+        state = newest if step is None else checkpoint.load(run / f"checkpoints/step-{step:06d}")[0][name]
+        found = load_file(tmp_path / "out/transformer/diffusion_pytorch_model.safetensors")
+        for layer in {key.rsplit(".lora_", 1)[0] for key in state}:
+            change = strength * SPEC.scale * state[f"{layer}.lora_B.weight"] @ state[f"{layer}.lora_A.weight"]
+            torch.testing.assert_close(found[f"{layer}.weight"], base[f"{layer}.weight"] + change, rtol=0, atol=1e-6)
+    assert "peak memory:" in capsys.readouterr().out
+    for words, text in (
+        (["--step", "7"], "there are 1, 2"),
+        (["--snapshot", "emma"], "there are default, ema"),
+    ):
+        assert main(["export", str(run), "--merged", "--out", str(tmp_path / "out"), *words]) == 2
+        assert text in capsys.readouterr().err
+
+
+def merged_lora(folder: Path) -> tuple[dict[str, torch.Tensor], object]:
+    from diffrl.policy import read_lora
+
+    return read_lora(folder)
+
+
+def test_several_loras_in_one_file_for_comfyui(tiny_model: Path, tmp_path: Path) -> None:
+    names = [lora(tiny_model, tmp_path / "one"), lora(tiny_model, tmp_path / "two", seed=2)]
+    export_comfyui(str(tiny_model), tmp_path / "both.safetensors", loras=[(names[0], 0.7), (names[1], 1.0)])
+    network = diffusers.SD3Transformer2DModel.from_pretrained(tiny_model, subfolder="transformer")
+    comfy = Comfy("StableDiffusion3Pipeline", network)
+    comfy.apply(load_file(tmp_path / "both.safetensors"))
+    export_merged(str(tiny_model), tmp_path / "out", loras=[(names[0], 0.7), (names[1], 1.0)])
+    expected = load_file(tmp_path / "out/transformer/diffusion_pytorch_model.safetensors")
+    for name in comfy.places:
+        torch.testing.assert_close(comfy.layer(name), expected[f"{name}.weight"], rtol=0, atol=1e-6)
+
+
+def test_a_full_disk_or_a_kill_leaves_nothing_half_written(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
+    name = lora(tiny_model, tmp_path / "one")
+    export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 1.0)])
+    before = (tmp_path / "out" / merged.RECORD).read_text()
+
+    def full(*words: object, **rest: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merged, "save_file", full)
+        with pytest.raises(DiskError, match="No space left"):
+            export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 0.5)])
+    assert (tmp_path / "out" / merged.RECORD).read_text() == before and not [*tmp_path.glob(".out*")]
+    with monkeypatch.context() as patch:
+        patch.setattr(merged.shutil, "disk_usage", lambda path: type("Free", (), {"free": 10})())
+        with pytest.raises(DiskError, match="are to be written"):
+            export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 0.5)])
+
+    if (child := os.fork()) == 0:
+        merged._sync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+        export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 0.5)])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "out" / merged.RECORD).read_text() == before and [*tmp_path.glob(".out.tmp-*")]
+    export_merged(str(tiny_model), tmp_path / "out", loras=[(name, 0.5)])
+    assert (tmp_path / "out" / merged.RECORD).read_text() != before and not [*tmp_path.glob(".out*")]
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    foreign = lora(tiny_sd(tmp_path / "sd"), tmp_path / "foreign")
+    own = lora(tiny_model, tmp_path / "own")
+    with pytest.raises(UserError, match="the network has no down_blocks"):
+        export_merged(str(tiny_model), tmp_path / "out", loras=[(foreign, 1.0)])
+    with pytest.raises(UserError, match="not empty and no earlier export"):
+        export_merged(str(tiny_model), tmp_path / "own", loras=[(own, 1.0)])
+    with pytest.raises(UserError, match="name a LoRA with --lora"):
+        export_merged(str(tiny_model), tmp_path / "out")
+    with pytest.raises(UserError, match="is no run's folder"):
+        export_merged(str(tiny_model), tmp_path / "out", loras=[(own, 1.0)], step=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_is_that_of_one_shard(tmp_path: Path) -> None:
+    """A network of 400 MB in files of 50 MB: at most three of them (read, changed, written), far from the network."""
+
+    def memory(kind: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
+
+    model = tiny_sd3(tmp_path / "model")
+    file = model / "transformer/diffusion_pytorch_model.safetensors"
+    save_file(load_file(file) | {f"more.{i}.weight": torch.zeros(1250, 1000) for i in range(80)}, file)
+    name = "more.lora"
+    state = {f"more.{i}.lora_A.weight": torch.ones(2, 1000) for i in range(80)}
+    state |= {f"more.{i}.lora_B.weight": torch.ones(1250, 2) for i in range(80)}
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory("VmRSS")
+    merged.merge(str(model), [merged.Weighted(name, state, 0.5, 1.0)], tmp_path / "out", shard=50 * 10**6)
+    grown = memory("VmHWM") - before
+    print(f"peak memory: {grown / 1e6:.0f} MB for files of 50 MB, of a network of 400 MB")
+    assert grown < 200e6
+    index = json.loads((tmp_path / "out/transformer/diffusion_pytorch_model.safetensors.index.json").read_text())
+    last = load_file(tmp_path / "out/transformer" / index["weight_map"]["more.79.weight"])["more.79.weight"]
+    assert (last == 1.0).all()
