@@ -187,10 +187,10 @@ def _draw(
         rows.append({"file": name, "prompt": prompt.text, "member": member, "seed": job.seed})
     out.mkdir(parents=True, exist_ok=True)
     _list(out, rows)  # first, so that the next call knows what this one has left, however it ends
-    parts: list[Tensor] = []
+    parts: list[Any] = []
     kept: list[Tensor] = []
     for index, images in generate(policy, chosen, job.spec(policy), snapshot=snapshot, **job.amount()):
-        parts.append(scorer.submit(images, [chosen[i // job.per_prompt] for i in index.tolist()]).result())
+        parts.append(scorer.submit(images, [chosen[i // job.per_prompt] for i in index.tolist()]))
         if scorer.later:
             kept.append(images.cpu())
         for i, image in zip(index.tolist(), images, strict=True):
@@ -200,7 +200,9 @@ def _draw(
     if scorer.names:
         groups = torch.arange(len(chosen)).repeat_interleave(job.per_prompt)
         owners = [chosen[int(i)] for i in groups]
-        scores = scorer.finish(torch.cat(parts), kept, owners, groups, lambda: policy.apart())
+        scores = scorer.finish(
+            torch.cat([part.result() for part in parts]), kept, owners, groups, lambda: policy.apart()
+        )
         for row, values in zip(rows, scores.tolist(), strict=True):
             row["scores"] = {name: _known(value) for name, value in zip(scorer.names, values, strict=True)}
         _list(out, rows)

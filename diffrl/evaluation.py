@@ -90,8 +90,7 @@ class Evaluator:
         rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
         first, end = rank * len(prompts) // world, (rank + 1) * len(prompts) // world
         mine, total, columns = prompts[first:end], len(prompts) * per_prompt, len(scorer.names)
-        parts: list[Tensor] = []
-        pictures: list[Tensor] = []
+        parts, pending, pictures = list[Tensor](), list[Any](), list[Tensor]()
         figures = find_figures(scorer.rewards, prompts) if per_prompt > 1 else []
         broken_down = Breakdowns(scorer.rewards)
         features_at = columns + 1 + len(broken_down.names)
@@ -103,9 +102,9 @@ class Evaluator:
             for index, images in batches if mine else ():
                 self.check()
                 owners = [mine[int(i) // per_prompt] for i in index]
-                scores = scorer.submit(images, owners).result()
-                more = [saturation(images).cpu()[:, None], broken_down(images, owners), self.features(images)]
-                parts.append(torch.cat([scores, *more], dim=1))
+                pending.append(scorer.submit(images, owners))
+                facts = [saturation(images).cpu()[:, None], broken_down(images, owners), self.features(images)]
+                parts.append(torch.cat(facts, dim=1))
                 if scorer.later:
                     pictures.append(images.cpu())
                 for one in figures:
@@ -113,7 +112,8 @@ class Evaluator:
                 _keep_firsts(kept, images, index + first * per_prompt, per_prompt)
                 advance(len(images))
         here = slice(first * per_prompt, end * per_prompt)
-        rows = torch.cat(parts) if parts else torch.zeros(0, columns)
+        scored = [torch.cat([scores.result(), more], 1) for scores, more in zip(pending, parts, strict=True)]
+        rows = torch.cat(scored) if scored else torch.zeros(0, columns)
         if parts or scorer.batchwise:  # a batch is complete when all processes come to it
             rows[:, :columns] = self._finished(rows[:, :columns], pictures, mine, here, total)
         known = {f"{name}_batch": figure for name, figure in scorer.figures.items() if figure == figure}

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from diffrl.config import Config
 from diffrl.objectives.objective import Objective
-from diffrl.run.source import QUEUED
+from diffrl.rewards.beside import QUEUED
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Reward(Protocol):
       D)` and `score(image_embeddings, text_embeddings) -> (B,)`, and `__call__` is their composition.
     - `applies(prompt, metadata) -> bool`: False makes the score NaN, and the image is not sent to the reward.
     - `asks = True`: people answer, in a training run alone: an `Asker`. Evaluations and servers leave it out.
-    - `remote = True`: the work is done by another machine: on the CPU, too, scoring goes on beside sampling.
+    - `remote = True`: another machine does the work, beside sampling; several threads call it at once.
     - `learns = True`: it trains while the policy does, see `diffrl.rewards.learning.Learning`.
     - `figures`: a `GroupFigures`, what evaluations report of a prompt's images beside their scores.
     - `breakdown`: a `Breakdown`, the score by parts, such as kinds of facts, which reports show before and after.

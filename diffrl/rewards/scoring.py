@@ -11,10 +11,10 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
@@ -32,6 +32,7 @@ from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
+    from diffrl.rewards.beside import Beside
     from diffrl.rewards.learning import Learning
 
 log = logging.getLogger("diffrl")
@@ -59,7 +60,7 @@ class Scorer:
     `retries`: further attempts after an exception of a reward, the first after `backoff` seconds and each of the next
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
-    does the work meanwhile; or the names of the rewards for which it pays (those of other machines). `spatial`: those
+    does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `spatial`: those
     that are asked for maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
     that is not their name, for messages.
 
@@ -75,7 +76,7 @@ class Scorer:
         retries: int | Mapping[str, int] = 0,
         timeout: float | Mapping[str, float | None] | None = None,
         backoff: float = 1.0,
-        overlap: bool | Collection[str] = False,
+        overlap: bool = False,
         spatial: Collection[str] = (),
         plugins: Mapping[str, str] | None = None,
     ) -> None:
@@ -96,14 +97,14 @@ class Scorer:
         self._offloaded = {name: one for name, one in offloaded if one is not None}
         self._apart = [name for name, one in self._offloaded.items() if one.apart]
         self._making_room = 0.0  # seconds
-        beside = set(self.names if overlap is True else overlap or ()) - set(self.later)
-        self._beside = [name for name in self.names if name in beside]
-        # One worker: batches are scored in the order in which they came, and no reward sees two calls at once.
-        self._worker = (
-            ThreadPoolExecutor(1, thread_name_prefix="diffrl-rewards", initializer=_same_device())
-            if self._beside
-            else None
-        )
+        self._remote = [name for name, reward in self.rewards.items() if ability(reward, "remote")]
+        queued = [n for n in self.names if overlap and n not in {*self.later, *self._remote}]
+        self._here = [n for n in self.names if n not in {*queued, *self._remote, *self._apart}]
+        self._beside: Beside | None = None
+        if queued or self._remote:
+            from diffrl.rewards.beside import Beside
+
+            self._beside = Beside(self.rewards, queued, self._remote, self._each, _same_device())
 
     @property
     def groupwise(self) -> list[str]:
@@ -135,7 +136,9 @@ class Scorer:
         """
         if groups is None and self.groupwise:
             raise ValueError(f'reward "{self.groupwise[0]}" is group-wise: score() needs the group ids of the images')
-        scores = self._score_batch(self._each(images, prompts, self.names), images, prompts, alone)
+        scores = self._score_batch(
+            self._begin([*self._here, *self._apart], images, prompts).result(), images, prompts, alone
+        )
         return scores if groups is None else self.score_groups(images, prompts, groups, scores)
 
     @property
@@ -143,21 +146,19 @@ class Scorer:
         """The rewards that learn from what `submit` shows them, by name."""
         return {name: cast("Learning", reward) for name, reward in self.rewards.items() if ability(reward, "learns")}
 
-    def submit(self, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Future[Tensor]:
+    def submit(self, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None) -> Any:
         """Starts to score a batch: `.result()` is (B, K), NaN for the rewards of `later` until `finish` fills them.
 
         `keys`: the images' own numbers (B), where the rewards that learn are to observe them (`Learning.observe`).
         What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
-        now = [name for name in self.names if name not in self._beside and name not in self._apart]
-        if self._worker is None:
-            done: Future[Tensor] = Future()
-            done.set_result(self._each(images, prompts, now, keys))
-            return done
-        beside = self._worker.submit(self._each, images, prompts, self._beside, keys)
-        here = self._each(images, prompts, now, keys)
-        # The one worker has `beside` behind it when it comes to this: nothing waits here.
-        return self._worker.submit(lambda: here.where(~here.isnan(), beside.result()))
+        return self._begin(self._here, images, prompts, keys)
+
+    def _begin(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], keys: Any = None) -> Any:
+        waiting = self._beside and self._beside.put(images, prompts, keys)
+        here: Future[Tensor] = Future()
+        here.set_result(self._each(images, prompts, names, keys))
+        return waiting.join(here) if waiting else here
 
     def finish(
         self,
@@ -212,10 +213,14 @@ class Scorer:
         scores = scores.clone()
         for name in [name for name in self.groupwise if names is None or name in names]:
             column = scores[:, self.names.index(name)]
-            for group in groups.unique():
-                rows = (groups == group).nonzero().flatten().cpu().tolist()
-                if applies(self.rewards[name], prompts[rows[0]].text, prompts[rows[0]].metadata):
-                    column[rows] = self._call(name, images[rows], [prompts[i] for i in rows])
+            whole = [(groups == group).nonzero().flatten().tolist() for group in groups.unique()]
+            whole = [r for r in whole if applies(self.rewards[name], (p := prompts[r[0]]).text, p.metadata)]
+            calls = [partial(self._call, name, images[rows], [prompts[i] for i in rows]) for rows in whole]
+            given = (
+                self._beside.together(calls) if self._beside and name in self._remote else (call() for call in calls)
+            )
+            for rows, scored in zip(whole, given, strict=True):
+                column[rows] = scored
         return scores
 
     def leave(self) -> None:
@@ -240,9 +245,9 @@ class Scorer:
         return {name: min(size, max(self._size - before, 0)) for name, size in growth.items()}
 
     def close(self) -> None:
-        """Ends the worker thread, if there is one. Batches that wait are dropped."""
-        if self._worker is not None:
-            self._worker.shutdown(cancel_futures=True)
+        """Ends the threads, if there are some. Batches that wait are dropped."""
+        if self._beside is not None:
+            self._beside.close()
 
     def _each(
         self, images: Tensor, prompts: Sequence[Prompt], names: Sequence[str], keys: Sequence[int] | None = None

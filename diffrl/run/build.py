@@ -103,12 +103,10 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     for section in config.sections:
         section.correct(optimised)
     read = {name: watched[name] for name in read_on_training_images(config)}
-    # Beside sampling a reward is scored only where other silicon does the sampling, or the scoring.
-    elsewhere = [name for name, reward in {**optimised, **read}.items() if ability(reward, "remote")]
     for name in spatial(config.rewards):
         if ability(optimised[name], "maps") is None:
             raise UserError(f"rewards.{name}.spatial: it declares no `maps`, (h, w) of its map; leave it out")
-    beside: Any = device.type == "cuda" or elsewhere
+    beside = device.type == "cuda"  # only other silicon than that which samples scores beside sampling
     scorer = Scorer({**optimised, **read}, overlap=beside, spatial=spatial(config.rewards), **limits)
     judges = {name: reward for name, reward in {**optimised, **watched}.items() if name not in scorer.asking}
     return scorer, Scorer(judges, **limits)

@@ -20,8 +20,6 @@ from diffrl.run.processes import Processes
 from diffrl.samplers import SamplerSpec
 from diffrl.seeds import seed_of
 
-QUEUED = 8  # batches of images that may wait for their scores, beside the one that was just drawn
-
 
 class Epoch(NamedTuple):
     """This process's n images of an epoch."""
@@ -149,8 +147,6 @@ class Rollouts:
     ) -> None:
         """Have a batch scored; its scores to come are the last of `pending`. `keys`: rewards that learn observe it."""
         mark = time.perf_counter()
-        if len(pending) >= QUEUED:
-            pending[-QUEUED].result()
         pending.append(self.scorer.submit(images, owners, keys))
         self.processes.clock.add("reward", mark)
 

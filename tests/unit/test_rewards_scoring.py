@@ -210,7 +210,7 @@ def test_rewards_of_other_machines_overlap_and_those_of_this_one_do_not() -> Non
             return super().__call__(images, prompts, metadata)
 
     here = Where(remote=False, applies=lambda prompt, metadata: prompt == "a cat")
-    scorer = Scorer({"far": Where(remote=True), "here": here, "rank": Rank()}, overlap=["far", "rank"])
+    scorer = Scorer({"far": Where(remote=True), "here": here, "rank": Rank()})
     pending = [scorer.submit(IMAGES, PROMPTS) for _ in range(2)]
     assert len(here.calls) == 2 and not any(future.done() for future in pending)
     gate.set()
@@ -219,6 +219,33 @@ def test_rewards_of_other_machines_overlap_and_those_of_this_one_do_not() -> Non
         torch.testing.assert_close(scores[:, 0], IMAGES.mean((1, 2, 3)))
         assert scores[:, 1].isnan().tolist() == [False, True, True, False] and scores[:, 2].isnan().all()
     assert where[False] is not where[True]
+    scorer.close()
+
+
+def test_rewards_of_other_machines_are_asked_side_by_side_for_several_batches() -> None:
+    """Two of them, and of each two batches or both groups: four calls are under way before one of them ends."""
+    meeting = threading.Barrier(4, timeout=10)
+
+    class Far(Brightness):
+        remote = True
+
+        def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Tensor:
+            meeting.wait()
+            return images.mean((1, 2, 3)) + self.more
+
+        def __init__(self, more: float, groupwise: bool = False) -> None:
+            super().__init__()
+            self.more, self.groupwise = more, groupwise
+
+    scorer = Scorer({"a": Far(0.0), "here": Brightness(), "b": Far(1.0)})
+    pending = [scorer.submit(IMAGES[part], PROMPTS[part]) for part in (slice(2), slice(2, 4))]
+    expected = IMAGES.mean((1, 2, 3))[:, None] + torch.tensor([0.0, 0.0, 1.0])
+    torch.testing.assert_close(torch.cat([one.result() for one in pending]), expected)
+    scorer.close()
+    meeting = threading.Barrier(2, timeout=10)
+    scorer = Scorer({"a": Far(0.0, groupwise=True)})
+    scores = scorer.score(IMAGES, PROMPTS, torch.tensor([0, 1, 0, 1]))
+    torch.testing.assert_close(scores[:, 0], expected[:, 0])
     scorer.close()
 
 
