@@ -1,4 +1,4 @@
-"""diffrl: reinforcement learning for diffusion and flow text-to-image models, with reward hacking in plain view.
+"""diffrl: reinforcement learning for text-to-image models that shows reward hacking while it happens.
 
 `train`, `load`, `evaluate`, `Config` and `Run` are the Python interface (see `diffrl.api`); they are imported when they
 are first used, so that `import diffrl` and the command line stay fast.

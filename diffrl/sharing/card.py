@@ -95,8 +95,8 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
 def _bibtex(config: Config) -> str:
     """The tool, and each paper of what was on, under the name that it has here; arXiv has the rest."""
     papers = {name: number for one in config.methods for name, number in one.cites(getattr(config, one.name)).items()}
-    tool = "{diffrl}: reinforcement learning for diffusion and flow text-to-image models, "
-    tool += "with reward hacking in plain view"
+    tool = "{diffrl}: reinforcement learning for diffusion and flow text-to-image models "
+    tool += "that shows reward hacking while it happens"
     url = f",\n  url = {{{home}}}" if (home := homepage()) else ""
     entries = [
         f"@software{{diffrl,\n  title = {{{tool}}},\n  author = {{{{The diffrl developers}}}},\n  version = "

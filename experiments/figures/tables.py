@@ -26,7 +26,7 @@ BLOCK = re.compile(r"(<!-- (?P<script>\S+\.py)(:(?P<name>\w+))?(?P<words>[^\n]*?
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
 
 
 def function(script: str, name: str) -> Callable[..., str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ TEXTS = [*tables.pages(), ROOT / "CONTRIBUTING.md", ROOT / "rewards" / "README.m
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
 
 
 def test_a_page_is_read_as_it_is_and_its_links_lead_to_files() -> None:
@@ -44,21 +43,6 @@ def test_figures_inside_of_sentences_are_those_of_the_results(monkeypatch) -> No
     assert sentences.missing() == []
     monkeypatch.setitem(sentences.FUNCTIONS, "together", lambda *files: "0.1234")
     assert sentences.missing()[0].startswith('docs/methods/more.md: "0.1234" is not in it (together ')
-
-
-def test_the_readme_s_figures_are_those_of_the_shipped_model() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"<!-- (assets/\S+\.json) -->\n(.*?)<!-- end -->", text, re.DOTALL)
-    assert block is not None
-    figures = json.loads((ROOT / block[1]).read_text(encoding="utf-8"))["figures"]
-    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in block[2].splitlines())
-    assert len(rows) == 3
-    for row, name in zip(rows, ("guidance 1", "guidance 3", "autoencoder"), strict=True):
-        found = figures[name]
-        expected = [found["facts"], found["all_right"], *(found["by_prompt"][kind] for kind in head[3:-2])]
-        assert row[1:-2] == [f"{value:.2f}" for value in expected]
-        assert row[-2] == f"{found['artefact']:.3f}"
-        assert row[-1] == (f"{found['variety']:.2f}" if "variety" in found else "")
 
 
 def test_the_page_on_resuming_lists_what_may_change() -> None:
