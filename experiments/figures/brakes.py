@@ -1,4 +1,4 @@
-"""One gradient, four brakes: what each objective weighs a row by, from the shipped classes; experiments/notebook/brakes.md.
+"""One gradient, four brakes: what each objective weighs a row by, from the shipped classes (experiments/notebook).
 
     python -m experiments.figures.brakes        # seconds; writes assets/results/brakes.json and the page's tables
 
