@@ -102,19 +102,29 @@ def prepare(
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
-    if str(resume).startswith("hub:"):
+    from diffrl.run.hand_on import hand_on
+    from diffrl.store import is_address
+
+    if str(resume).startswith("hub:") or is_address(str(resume)):
         from diffrl.records.hub import fetch
 
         given = dict(word.split("=", 1) for word in overrides if word.startswith("run_dir=")) | changes
         own = None if config is None else _made(config, overrides, changes, outside).run_dir
         resume = fetch(str(resume), given.get("run_dir", own))
     if resume is not None and str(resume) != "auto":
+        hand_on(Path(resume))
         stored = file_of_run(Path(resume), "config.yaml", "--resume")
     source = stored if config is None else config
     if source is None:
         raise UserError("train: no CONFIG; name a YAML file or a shipped config such as playground/nft")
     checked = _made(source, overrides, changes, outside)
     folder = Path(checked.run_dir) if str(resume) == "auto" else None if resume is None else Path(resume)
+    if is_address(str(checked.checkpoint.push)):
+        from diffrl.records.hub import from_store
+
+        from_store(checked.checkpoint.push, Path(checked.run_dir), folder)
+    if str(resume) == "auto":
+        hand_on(Path(checked.run_dir))
     if folder is None or not (folder / "config.yaml").is_file():
         return checked, None
     return checked.model_copy(update={"run_dir": str(folder)}), folder

@@ -179,3 +179,12 @@ def _defined_in(module: ModuleType, thing: Any) -> bool:
     if inspect.isclass(thing) or inspect.isroutine(thing):
         return thing.__module__ == module.__name__
     return not inspect.ismodule(thing)
+
+
+def here(value: Any) -> Any:
+    """A value, or the path on this machine of the address (s3://...) that it is."""
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    from diffrl.store import is_address, local
+
+    return str(local(value)) if is_address(value) else value

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.plugins import here
 from diffrl.prompt_sets import SETS, set_name
 from diffrl.prompt_sets import SPLITS as SET_SPLITS
 from diffrl.prompt_sets import rows as rows_of_set
@@ -154,7 +155,7 @@ def world_of_set(source: str) -> World | None:
 
 def find_file(source: str) -> Path:
     """Path of a prompt file, shipped ones (`assets/...`) included; UserError if there is none, or of another kind."""
-    path = Path(source)
+    path = Path(here(source))
     if not path.exists() and path.parts[:1] == ("assets",):
         path = shipped("assets", *path.parts[1:])
     if path.is_file() and path.suffix in (".txt", ".jsonl"):

@@ -169,7 +169,7 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         total=len(prompts) * job.group,
         latents=latents,
         images=None,
-        cond=policy.encode(texts),
+        cond=own_texts(policy, texts, prompt_index),
         trajectory=job.plan.allocate(job, latents) if job.keep else None,
         schedule=torch.tensor(job.sigmas),
         process=policy.process,
@@ -178,6 +178,12 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         seed=job.seed,
         epoch=job.epoch,
     )
+
+
+def own_texts(policy: Policy, texts: Sequence[str], owners: Tensor) -> Conditioning:
+    """Of an epoch's texts those of this process's images, which stand together; `owners` (n,) are their numbers."""
+    first = int(owners.min())
+    return replace(policy.encode(texts[first : int(owners.max()) + 1]), first=first)
 
 
 def _keep(rollout: Rollout, drawn: Drawn, part: slice) -> None:

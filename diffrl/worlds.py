@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import UserError, nearest
-from diffrl.plugins import installed, load
+from diffrl.plugins import here, installed, load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ def world_of(source: str) -> World | None:
 
 def folder_of(model: str) -> Path:
     """The folder of a world's pipeline, or the one that `model` names, whether or not it exists."""
-    return worlds()[model].pipeline if model in worlds() else Path(model).expanduser()
+    return worlds()[model].pipeline if model in worlds() else Path(here(model)).expanduser()
 
 
 def find_merge(name: str) -> tuple[str, str | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from diffrl.rewards.direction import Corrected, load_direction
+from diffrl.rewards.footprint import footprint
 from diffrl.rewards.protocol import Card
-from diffrl.rewards.registry import footprint
 from diffrl_zoo.loading import inner
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diffrl.reward_tools.head import load_head
+from diffrl.rewards.footprint import footprint
 from diffrl.rewards.protocol import Card, Embedder, ability
-from diffrl.rewards.registry import footprint
 from diffrl_zoo.loading import inner
 
 

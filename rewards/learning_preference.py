@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.rewards.direction import embedder
+from diffrl.rewards.footprint import footprint
 from diffrl.rewards.learning import Reduce
 from diffrl.rewards.protocol import Embedder, ability
-from diffrl.rewards.registry import footprint
 from diffrl_zoo.clip import fit
 from diffrl_zoo.loading import inner
 from diffrl_zoo.references import LearnsFromReferences, References

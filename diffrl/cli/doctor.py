@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config import Config
-from diffrl.errors import in_one_line
+from diffrl.errors import UserError, in_one_line
+from diffrl.memory.cards import Card
 from diffrl.resources import shipped, shipped_configs
 from diffrl.version import __version__
 
@@ -54,26 +55,33 @@ def examine(ours: bool = False) -> bool:
     return good
 
 
-def check_fit(config: Config, gpu: float | None = None, processes: int | None = None) -> bool:
+def check_fit(
+    config: Config, gpu: float | Card | None = None, processes: int | None = None, nodes: int = 1, fsdp2: bool = False
+) -> bool:
     """Print what a config needs on each device, and what to change if that is more than there is.
 
-    `gpu`: GiB of the devices that it is meant for; None: what is free here. `processes`: None: WORLD_SIZE.
+    `gpu`: GiB of the devices that it is meant for, or what they are; None: what is free here. `processes`: of all
+    `nodes` together; None: WORLD_SIZE. `fsdp2`: the network is spread over them.
     """
     from diffrl.memory.advice import advise
-    from diffrl.memory.fit import PICTURE, estimate
+    from diffrl.memory.fit import MARGIN, PICTURE, estimate
     from diffrl.memory.rewards import RATE
     from diffrl.policy.sharding import launched_with_fsdp
 
     world = processes or int(os.environ.get("WORLD_SIZE", "1"))
-    sharded = launched_with_fsdp()
+    if world % nodes:
+        raise UserError(f"doctor: --nodes {nodes} do not divide --processes {world}")
+    here, sharded = world // nodes, fsdp2 or launched_with_fsdp()
+    card, gpu = (gpu, gpu.memory) if isinstance(gpu, Card) else (None, gpu)
     with _progress() as tell:
         fit = estimate(config, world, sharded, tell=tell)
     for name, size in {**fit.parts, **fit.peaks}.items():
         kind = "at its peak" if name in fit.peaks else "all the time"
         print(f"{size / GIB:9.2f} GiB  {name}, {kind}")
-    print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, world)}")
-    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, world)}")
+    print(f"{fit.host / GIB:9.2f} GiB  in main memory: text encoders{_together(fit.host, here)}")
+    print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, here)}")
     print(_work(fit.work))
+    print(_time(config, fit, world, card))
     if fit.copied:
         seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
         print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")
@@ -85,7 +93,9 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
     print(f"{fit.total / GIB:9.2f} GiB  on each device, with 10 % for gaps{top}")
     print(f"{free / GIB:9.2f} GiB  free: {where}")
     if fit.total <= free:
-        print("it fits")
+        short = fit.total * MARGIN > free
+        close = ", but closely: what was measured was up to 6 % more; a smaller optimise.micro_batch is safe"
+        print(f"it fits{close * short}")
         return True
     with _progress() as tell:
         advice = advise(config, free, world, fit, sharded, tell)
@@ -103,7 +113,8 @@ def check_fit(config: Config, gpu: float | None = None, processes: int | None = 
 def names_of_hub(config: Config) -> None:
     """Print the commit of each model of the hub that a config's run would load."""
     from diffrl.hub import NAME, commit_of
-    from diffrl.rewards.registry import defaults, load_class
+    from diffrl.rewards.footprint import defaults
+    from diffrl.rewards.registry import load_class
 
     names: dict[str, list[Any]] = {"model": [config.model], "evaluate.features": [config.evaluate.features]}
     names |= {f"evaluate.also.{key}": [one.model, one.merge] for key, one in config.evaluate.also.items()}
@@ -156,8 +167,22 @@ def _work(work: Mapping[str, float]) -> str:
     total = sum(work.values())
     unit, name = next(((u, n) for u, n in ((1e15, "P"), (1e12, "T")) if total >= u), (1e9, "G"))
     parts = ", ".join(f"{phase} {value / unit:.3g}" for phase, value in work.items())
-    text = f"{total / unit:9.2f} {name}FLOP in an epoch ({parts}), without rewards and evaluations"
-    return text if name != "P" else f"{text}; {total / 2e14 / 60:.1f} minutes at 200 TFLOP/s"
+    return f"{total / unit:9.2f} {name}FLOP in an epoch ({parts}), without rewards and evaluations"
+
+
+def _time(config: Config, fit: Any, world: int, card: Card | None) -> str:
+    """One line on how long a run takes, evaluations' images with it, on the card that was named."""
+    from diffrl.memory.cards import REACHED
+
+    evaluations = 2 + (config.epochs - 1) // config.evaluate.every
+    judging = evaluations * fit.evaluating(config, world)
+    total = config.epochs * sum(fit.work.values()) + judging
+    text = f"{total / 1e15:9.2f} PFLOP in {config.epochs} epochs, {judging / total:.0%} of it {evaluations} evaluations"
+    if card is None:
+        return f"{text}; --gpu CARD says in which time"
+    most, least = (total / (1e12 * card.rate * reached) / 3600 for reached in REACHED)
+    share = f"{REACHED[0]:.0%} to {REACHED[1]:.0%} of its vendor's {card.rate:g} TFLOP/s"
+    return f"{text}: {least:.2g} to {most:.2g} hours, at {share}, as an H200 reached; without rewards"
 
 
 def _free() -> tuple[str, int]:

@@ -20,24 +20,29 @@ def add_doctor(add: Any) -> None:
         "check this installation: versions, devices, weights, rewards; or whether a config fits into memory",
         "diffrl doctor",
         "diffrl doctor configs/sd35/nft_ocr.yaml rollout.resolution=1024",
-        "diffrl doctor configs/sd35/nft_ocr.yaml --gpu 24 --processes 8",
+        "diffrl doctor configs/sd35/nft_ocr.yaml --gpu 4090 --processes 8",
+        "diffrl doctor configs/flux/nft_pickscore.yaml --gpu h100 --processes 16 --nodes 2 --fsdp2",
         words_anywhere=True,
     )
-    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB]\n                     [--processes N]]"
+    doctor.usage = "diffrl doctor [CONFIG [section.key=value ...] [--gpu GIB|CARD]\n"
+    doctor.usage += "                     [--processes N] [--nodes N] [--fsdp2]]"
     text = "estimate the memory that this config needs, from the model's configs alone, and name what to change"
     doctor.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
-    doctor.add_argument("--gpu", metavar="GIB", help="memory of each device (default: what is free here)")
-    doctor.add_argument("--processes", metavar="N", help="one per device (default: WORLD_SIZE, or 1)")
+    text = "memory of each device in GiB (default: what is free here), or a card (4090, a100), whose hours are told"
+    doctor.add_argument("--gpu", metavar="GIB|CARD", help=text)
+    doctor.add_argument("--processes", metavar="N", help="one per device, on all nodes (default: WORLD_SIZE, or 1)")
+    doctor.add_argument("--nodes", metavar="N", help="machines that the processes are on, alike (default: 1)")
+    doctor.add_argument("--fsdp2", action="store_true", help="the network is spread over the processes")
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
-    gpu = None if arguments.gpu is None else positive(arguments.gpu, "--gpu", "GiB of memory")
-    processes = None if arguments.processes is None else positive(arguments.processes, "--processes", "a whole number")
-    if processes is not None and processes % 1:
-        raise UserError(f'doctor: --processes "{arguments.processes}": expected a whole number above 0')
-    if (gpu or processes) and not words:
-        raise UserError("doctor: --gpu and --processes are for a CONFIG: diffrl doctor CONFIG --gpu 24")
+    gpu = None if arguments.gpu is None else _card(arguments.gpu)
+    world, nodes = (_whole(getattr(arguments, name), f"--{name}") for name in ("processes", "nodes"))
+    if (gpu or world or nodes or arguments.fsdp2) and not words:
+        raise UserError(
+            "doctor: --gpu, --processes, --nodes and --fsdp2 are for a CONFIG: diffrl doctor CONFIG --gpu 24"
+        )
     with _offline():
         if not words:
             from diffrl.cli.doctor import examine
@@ -46,8 +51,26 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
         from diffrl.cli.doctor import check_fit
         from diffrl.config import load_config
 
-        world = None if processes is None else int(processes)
-        return 0 if check_fit(load_config(words[0], words[1:], world), gpu, world) else 1
+        config = load_config(words[0], words[1:], world)
+        return 0 if check_fit(config, gpu, world, nodes or 1, arguments.fsdp2) else 1
+
+
+def _whole(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    number = positive(text, name, "a whole number")
+    if number % 1:
+        raise UserError(f'doctor: {name} "{text}": expected a whole number above 0')
+    return int(number)
+
+
+def _card(text: str) -> Any:
+    """GiB, or a card by its name; a number that is a card's is the card."""
+    from diffrl.memory.cards import CARDS, find_card
+
+    words = re.sub(r"(?i)(gib|gb|g)$", "", text.strip())
+    numeric = re.fullmatch(r"[-+]?[\d.]+(e\d+)?|nan|inf", words.strip(), re.IGNORECASE)
+    return find_card(text) if text in CARDS or not numeric else positive(text, "--gpu", "GiB of memory")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from diffrl.config.base import Problem
 from diffrl.config.reward import Reward, Watched, check_asking, check_batchwise, check_shapes, check_spatial
 from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
+from diffrl.plugins import here
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
 from diffrl.worlds import find_merge, worlds
 
@@ -110,7 +111,7 @@ def world_size() -> int:
 
 def check_model(model: str) -> None:
     """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
-    path = Path(model)
+    path = Path(here(model))
     if model in worlds():
         return
     if path.is_dir():

@@ -106,6 +106,10 @@ def _validated(source: Source, folder: str, world: int | None) -> Config:
         raise UserError(explain(error, source.where, *names_of(kind))) from error
     if not config.run_dir:
         config = config.model_copy(update={"run_dir": folder})
+    if "://" in config.run_dir:  # a folder of this machine, which is sent there
+        address = config.run_dir.rstrip("/")
+        sent = config.checkpoint.model_copy(update={"push": address})
+        config = config.model_copy(update={"run_dir": f"runs/{address.rpartition('/')[2]}", "checkpoint": sent})
     try:
         check(config, world)
     except Problem as problem:

@@ -141,13 +141,14 @@ class Checkpoint(Section):
     keep: int = key(2, "how many of the newest are kept", "checkpoints", ge=1)
     push: str | None = key(
         None,
-        "OWNER/NAME of a model on the hub, made private if it is not there: the run is sent to it after every "
-        "evaluation, and goes on anywhere with --resume hub:OWNER/NAME; a push that fails is told, and the run goes on",
+        "OWNER/NAME of a model on the hub, made private if it is not there, to which the run is sent after every "
+        "evaluation; or an address (s3://, gs://, ...), after every save. It goes on anywhere with --resume "
+        "hub:OWNER/NAME, or with the address; a push that fails is told, and the run goes on",
     )
 
     def check(self, config: Any) -> None:
-        if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.push):
-            raise Problem("checkpoint.push", f'"{self.push}": write OWNER/NAME')
+        if self.push is not None and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*|[a-z0-9+.-]+://.+/.+", self.push):
+            raise Problem("checkpoint.push", f'"{self.push}": write OWNER/NAME, or an address such as s3://BUCKET/NAME')
 
 
 class Tracking(Section):

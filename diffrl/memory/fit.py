@@ -34,6 +34,9 @@ from diffrl.run.build import build_objective
 GIB = 2**30
 CONTEXT = GIB // 2  # of a CUDA process before its first tensor, roughly
 SLACK = 1.1  # the allocator's gaps
+# What should stay free beside that. On an H200 (27 November 2026) the peak was 1.08 times the count (sd35/nft, 42 GiB)
+# and 1.16 times (sd35/gardo_ocr at 512 px, 60 GiB); nobody has found out why.
+MARGIN = 1.06
 EPOCH = "the epoch's latents, steps and texts"
 ENCODING, SCORING, APART = "encoding", "scoring, offloaded rewards beside sampling", "scoring, a reward apart"
 REWARDS = "rewards that stay"
@@ -55,6 +58,16 @@ class Fit:
     read: int = 0  # from the disk into main memory, where all of the model is for a moment, in the run's type
     copied: int = 0  # between main memory and the device in an epoch, for offloaded rewards
     unknown: tuple[str, ...] = ()  # rewards on the device that do not say what they take
+
+    def evaluating(self, config: Config, world: int) -> float:
+        """Floating-point operations of one evaluation's images on each device, without their judges."""
+        evaluate, rollout = config.evaluate, config.rollout
+        share = -(-evaluate.prompts // world) * evaluate.per_prompt
+        own = any(name.startswith(JUDGING) for name in self.operations)
+        batch = min(rollout.batch_size, share) if own else rollout.batch_size
+        step, decoding = list(self.operations.values())[PICTURE in self.operations :][:2]
+        images = (1 + len(config.evaluate.also)) * evaluate.prompts * evaluate.per_prompt / world
+        return images * ((evaluate.steps or rollout.steps) * step / batch + decoding)  # in chunks of 1, at most
 
     @property
     def total(self) -> int:
@@ -245,11 +258,11 @@ def _add_students(config: Config, peaks: dict[str, int]) -> int:
 def auto_micro_batch(config: Config, device: torch.device, accelerator: Accelerator, sharded: bool = False) -> Config:
     """The config with a number in the place of `optimise.micro_batch: auto`, the same on all processes.
 
-    As many rows as four fifths of the free memory hold by the estimate, beside what is loaded already.
+    As many rows as four fifths of the free memory, less `MARGIN`, hold by the estimate, beside what is loaded already.
     """
     if config.optimise.micro_batch != "auto":
         return config
-    free, world = 0.8 * free_bytes(device), accelerator.num_processes
+    free, world = 0.8 / MARGIN * free_bytes(device), accelerator.num_processes
 
     def training(rows: int) -> tuple[Config, float]:
         optimise = config.optimise.model_copy(update={"micro_batch": rows})

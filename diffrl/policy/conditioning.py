@@ -22,6 +22,7 @@ class Conditioning:
     pooled: Tensor  # (B, W); W = 0 in families without a pooled embedding
     lengths: Tensor | None = None  # (B,) int64 on the CPU; None: all T, of a network that takes no mask
     extra: tuple[Tensor, ...] = ()  # whatever else the family's network is given, each (B, ...)
+    first: int = 0  # number of the first row among all prompts of an epoch, of which a process holds its own alone
 
     def __len__(self) -> int:
         return len(self.embeds)
@@ -51,7 +52,8 @@ class Conditioning:
         return [row[:length] for row, length in zip(self.embeds, self.lengths.tolist(), strict=True)]
 
     def select(self, index: Tensor) -> Conditioning:
-        """The rows `index` (n,) int64, gathered where the embeddings are, cut down to the longest of them."""
+        """The rows of prompts `index` (n,) int64, gathered where the embeddings are, cut to the longest of them."""
+        index = index - self.first
         lengths = None if self.lengths is None else self.lengths[index.to("cpu")]
         longest = self.embeds.shape[1] if lengths is None else int(lengths.max()) if len(lengths) else 0
         index = index.to(self.embeds.device, non_blocking=True)
@@ -65,7 +67,7 @@ class Conditioning:
         queued = torch.device(device).type != "cpu"
         extra = tuple(tensor.to(device, non_blocking=queued) for tensor in self.extra)
         embeds, pooled = self.embeds.to(device, non_blocking=queued), self.pooled.to(device, non_blocking=queued)
-        return Conditioning(embeds, pooled, self.lengths, extra)
+        return Conditioning(embeds, pooled, self.lengths, extra, self.first)
 
     def expand(self, rows: int) -> Conditioning:
         """One row repeated without a copy."""

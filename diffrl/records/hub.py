@@ -9,23 +9,23 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token, snapshot_download
 
+from diffrl import store
 from diffrl.errors import UserError, in_one_line
 from diffrl.hub import hub_failure
 from diffrl.records import checkpoint
+from diffrl.store import is_address
 
 PREFIX = "hub:"
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FIXED = ("lora", "healthy", "samples")  # folders whose files are replaced, never written into
 FILES = ("config.yaml", "metrics.jsonl", "held_out.jsonl", "history.jsonl", "environment.json", "report.html")
 STAGE = ".push"
-PATIENCE = 3600.0  # seconds that a process waits for the one that fetches
 
 
 class Pusher:
@@ -38,7 +38,9 @@ class Pusher:
         self.folder, self.repository, self.note = folder, repository, note
         self._api, self._epoch = HfApi(), 0
         self._sending: Future[None] | None = None
-        if get_token() is None:
+        if is_address(repository):
+            self._store = ThreadPoolExecutor(1)
+        elif get_token() is None:
             note("checkpoint.push: no token of the hub is here; set HF_TOKEN or run `hf auth login`, or pushes fail")
 
     def push(self, epoch: int) -> None:
@@ -52,7 +54,11 @@ class Pusher:
         except OSError as error:
             self.note(f"checkpoint.push: epoch {epoch} was not sent: {in_one_line(error, most=200)}")
             return
-        self._epoch, self._sending = epoch, self._api.run_as_future(self._send, epoch)
+        if is_address(self.repository):
+            self._sending = self._store.submit(store.send, self.repository, self.folder / STAGE, epoch)
+        else:
+            self._sending = self._api.run_as_future(self._send, epoch)
+        self._epoch = epoch
 
     def wait(self) -> None:
         """Until nothing is under way; says how a push failed."""
@@ -102,20 +108,23 @@ def fetch(resume: str, run_dir: str | None = None) -> Path:
     """The run `hub:OWNER/NAME` that `checkpoint.push` sent, in the new folder `run_dir` (None: runs/NAME), which is
     whole or not there.
 
-    Of several processes the first fetches and the others wait: the folder is on a shared disk.
+    Of several processes the first fetches; to machines that do not see its disk it is handed on (`diffrl.run.hand_on`).
 
     Raises:
         UserError: the name has another form, the hub does not give it, it is no run, or the folder is not empty.
     """
-    repository = resume.removeprefix(PREFIX)
-    if not NAME.fullmatch(repository):
+    repository, stored = resume.removeprefix(PREFIX), is_address(resume) and not resume.startswith(PREFIX)
+    if not stored and not NAME.fullmatch(repository):
         raise UserError(f'--resume: "{resume}": write {PREFIX}OWNER/NAME')
     folder = Path(run_dir or f"runs/{repository.rpartition('/')[2]}")
     if os.environ.get("RANK", "0") != "0":
-        return _fetched(folder)
+        return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         where = f"go on there with --resume {folder}, or " if (folder / "config.yaml").is_file() else ""
         raise UserError(f"--resume: {folder} is not empty; {where}name another folder with run_dir=")
+    if stored:
+        store.fetch(repository, folder)
+        return folder
     failure, temporary = hub_failure(), folder.with_name(f".{folder.name}.{os.getpid()}")
     wanted = [*FILES, *(f"{name}/*" for name in (*FIXED, "checkpoints"))]
     try:
@@ -135,11 +144,22 @@ def fetch(resume: str, run_dir: str | None = None) -> Path:
     return folder
 
 
-def _fetched(folder: Path) -> Path:
-    """The folder, once another process has fetched it."""
-    end = time.monotonic() + PATIENCE
-    while not (folder / "config.yaml").is_file():
-        if time.monotonic() > end:
-            raise UserError(f"--resume: {folder} is not there; several machines need it on a shared disk")
-        time.sleep(0.2)
-    return folder
+def from_store(address: str | None, run_dir: Path, resumed: Path | None) -> None:
+    """Before a run that is sent to `address` begins or goes on: what is there already, fetched where nothing is here.
+
+    Raises:
+        UserError: a new run, and there is one; the run here is behind the one there.
+    """
+    if address is None or os.environ.get("RANK", "0") != "0" or (table := store.current(address)) is None:
+        return
+    if resumed is None:
+        raise UserError(
+            f"checkpoint.push: {address} already holds a run; continue it with --resume auto, or choose another"
+        )
+    newest, _ = checkpoint.survey(resumed) if resumed.is_dir() else (None, [])
+    epoch = 0 if newest is None else checkpoint.epoch_of(newest)
+    if not (resumed / "config.yaml").is_file():
+        store.fetch(address, run_dir)
+    elif epoch < table["epoch"]:
+        text = f"--resume: {resumed} has epoch {epoch}, and {address} epoch {table['epoch']}"
+        raise UserError(f"{text}: move {resumed} away, and it is fetched from there")

@@ -12,10 +12,10 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, cast
 
-from diffrl.errors import UserError, in_one_line, nearest, where
-from diffrl.plugins import by_package, find, installed, load
+from diffrl.errors import UserError, nearest, where
+from diffrl.plugins import by_package, find, here, installed, load
 from diffrl.rewards import local
-from diffrl.rewards.protocol import Reward, ability, missing_of_class, missing_of_instance
+from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
 
 
@@ -54,7 +54,7 @@ def load_reward(name_or_path: str, **params: Any) -> Reward:
     warn = partial(logging.getLogger("diffrl").warning, 'reward "%s" %s', name_or_path)
     try:
         with recorded() as found, unchanged(warn):
-            reward = reward_class(**params)
+            reward = reward_class(**{key: here(value) for key, value in params.items()})
         with contextlib.suppress(AttributeError, TypeError):  # of one with slots
             reward.commits = found
     except UserError:
@@ -126,31 +126,6 @@ def takes(name_or_path: str, parameter: str) -> bool:
     if local.is_local(name_or_path) and not inspect.isclass(local.find(name_or_path)):
         return False
     return parameter in inspect.signature(load_class(name_or_path)).parameters
-
-
-def footprint(name_or_path: str, arguments: Mapping[str, Any]) -> int | None:
-    """Bytes of the weights that the reward has on its device, built with these arguments; None: it does not say.
-
-    Raises UserError for an unknown name, and for what the reward's own `footprint` refuses or fails with.
-    """
-    reward, inner = load_class(name_or_path), split_name(name_or_path)[1]
-    estimate = ability(reward, "footprint")
-    if estimate is None:
-        return None
-    wrapped = {} if inner is None else {"reward": inner}
-    try:
-        size = estimate(**defaults(name_or_path) | wrapped | dict(arguments))
-        return None if size is None else int(size)
-    except UserError:
-        raise
-    except Exception as error:  # a plugin's own code
-        raise UserError(f"footprint() of {reward.__name__} failed with {in_one_line(error)}") from error
-
-
-def defaults(name_or_path: str) -> dict[str, Any]:
-    """What a reward is built with where nothing else is given."""
-    parameters = inspect.signature(load_class(name_or_path)).parameters.items()
-    return {name: one.default for name, one in parameters if one.default is not inspect.Parameter.empty}
 
 
 def load_class(name_or_path: str) -> type:

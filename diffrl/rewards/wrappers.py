@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError
+from diffrl.plugins import here
 from diffrl.rewards import local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
@@ -101,7 +102,7 @@ def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> st
         code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
     from diffrl.hub import plain
 
-    chosen = {key: [plain(value), stamp(value)] for key, value in sorted(arguments.items()) if key not in ASIDE}
+    chosen = {key: [plain(value), stamp(here(value))] for key, value in sorted(arguments.items()) if key not in ASIDE}
     behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""`checkpoint.push`: the run is sent to the hub while it trains."""
+"""`checkpoint.push`: the run is sent to the hub, or to an object store, while it trains."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from diffrl.records.hub import Pusher
 from diffrl.run.build import Build
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Monitor, RunHook
+from diffrl.store import is_address
 
 
 class Push(RunHook):
@@ -25,13 +26,15 @@ class Push(RunHook):
             self.pusher = Pusher(self.folder.path, repository, self.monitor.note)
 
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
-        if self.pusher is None or not (last or metrics["epoch"] % self.config.evaluate.every == 0):
+        stored = is_address(str(self.config.checkpoint.push))
+        every = self.config.checkpoint.every if stored else self.config.evaluate.every
+        if self.pusher is None or not (last or metrics["epoch"] % every == 0):
             return
         if last:
             self.pusher.wait()
         self.pusher.push(metrics["epoch"])
         if last:
-            self.monitor.status("sending the run to the hub")
+            self.monitor.status("sending the run")
             self.pusher.wait()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on several machines: run this on each of them. The run's folder must lie on a disk that all of them see.
+# Train on several machines: run this on each of them. The run's folder is written by machine 0.
 #
 #     NODES=2 RANK=0 MASTER=10.0.0.1 scripts/launch/nodes.sh configs/sd35/nft_ocr.yaml run_dir=/shared/runs/mine
 #     NODES=2 RANK=1 MASTER=10.0.0.1 scripts/launch/nodes.sh configs/sd35/nft_ocr.yaml run_dir=/shared/runs/mine

@@ -22,8 +22,9 @@ from diffrl.policy import load_policy
 from diffrl.policy.lora import LoraSpec
 from diffrl.prompts import Prompt
 from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.footprint import footprint
 from diffrl.rewards.offloading import Offloaded, modules_of
-from diffrl.rewards.registry import footprint, load_reward
+from diffrl.rewards.registry import load_reward
 from diffrl.rewards.scoring import Scorer
 from diffrl.run.device import prepare_engine
 

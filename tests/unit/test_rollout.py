@@ -34,8 +34,10 @@ ODE = SamplerSpec("dpm2", 6)
 class Cond:
     embeds: Tensor  # (B, 1, D)
     pooled: Tensor  # (B, D)
+    first: int = 0
 
     def select(self, index: Tensor) -> "Cond":
+        index = index - self.first
         return Cond(self.embeds[index], self.pooled[index])
 
     def to(self, device: Any) -> "Cond":

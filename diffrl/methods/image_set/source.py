@@ -23,9 +23,8 @@ from diffrl.image_sets.inversion import inverted_path
 from diffrl.image_sets.latents import FOLDER, Latents
 from diffrl.image_sets.layouts import Group
 from diffrl.image_sets.reading import folder_of, read_set
-from diffrl.policy import Conditioning
 from diffrl.prompts import MixedStream, Prompt, PromptStream
-from diffrl.rollout import Rollout
+from diffrl.rollout import Rollout, own_texts
 from diffrl.run.build import Build
 from diffrl.run.hooks import RunHook
 from diffrl.run.source import Epoch, EpochSource, Rollouts
@@ -141,7 +140,7 @@ class Offline(RunHook):
             total=total,
             latents=torch.cat(latents).to(policy.device),
             images=None,
-            cond=policy.encode([prompt.text for prompt in prompts]),
+            cond=own_texts(policy, [prompt.text for prompt in prompts], number // size),
             trajectory=None,
             schedule=torch.tensor(schedule(policy, spec).tolist()),
             process=policy.process,
@@ -167,17 +166,18 @@ class Offline(RunHook):
         mine = from_set[first : first + local // size]
         rows = (_order(mine, len(one.member) // size)[:, None] * size + torch.arange(size)).flatten()
         number = torch.arange(first * size, first * size + local)
-        prompts = [*one.prompts, *other.prompts]
+        both = [*one.prompts, *other.prompts]
+        prompts = [both[i] for i in order.tolist()]
         return _together(
             drawn,
             given,
             rows,
-            prompts=[prompts[i] for i in order.tolist()],
+            prompts=prompts,
             prompt_index=number // size,
             member=number % size,
             first=first * size,
             total=count * size,
-            cond=Conditioning.cat([one.cond, other.cond]).select(order),
+            cond=own_texts(self.rollouts.policy, [prompt.text for prompt in prompts], number // size),
         )
 
     def _against(self, drawn: Epoch, given: Epoch) -> Epoch:

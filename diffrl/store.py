@@ -1,0 +1,148 @@
+"""Files and runs at an address of fsspec, such as s3://BUCKET/PATH or gs://: read through a cache, sent in a training.
+
+A run that is sent is whole or not there: every push is a folder of its own below `pushes/`, and `current.json`, which
+is written last, in one request, names the newest that is complete, with size and SHA-256 of each of its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diffrl.errors import UserError, in_one_line
+
+CURRENT, PUSHES = "current.json", "pushes"
+KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
+
+
+def is_address(text: str) -> bool:
+    """Is it an address, such as s3://BUCKET/PATH? Those of servers (http://) are none."""
+    return re.match(r"(?!https?:)[a-z][a-z0-9+.-]*://", text) is not None
+
+
+def opened(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it.
+
+    Raises:
+        UserError: the package of this kind of address is not installed, or the address is none.
+    """
+    import fsspec
+
+    kind = address.partition("://")[0]
+    try:
+        fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        extra = f'; pip install "diffrl[{kind}]"' if kind == "s3" else ""
+        raise UserError(f'"{address}": {in_one_line(error)}{extra}') from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f'"{address}": {in_one_line(error, most=200)}') from error
+    return fs, str(path).rstrip("/")
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """What the store's client raises, which may be anything, as one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f'"{address}" cannot be read ({in_one_line(error, most=200)})') from error
+
+
+def local(address: str) -> Path:
+    """The file or folder of an address in this machine's cache, fetched where it is not there as it is now.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    fs, path = opened(address)
+    with _answering(address):
+        found = {name: info for name, info in fs.find(path, detail=True).items() if info["type"] == "file"}
+    if not found:
+        raise UserError(f'"{address}": there is no such file or folder')
+    facts = [[name, info.get("size"), str(info.get("ETag") or info.get("mtime") or "")] for name, info in found.items()]
+    digest = hashlib.sha256(json.dumps([address, sorted(facts)]).encode()).hexdigest()[:24]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl" / "store" / digest
+    target = root / Path(path).name
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("w") as lock:  # one process of a machine fetches
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            part = root / "part"
+            shutil.rmtree(part, ignore_errors=True)
+            with _answering(address):
+                for name in found:
+                    file = part / (Path(name).relative_to(path) if name != path else target.name)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    fs.get_file(name, str(file))
+            os.replace(part / target.name if set(found) == {path} else part, target)
+    return target
+
+
+def send(address: str, staged: Path, epoch: int) -> None:
+    """Send the folder `staged` as the run's newest push. Raises what the store's client does; then it is as it was."""
+    fs, path = opened(address)
+    name = f"{epoch:06d}-{uuid.uuid4().hex[:8]}"
+    files = {}
+    for file in sorted(file for file in staged.rglob("*") if file.is_file()):
+        relative = file.relative_to(staged).as_posix()
+        files[relative] = [file.stat().st_size, _sha256(file)]
+        fs.put_file(str(file), f"{path}/{PUSHES}/{name}/{relative}")
+    table = {"push": name, "epoch": epoch, "files": files}
+    fs.pipe_file(f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
+    older = sorted(str(one).rstrip("/") for one in fs.ls(f"{path}/{PUSHES}", detail=False))
+    for one in older[:-KEPT]:
+        if not one.endswith(name):
+            fs.rm(one, recursive=True)
+
+
+def current(address: str) -> dict[str, Any] | None:
+    """The table of the newest complete push; None where no run is."""
+    fs, path = opened(address)
+    with _answering(address):
+        try:
+            return dict(json.loads(fs.cat_file(f"{path}/{CURRENT}")))
+        except FileNotFoundError:
+            return None
+
+
+def fetch(address: str, folder: Path) -> None:
+    """The newest complete push as the new folder `folder`, which is whole or not there.
+
+    Raises:
+        UserError: there is no run, or a file of it is not what was sent.
+    """
+    table = current(address)
+    if table is None:
+        raise UserError(f"--resume: {address} has no run")
+    fs, path = opened(address)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for relative, (size, digest) in table["files"].items():
+            file = part / relative
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
+                fs.get_file(f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
+            if file.stat().st_size != size or _sha256(file) != digest:
+                raise UserError(f"--resume: {address}/{PUSHES}/{table['push']}/{relative} is not what was sent")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # an empty one
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,125 @@
+"""Runs and files at an address of fsspec, against an S3 server of this machine (moto)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import in_child, signal_at
+from launching import free_port
+from safetensors.torch import load_file
+
+from diffrl.cli.main import main
+from diffrl.config import load_config
+from diffrl.errors import UserError
+
+pytest.importorskip("s3fs", reason='needs s3fs: pip install "diffrl[s3]"')
+moto = pytest.importorskip("moto.server", reason="needs moto[server]")
+from diffrl import store  # noqa: E402
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The address of an empty bucket; the current folder is a machine's own."""
+    server = moto.ThreadedMotoServer(port=free_port(), verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = f"runs-{uuid.uuid4().hex[:8]}"  # the server keeps what a test before has written
+    store.opened(f"s3://{name}")[0].mkdir(name)
+    yield f"s3://{name}"
+    server.stop()
+
+
+def machine(folder: Path, words: list[str], environment: dict[str, str], killed_at: int | None = None) -> None:
+    """In a child: `diffrl train WORDS` in a folder of its own; killed at so many files that it has begun to send."""
+    os.environ |= environment
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    if killed_at is not None:
+        signal_at("diffrl.store:_sha256", killed_at)
+    assert main(["train", *words]) == 0
+
+
+def lora(folder: Path) -> Any:
+    return {name: tensor.tolist() for name, tensor in load_file(folder / "pytorch_lora_weights.safetensors").items()}
+
+
+@pytest.mark.long
+def test_a_run_that_was_killed_while_it_was_sent_goes_on_elsewhere_exactly(
+    bucket: str, config_file: Any, tmp_path: Path
+) -> None:
+    config = str(config_file(epochs=3, evaluate={"every": 3, "prompts": 2, "per_prompt": 2}))
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS", "XDG"))}
+    address = f"{bucket}/deep/one"
+    assert in_child(machine, tmp_path / "alone", [config], environment) == 0
+    plain = lora(tmp_path / "run" / "lora")
+    words = [config, f"run_dir={address}", "--resume", "auto"]
+    assert in_child(machine, tmp_path / "a", [*words, "epochs=1"], environment) == 0
+    sent = store.current(address)
+    assert sent is not None and sent["epoch"] == 1
+    first = len(sent["files"])
+    # In the second push, which has as many files.
+    assert in_child(machine, tmp_path / "b", words, environment, first + 3) == -signal.SIGKILL
+    after = store.current(address)
+    assert after is not None and after["epoch"] == 1  # what was half sent is not there
+    fs, path = store.opened(address)
+    assert len(fs.ls(f"{path}/pushes")) == 2
+    assert in_child(machine, tmp_path / "c", words, environment) == 0
+    assert lora(tmp_path / "c" / "runs" / "one" / "lora") == plain
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "c/runs/one/metrics.jsonl").read_text().splitlines()]
+    assert epochs == [0, 1, 2, 3]
+    assert (store.current(address) or {})["epoch"] == 3 and len(fs.ls(f"{path}/pushes")) == 2
+
+
+def test_a_new_run_where_one_is_and_a_file_that_is_not_what_was_sent_are_refused(
+    bucket: str, config_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    (staged / "config.yaml").write_text("model: playground\n")
+    store.send(f"{bucket}/two", staged, 1)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(config_file()), f"run_dir={bucket}/two"]) == 2
+    assert f"{bucket}/two already holds a run" in capsys.readouterr().err
+    fs, path = store.opened(f"{bucket}/two")
+    (name,) = fs.find(f"{path}/pushes")
+    fs.pipe_file(name, b"model: playgroun?\n")
+    with pytest.raises(UserError, match=r"config\.yaml is not what was sent"):
+        store.fetch(f"{bucket}/two", tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    with pytest.raises(UserError, match="has no run"):
+        store.fetch(f"{bucket}/three", tmp_path / "three")
+
+
+def test_models_prompts_and_weights_are_read_from_an_address(
+    bucket: str, config_file: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    fs, _ = store.opened(bucket)
+    fs.put(str(tiny_model), f"{bucket[5:]}/model", recursive=True)
+    fs.pipe_file(f"{bucket[5:]}/prompts.txt", b"red a\nred b\nred c\nred d\n")
+    sources = {"train": f"{bucket}/prompts.txt", "test": f"{bucket}/prompts.txt"}
+    config = load_config(config_file(model=f"{bucket}/model", prompts=sources))
+    assert config.model == f"{bucket}/model"
+    before = store.local(f"{bucket}/prompts.txt")
+    assert store.local(f"{bucket}/prompts.txt") == before and before.read_bytes().startswith(b"red a")
+    fs.pipe_file(f"{bucket[5:]}/prompts.txt", b"red e\n")
+    assert store.local(f"{bucket}/prompts.txt").read_bytes() == b"red e\n"
+    with pytest.raises(UserError, match="there is no such file or folder"):
+        store.local(f"{bucket}/nothing")
+
+
+def test_a_kind_of_address_that_is_none_is_one_line() -> None:
+    for address in ("s4://bucket/name", "gs://bucket/name"):
+        with pytest.raises(UserError, match=address) as error:
+            store.local(address)
+        assert "\n" not in str(error.value)
