@@ -246,9 +246,12 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
         empty = f", nothing found in {score.empty}" if score.empty else ""
         better = "lower is more diverse" if metric.lower else "higher is more diverse"
         print(f"{metric.title:<17}{score.value:8.4f}  {ends:<19}  {score.images} images{empty}; {better}")
-    for name, counts in scores.dimensions.items():
-        if counts["unreadable"]:
-            print(f"{name or 'no dimension'}: {counts['unreadable']} images cannot be read")
+    for line in scores.unreadable[:5]:
+        print(f"cannot be read: {line}")
+    if len(scores.unreadable) > 5:
+        print(f"cannot be read: {len(scores.unreadable) - 5} more; all are in the scores' file")
+    if copies := scores.about["copies"]:
+        print(f"{copies} images are there twice (same file, or same bytes of one prompt), and count once")
     print(f"scores: {arguments.out or arguments.folder / FILE}")
     return 0
 

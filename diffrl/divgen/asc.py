@@ -79,9 +79,9 @@ def coverage(synthetic: Array, real: Array, size: int) -> tuple[float, Array]:
         raise ValueError(f"{n} synthetic and {len(real)} real queries: take equally many")
     learned = [learnable(n, len(np.unique(neighbours)), size) for neighbours in (synthetic, real)]
     drawing_seed = seed_of("asc", *np.bincount(synthetic, minlength=1).tolist())
-    redrawn = [
-        np.array([learnable(n, hits, size) for hits in draws(s, n, seed)])
-        for s, seed in zip(learned, (drawing_seed, seed_of("asc", n)), strict=True)
-    ]
+    redrawn = []
+    for s, seed in zip(learned, (drawing_seed, seed_of("asc", n)), strict=True):
+        hits, place = np.unique(draws(s, n, seed), return_inverse=True)
+        redrawn.append(np.array([learnable(n, int(k), size) for k in hits])[place])
     ratio = redrawn[0] / redrawn[1]
     return learned[0] / learned[1], ratio - ratio.mean()

@@ -67,6 +67,7 @@ class Pictures:
     source: str = ""
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    root: Path = Path()
 
     def line(self) -> str:
         """What was read, in one line."""
@@ -102,6 +103,7 @@ def read_folder(folder: Path, dimension: str = "", prompts_from: str = "") -> Pi
     if not found.items:
         others = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
         raise UserError(f'no image in "{show(folder)}" ({others or "it is empty"}; read are {", ".join(SUFFIXES)})')
+    found.root = folder
     if dimension:
         found.items = [item if item.dimension else _with(item, dimension) for item in found.items]
     rank = {name: i for i, name in enumerate(DIMENSIONS)}

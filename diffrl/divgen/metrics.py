@@ -4,12 +4,10 @@ Symbols: n images, F features, U prompts, R random subsets. Where a function tak
 often each image counts, and the result is (R,): the metric of every subset from one matrix product, without new
 features.
 
-**Intervals.** The resampled unit is the prompt with all its images, or the image where no prompt is known. The usual
-bootstrap draws with repetition, and repeated images look like lost diversity (IDS, Vendi score and ASC of such samples
-are far from the sample's own). So R subsets of k = 0.8 U prompts are drawn *without* repetition. Their spread, times
-sqrt(k / (U - k)), is that of the metric over samples of U prompts (subsampling, the delete-d jackknife: Shao & Tu 1995,
-ch. 2.3). Such scaled deviations from the mean are what `deviations` gives, and an interval is the metric plus their
-quantiles.
+**Intervals.** The unit is the prompt with all its images, or the image where no prompt is known. The bootstrap draws
+with repetition, and repeated images look like lost diversity (IDS and the Vendi score of such samples are far from the
+sample's own). So groups of prompts are left out in turn: the grouped jackknife (Shao & Tu 1995, ch. 2.3; Busing et al.
+1999 for groups of unequal size), with Student's t of as many groups.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from diffrl.stats import LEVEL, chance
+from diffrl.stats import chance, critical
 
 Array = np.ndarray
-REPLICATES = 400
-KEPT = 0.8  # share of the prompts in a subset: ASC's collisions are too few in halves
-FEWEST = 8  # prompts below which subsets say nothing: no interval
+REPLICATES = 400  # of ASC's draws
+GROUPS = 20  # that are left out in turn, at most
+FEWEST = 8  # prompts below which groups say nothing: no interval
 _ROWS = 32
 
 
@@ -140,23 +138,24 @@ def weighted_mean(values: Array, weights: Array | None = None) -> Array:
     return _in_blocks(of, weights, len(v))
 
 
-def subsets(units: int, replicates: int = REPLICATES, seed: int = 0) -> Array:
-    """R random subsets of U units, bool (R, U), each of `subset_size(U)`. The same for the same arguments."""
-    source, chosen = np.random.PCG64(seed), np.zeros((replicates, units), bool)
-    for row in chosen:
-        row[np.argsort(source.random_raw(units), kind="stable")[: subset_size(units)]] = True
-    return chosen
+def left_out(units: int, groups: int = GROUPS) -> Array:
+    """Which of U units stay when each of G groups of them is left out: bool (G, U). The same for the same arguments."""
+    size = -(-units // groups)  # the least with no more groups than that
+    group = np.arange(units) % -(-units // size)
+    return group[None] != np.arange(group.max() + 1)[:, None]
 
 
-def subset_size(units: int) -> int:
-    """k, about `KEPT` of the units, at least one of which is left out."""
-    return min(round(KEPT * units), units - 1)
+def deviations(value: float, replicates: Array, kept: Array) -> Array:
+    """Of a metric's values without each group, (G,), `kept` as in `left_out`: deviations whose mean square is the
+    squared standard error of the metric over samples of as many units."""
+    h = kept.shape[1] / (~kept).sum(1)
+    pseudo = h * value - (h - 1) * replicates
+    return (pseudo - pseudo.mean()) / np.sqrt(h - 1)
 
 
-def deviations(replicates: Array, units: int) -> Array:
-    """A metric's values on `subsets(units)`, (R,), as deviations from their mean, scaled to samples of all units."""
-    k = subset_size(units)
-    return (replicates - replicates.mean()) * np.sqrt(k / (units - k))
+def error_of(deviation: Array) -> float:
+    """The standard error that `deviations` stand for."""
+    return float(np.sqrt(np.square(deviation).mean()))
 
 
 @dataclass(frozen=True)
@@ -168,17 +167,16 @@ class Interval:
 
 
 def interval(value: float, deviation: Array) -> Interval | None:
-    """The metric's interval from its `deviations` (R,); None without any, or if some subset has no value."""
+    """The metric's interval from its `deviations` (G,), by Student's t; None without any, or if some has no value."""
     if len(deviation) == 0 or not np.isfinite(deviation).all():
         return None
-    tail = (1.0 - LEVEL) / 2
-    low, high = np.quantile(deviation, [tail, 1.0 - tail])
-    return Interval(value + float(low), value + float(high))
+    half = critical(len(deviation)) * error_of(deviation)
+    return Interval(value - half, value + half)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`change` = second less first, its interval, and the two-sided p-value of no difference (normal)."""
+    """`change` = second less first, its interval, and the two-sided p-value of no difference (Student's t)."""
 
     change: float
     interval: Interval
@@ -189,19 +187,15 @@ class Difference:
 def difference(first: float, second: float, ours: Array, other: Array, paired: bool) -> Difference | None:
     """Whether two scores differ, from the `deviations` of the first and of the second.
 
-    `paired`: both were computed on the same subsets of the same prompts, so that what the prompts have in common
-    cancels; else the two are taken as independent. None where one of them has no interval.
+    `paired`: both were computed on the same prompts, so that what the prompts have in common cancels; else the two are
+    taken as independent. None where one of them has no interval.
     """
     if len(ours) == 0 or len(other) == 0:
         return None
-    if paired and len(ours) == len(other):
-        deviation = other - ours
-    else:  # independent: the subsets of one in another order
-        size = min(len(ours), len(other))
-        deviation, paired = other[:size] - ours[:size][::-1], False
-    change = second - first
-    result = interval(change, deviation)
-    if result is None:
+    paired = paired and len(ours) == len(other)
+    change, count = second - first, min(len(ours), len(other))
+    spread = error_of(other - ours) if paired else float(np.hypot(error_of(ours), error_of(other)))
+    if not np.isfinite(spread):
         return None
-    spread = float(deviation.std())
-    return Difference(change, result, chance(change, spread), paired)
+    half = critical(count) * spread
+    return Difference(change, Interval(change - half, change + half), chance(change, spread, count), paired)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
-from diffrl.errors import in_one_line
+from diffrl.errors import UserError, in_one_line
 from diffrl.pictures import MOST_PIXELS, to_rgb
 from diffrl.prompts import Prompt
 
@@ -62,40 +63,52 @@ class Seen:
 
 @dataclass
 class Sight:
-    """All images, looked at; `distances`: mean LPIPS of a prompt's images; `unreadable`: file and reason."""
+    """All images, looked at; `distances`: by prompt the mean LPIPS of its images, and how many were compared;
+    `unreadable`: file and reason; `copies`: images that were there already, and count once."""
 
     seen: list[Seen] = field(default_factory=list)
-    distances: dict[str, float] = field(default_factory=dict)
+    distances: dict[str, tuple[float, int]] = field(default_factory=dict)
     unreadable: list[tuple[Item, str]] = field(default_factory=list)
+    copies: int = 0
 
     def __add__(self, other: Sight) -> Sight:
         distances = {**self.distances, **other.distances}
-        return Sight(self.seen + other.seen, distances, self.unreadable + other.unreadable)
+        unreadable = self.unreadable + other.unreadable
+        return Sight(self.seen + other.seen, distances, unreadable, self.copies + other.copies)
 
 
 def observe(
     batches: Iterable[Batch],
     extractors: Mapping[str, Extractor],
     advance: Callable[[int], None] = lambda count: None,
+    keep: Callable[[Sequence[Seen]], None] = lambda seen: None,
 ) -> Sight:
     """Look at every batch with the extractors that its images' dimension asks for; no image is kept.
 
     batches: items with images (B, 3, H, W) float in [0, 1]; the images of one prompt have to follow one another for
-    LPIPS to see them together. `advance` is told how many images are done.
+    LPIPS to see them together. `advance` is told how many images are done; `keep` is handed each batch's.
+
+    Raises:
+        UserError: an extractor fails, or answers with what is none; the picture is named.
     """
     sight = Sight()
     waiting: list[Tensor] = []
     last: Item | None = None
 
     def compare() -> None:
-        if last is not None and len(waiting) > 1 and len({x.shape for x in waiting}) == 1:
-            distances: Any = extractors["lpips"](torch.stack(waiting), [last.prompt])
-            sight.distances[last.prompt.text] = float(np.mean(distances))
+        shapes = Counter(x.shape for x in waiting)
+        if last is not None and shapes and (count := max(shapes.values())) > 1:  # those of the most frequent size
+            alike = torch.stack([x for x in waiting if shapes[x.shape] == count][:count])
+            distances: Any = extractors["lpips"](alike, [last.prompt])
+            compared = round((1 + (1 + 8 * np.size(distances)) ** 0.5) / 2)  # of M images, M (M - 1) / 2
+            sight.distances[last.prompt.text] = (_finite(distances, "lpips", extractors["lpips"], last), compared)
         waiting.clear()
 
     for items, images in batches:
         values = _look(items, images, extractors)
-        sight.seen += [Seen(item, value) for item, value in zip(items, values, strict=True)]
+        seen = [Seen(item, value) for item, value in zip(items, values, strict=True)]
+        sight.seen += seen
+        keep(seen)
         if "lpips" in extractors:
             for item, image in zip(items, images, strict=True):
                 if last is None or item.prompt.text != last.prompt.text:
@@ -108,12 +121,18 @@ def observe(
     return sight
 
 
+def looks_at(kind: str, item: Item) -> bool:
+    """Whether this kind of extractor is asked about an image of its dimension."""
+    return item.dimension in ("", DIMENSION_OF.get(kind, item.dimension))
+
+
 def _look(items: Sequence[Item], images: Tensor, extractors: Mapping[str, Extractor]) -> list[dict[str, Found]]:
-    values: list[dict[str, Found]] = [{} for _ in items]
+    size = np.array([images.shape[3], images.shape[2]])
+    values: list[dict[str, Found]] = [{"size": size} for _ in items]
     for kind in ("identity", "style", "layout", "features", "tones"):
         if kind != "tones" and kind not in extractors:
             continue
-        chosen = [i for i, item in enumerate(items) if item.dimension in ("", DIMENSION_OF.get(kind, item.dimension))]
+        chosen = [i for i, item in enumerate(items) if looks_at(kind, item)]
         if not chosen:
             continue
         part = images if len(chosen) == len(items) else images[chosen]
@@ -121,10 +140,59 @@ def _look(items: Sequence[Item], images: Tensor, extractors: Mapping[str, Extrac
         if kind == "tones":
             features = list(tone_of(part.cpu().numpy()))
         else:
-            features = extractors[kind](part, [items[i].prompt for i in chosen])
+            features = _asked(kind, extractors[kind], part, [items[i] for i in chosen])
         for i, value in zip(chosen, features, strict=True):
             values[i][kind] = value
     return values
+
+
+def _asked(kind: str, extractor: Extractor, images: Tensor, items: Sequence[Item]) -> Sequence[Found]:
+    """An extractor's answers, each checked; where one is wrong, asked again one by one, to name the picture."""
+    try:
+        answers = extractor(images, [item.prompt for item in items])
+    except UserError:
+        raise
+    except Exception as error:  # an extractor may be anybody's
+        if len(items) == 1:
+            raise UserError(f"{kind}: {extractor.name} fails on {_named(items[0])} ({in_one_line(error)})") from error
+        return [_asked(kind, extractor, images[i : i + 1], [item])[0] for i, item in enumerate(items)]
+    if not isinstance(answers, Sequence | np.ndarray) or len(answers) != len(items):
+        if len(items) == 1:
+            count = f"{len(answers)} answers" if hasattr(answers, "__len__") else f"a {type(answers).__name__}"
+            raise UserError(f"{kind}: {extractor.name} gives {count} for one image, {_named(items[0])}")
+        return [_asked(kind, extractor, images[i : i + 1], [item])[0] for i, item in enumerate(items)]
+    found = [None if a is None else _array(a, kind, extractor, item) for a, item in zip(answers, items, strict=True)]
+    shapes = {x.shape[1:] if kind == "layout" else x.shape: i for i, x in enumerate(found) if x is not None}
+    if len(shapes) > 1:
+        (a, i), (b, j), *_ = shapes.items()
+        names = f"{a} for {_named(items[i])} and {b} for {_named(items[j])}"
+        raise UserError(f"{kind}: {extractor.name} gives features of shape {names}")
+    return found
+
+
+def _array(value: Any, kind: str, extractor: Extractor, item: Item) -> np.ndarray:
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, np.float32)
+    except (TypeError, ValueError) as error:
+        name = _named(item)
+        raise UserError(f"{kind}: {extractor.name} gives no array for {name} ({in_one_line(error)})") from error
+    if not np.isfinite(array).all() or array.ndim != (2 if kind == "layout" else 1):
+        why = "values that are not finite" if array.ndim else "a number in place of an array"
+        raise UserError(f"{kind}: {extractor.name} gives {why} for {_named(item)}, of shape {array.shape}")
+    if kind != "layout" and not array.any():
+        raise UserError(f"{kind}: {extractor.name} gives zeros alone for {_named(item)}; let it answer None")
+    return array
+
+
+def _finite(distances: Any, kind: str, extractor: Extractor, item: Item) -> float:
+    mean = float(np.mean(distances))
+    if not np.isfinite(mean):
+        raise UserError(f"{kind}: {extractor.name} gives no distance for the images of {_named(item)}")
+    return mean
+
+
+def _named(item: Item) -> str:
+    return str(item.path) if item.path is not None else f'an image of "{item.prompt.text}"'
 
 
 def in_batches(items: Sequence[Item], size: int, sight: Sight) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ class Reference:
     test: Array
     style: str
     source: str
+
+    def digest(self) -> str:
+        """Of the features that ASC depends on, whatever their source is called."""
+        return hashlib.sha256(self.train.tobytes() + self.test.tobytes()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, at once."""

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import yaml
 
-from diffrl.divgen.extractors import NONE, defaults_of, load_extractors
+from diffrl.divgen.extractors import NONE, check_extractor, defaults_of, load_extractor
+from diffrl.divgen.fair import SetOf, drawn_with
 from diffrl.divgen.folders import read_folder, show
-from diffrl.divgen.observe import MANIFEST, Item, Sight, in_batches, observe
+from diffrl.divgen.observe import MANIFEST, Item
 from diffrl.divgen.reference import drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score
+from diffrl.divgen.store import kept, look
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.policy import LoraSpec, Policy, load_policy
@@ -32,7 +34,6 @@ from diffrl.version import __version__
 from diffrl.worlds import worlds
 
 JOB = "job.json"
-_READ_AT_ONCE = 32
 
 log = logging.getLogger("diffrl")
 
@@ -173,7 +174,7 @@ def _write(image: torch.Tensor, item: Item, seed: int) -> None:
     save_image(image, item.path, text)
 
 
-def score_folder(
+def seen_folder(
     folder: Path,
     names: Mapping[str, str],
     *,
@@ -182,9 +183,8 @@ def score_folder(
     dimension: str = "",
     prompts_from: str = "",
     device: str = "cpu",
-    out: Path | None = None,
-) -> Scores:
-    """Score a folder of images and write `DIR/scores.json` (or `out`); what was read is in `about["read"]`.
+) -> SetOf:
+    """A folder's images, looked at and scored; what was seen is kept in `DIR/features.sqlite`.
 
     Args:
         names: extractors by kind, in place of the world's own.
@@ -194,30 +194,40 @@ def score_folder(
     """
     job = _read_job(folder)
     world = world or str(job.get("world") or "general")
+    chosen = {**defaults_of(world), **names}
+    for kind, name in chosen.items():
+        check_extractor(kind, name)
     pictures = read_folder(folder, dimension, prompts_from)
     items = pictures.items
     log.info("%s", pictures.line())
-    chosen = {**defaults_of(world), **names}
-    extractors, missing = load_extractors(chosen, device)
+    with kept(pictures.root) as store, progress("looking", len(items)) as advance:
+        sight, loaded, used, missing = look(items, chosen, store, device, list(names), advance)
     real = load_reference(reference) if reference is not None else None
-    if real is None and world in worlds() and "style" in extractors:
+    if real is None and world in worlds() and used["style"] != NONE:
         asked = [item.prompt.text for item in items if item.dimension in ("", "style")]
-        real = drawn_reference(worlds()[world], extractors["style"], asked)
-    if real is not None and "style" in extractors and real.style != extractors["style"].name:
-        used = extractors["style"].name
-        raise UserError(f'--reference: made with the style extractor "{real.style}", but this scores with "{used}"')
-    unreadable = Sight()
-    with progress("looking", len(items)) as advance:
-        sight = observe(in_batches(items, _READ_AT_ONCE, unreadable), extractors, advance)
-    scores = score(sight + unreadable, real, missing)
+        style = loaded.get("style") or load_extractor("style", chosen["style"], device)
+        real = drawn_reference(worlds()[world], style, asked)
+    if real is not None and used["style"] not in (NONE, real.style):
+        other = used["style"]
+        raise UserError(f'--reference: made with the style extractor "{real.style}", but this scores with "{other}"')
+    scores = score(sight, real, missing)
     scores.about = {
         "folder": show(folder),
         "read": pictures.line(),
         "world": world,
         "job": job,
-        "extractors": {kind: extractors[kind].name if kind in extractors else NONE for kind in chosen},
-        "reference": None if real is None else {"source": real.source, "train": len(real.train)},
+        "copies": sight.copies,
+        "drawn": drawn_with(sight, job),
+        "asked": dict(names),
+        "extractors": used,
+        "reference": real and {"source": real.source, "train": len(real.train), "digest": real.digest()},
     }
+    return SetOf(folder.name, scores, sight, real)
+
+
+def score_folder(folder: Path, names: Mapping[str, str], *, out: Path | None = None, **options: Any) -> Scores:
+    """Score a folder of images and write `DIR/scores.json` (or `out`); `options` as for `seen_folder`."""
+    scores = seen_folder(folder, names, **options).scores
     scores.save(out or folder / FILE)
     return scores
 

@@ -14,39 +14,42 @@ import numpy as np
 from diffrl.divgen import metrics
 from diffrl.divgen.asc import coverage, nearest
 from diffrl.divgen.folders import show
-from diffrl.divgen.metrics import FEWEST, REPLICATES, Array
+from diffrl.divgen.metrics import FEWEST, Array
 from diffrl.divgen.observe import Seen, Sight
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.reference import Reference
 from diffrl.errors import UserError
 from diffrl.records.disk import write_text
 from diffrl.seeds import seed_of
+from diffrl.stats import LEVEL
 from diffrl.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 FILE = "scores.json"
-_VENDI_REPLICATES = 100  # each needs its own eigenvalues
+SUBSETS = 8  # of images, over which a score of unequal sets is averaged
+_ASC_FEWEST = 32  # queries below which how many styles they meet says next to nothing
 _DIGITS = 7
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is: its title, dimension ("" = all), the kind of extractor, its direction, one line of meaning."""
+    """What a metric is: its title, dimension ("" = all), kind of extractor, meaning, direction, least value."""
 
     title: str
     dimension: str
     kind: str
     meaning: str
     lower: bool = False
+    least: float = 0.0
 
 
 METRICS = {
-    "ids": Metric("IDS", "id", "identity", "mean cosine of all pairs of faces", lower=True),
+    "ids": Metric("IDS", "id", "identity", "mean cosine of all pairs of faces", lower=True, least=-1.0),
     "asc": Metric("ASC", "style", "style", "coverage of real styles, 1 = as real images"),
     "sdi": Metric("SDI", "layout", "layout", "1 - mean overlap of the layouts of one prompt"),
     "pvs": Metric("PVS", "tonal", "tones", "spread of saturation, brightness and contrast"),
     "diversity": Metric("group diversity", "", "features", "mean 1 - cosine of the images of one prompt"),
-    "vendi": Metric("Vendi score", "", "features", "effective number of different images"),
+    "vendi": Metric("Vendi score", "", "features", "effective number of different images", least=1.0),
     "lpips": Metric("LPIPS diversity", "", "lpips", "mean LPIPS distance of the images of one prompt"),
 }
 LOWER = frozenset(name for name, metric in METRICS.items() if metric.lower)
@@ -58,6 +61,7 @@ class Score:
 
     images: that counted; empty: in which the extractor found nothing; prompts: the units of the interval; units: a
     digest of them, so that two scores on the same prompts can be compared pairwise by their `deviations`.
+    cut: of prompts with more images than another set has, as many were drawn `SUBSETS` times.
     """
 
     value: float | None = None
@@ -69,6 +73,7 @@ class Score:
     why: str = ""
     units: str = ""
     deviations: list[float] = field(default_factory=list)
+    cut: bool = False
 
 
 @dataclass
@@ -136,20 +141,16 @@ def score(sight: Sight, reference: Reference | None = None, missing: Mapping[str
         elif name == "asc":
             scores[name] = _coverage(rows, reference)
         else:
-            scores[name] = _over_images(rows, metric.kind, _POOLED[name])
+            scores[name] = _over_images(name, rows)
     unreadable = [f"{show(item.path)}: {reason}" for item, reason in sight.unreadable]
     by_prompt = [{"prompt": text, **values} for text, values in groups.items()]
     return Scores(scores, _dimensions(seen, sight, groups), _keywords(seen, groups), by_prompt, unreadable)
 
 
-def _vendi(features: Array, weights: Array | None = None) -> Array:
-    return metrics.vendi(features, None if weights is None else weights[:_VENDI_REPLICATES])
-
-
 _POOLED: dict[str, Callable[..., Array]] = {  # metrics over all images, whatever their prompt
     "ids": metrics.mean_cosine,
     "pvs": metrics.tonal_variety,
-    "vendi": _vendi,
+    "vendi": metrics.vendi,
 }
 
 
@@ -161,69 +162,86 @@ def _digest(texts: Sequence[str]) -> str:
     return f"{seed_of(*texts):016x}"
 
 
-def _subsets(texts: Sequence[str]) -> Array:
-    """Subsets of these prompts; the same for the same prompts, whatever their images."""
-    return metrics.subsets(len(texts), REPLICATES, seed_of("divgen subsets", *texts))
+def _finished(name: str, value: float, deviation: Array, texts: Sequence[str], **counts: Any) -> Score:
+    found = metrics.interval(value, deviation) if len(texts) >= FEWEST else None
+    rounded = [float(f"{x:.5g}") for x in deviation] if found else []
+    low, high = _ends(name, found.low, found.high) if found else (None, None)
+    counts |= {"prompts": len(texts), "units": _digest(texts), "deviations": rounded}
+    return Score(round(value, _DIGITS), low, high, **counts)
 
 
-def _finished(value: float, replicates: Array, texts: Sequence[str], **counts: Any) -> Score:
-    deviation = metrics.deviations(replicates, len(texts)) if len(replicates) else replicates
-    return _with_interval(value, deviation, prompts=len(texts), units=_digest(texts), **counts)
+def _ends(name: str, low: float, high: float) -> tuple[float, float]:
+    return round(max(float(low), METRICS[name].least), _DIGITS), round(float(high), _DIGITS)
 
 
-def _with_interval(value: float, deviation: Array, **counts: Any) -> Score:
-    interval = metrics.interval(value, deviation)
-    rounded = [float(f"{x:.5g}") for x in deviation] if interval else []
-    ends = (round(interval.low, _DIGITS), round(interval.high, _DIGITS)) if interval else (None, None)
-    return Score(round(value, _DIGITS), ends[0], ends[1], deviations=rounded, **counts)
+Drawn = list[list[Seen]]  # subsets of a set's images, each sorted; one where all count
 
 
-def _over_images(rows: Sequence[Seen], kind: str, metric: Callable[..., Array]) -> Score:
-    """A metric of all images together; its interval is over prompts, each with all its images."""
+def _over_images(name: str, rows: Sequence[Seen], subsets: Drawn | None = None) -> Score:
+    """A metric of all images together, mean over `subsets` of them; its interval is over prompts."""
+    kind = METRICS[name].kind
     counted = [s for s in rows if s.values[kind] is not None]
-    counts: dict[str, Any] = {"images": len(counted), "empty": _empty(rows, kind)}
-    if len(counted) < 2:
-        return Score(why=f"{len(counted)} images in which something was found; it needs two", **counts)
-    texts = sorted({s.item.prompt.text for s in counted})
-    place = {text: i for i, text in enumerate(texts)}
-    values = np.stack([s.values[kind] for s in counted])  # type: ignore[misc]
-    replicates = np.zeros(0)
-    if len(texts) >= FEWEST:
-        replicates = metric(values, _subsets(texts)[:, [place[s.item.prompt.text] for s in counted]])
-    value = float(metric(values)[0])
-    return _finished(value, replicates, texts, **counts)
+    chosen = [counted] if subsets is None else subsets
+    counts: dict[str, Any] = {"images": len(chosen[0]), "empty": _empty(rows, kind), "cut": len(chosen) > 1}
+    if len(chosen[0]) < 2:
+        return Score(why=f"{len(chosen[0])} images in which something was found; it needs two", **counts)
+    texts = sorted({s.item.prompt.text for s in chosen[0]})
+    values: list[float] = []
+    parts: list[Array] = []
+    for part in chosen:
+        features = np.stack([s.values[kind] for s in part])  # type: ignore[misc]
+        value = float(_POOLED[name](features)[0])
+        values.append(value)
+        place = {text: i for i, text in enumerate(sorted({s.item.prompt.text for s in part}))}
+        if len(place) >= FEWEST and (not parts or list(place) == texts):  # others are other images, without prompts
+            kept = metrics.left_out(len(place))
+            replicates = _POOLED[name](features, kept[:, [place[s.item.prompt.text] for s in part]])
+            parts.append(metrics.deviations(value, replicates, kept))
+    deviation = np.mean(parts, axis=0) if parts else np.zeros(0)
+    return _finished(name, float(np.mean(values)), deviation, texts, **counts)
 
 
 def _over_prompts(groups: Mapping[str, Mapping[str, Any]], name: str, rows: Sequence[Seen], empty: int) -> Score:
     """The mean of a metric that every prompt has; the interval is over prompts."""
     chosen = {text: float(values[name]) for text, values in sorted(groups.items()) if name in values}
-    counts: dict[str, Any] = {"images": len(rows) - empty, "empty": empty}
+    images = sum(groups[text]["compared"] for text in chosen) if name == "lpips" else len(rows) - empty
+    counts: dict[str, Any] = {"images": images, "empty": empty}
     if not chosen:
         why = "no prompt with two images in which something was found"
         return Score(why=why if any(s.item.known for s in rows) else "of no image a prompt is known", **counts)
     values, texts = np.array(list(chosen.values())), list(chosen)
-    replicates = metrics.weighted_mean(values, _subsets(texts)) if len(texts) >= FEWEST else np.zeros(0)
-    return _finished(float(values.mean()), replicates, texts, **counts)
+    deviation = (values - values.mean()) / max(len(values) - 1, 1) ** 0.5  # the jackknife of a mean, prompt by prompt
+    return _finished(name, float(values.mean()), deviation, texts, **counts)
 
 
-def _coverage(rows: Sequence[Seen], reference: Reference | None) -> Score:
+def _coverage(rows: Sequence[Seen], reference: Reference | None, subsets: Drawn | None = None) -> Score:
     """ASC; with more images than X_test has, as many of them as it has are drawn by a fixed seed."""
     if reference is None:
         return Score(why="no reference of real images: build one with `diffrl divgen reference`")
-    values = [s.values["style"] for s in rows if s.values["style"] is not None]
-    counts: dict[str, Any] = {"empty": len(rows) - len(values), "prompts": len({s.item.prompt.text for s in rows})}
-    n = min(len(values), len(reference.test))
+    counted = [s for s in rows if s.values["style"] is not None]
+    chosen = [counted] if subsets is None else subsets
+    texts = sorted({s.item.prompt.text for s in chosen[0]})
+    counts: dict[str, Any] = {"empty": len(rows) - len(counted), "prompts": len(texts), "cut": len(chosen) > 1}
+    n = min(len(chosen[0]), len(reference.test))
     if n < FEWEST:
         return Score(why=f"{n} images to query with; it needs {FEWEST}", images=n, **counts)
-    if values[0].shape != reference.train[0].shape:  # type: ignore[union-attr]
+    if counted[0].values["style"].shape != reference.train[0].shape:  # type: ignore[union-attr]
         raise UserError(f"the reference ({reference.source}) has features of another width than the style extractor's")
-    order = np.argsort(np.random.PCG64(seed_of("divgen queries")).random_raw(len(values)), kind="stable")[:n]
-    neighbours = nearest(reference.train, np.stack(values)[order])  # type: ignore[arg-type]
     real = nearest(reference.train, reference.test[:n])
-    return _with_interval(*coverage(neighbours, real, len(reference.train)), images=n, **counts)
+    order = np.argsort(np.random.PCG64(seed_of("divgen queries")).random_raw(len(chosen[0])), kind="stable")[:n]
+    found = []
+    for part in chosen:
+        features = np.stack([s.values["style"] for s in part])[order]  # type: ignore[misc]
+        found.append(coverage(nearest(reference.train, features), real, len(reference.train)))
+    value, deviation = float(np.mean([x for x, _ in found])), found[0][1]
+    if n < _ASC_FEWEST:
+        return Score(round(value, _DIGITS), images=n, **counts)
+    low, high = _ends("asc", *(value + np.quantile(deviation, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])))
+    rounded = [float(f"{x:.5g}") for x in deviation]
+    return Score(round(value, _DIGITS), low, high, images=n, deviations=rounded, **counts)
 
 
-def _grouped(seen: Sequence[Seen], distances: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _grouped(seen: Sequence[Seen], distances: Mapping[str, tuple[float, int]]) -> dict[str, dict[str, Any]]:
     """By prompt: dimension, keyword, number of images, and the metrics of its images where it has two."""
     members: dict[str, list[Seen]] = {}
     for s in seen:
@@ -239,7 +257,7 @@ def _grouped(seen: Sequence[Seen], distances: Mapping[str, float]) -> dict[str, 
         if len(layouts) > 1:
             entry["sdi"] = round(metrics.layout_diversity(layouts), _DIGITS)
         if text in distances:
-            entry["lpips"] = round(distances[text], _DIGITS)
+            entry["lpips"], entry["compared"] = round(distances[text][0], _DIGITS), distances[text][1]
         groups[text] = entry
     return groups
 

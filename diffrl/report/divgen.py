@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from diffrl.divgen.folders import read_folder
+from diffrl.divgen.fair import make_fair
 from diffrl.divgen.metrics import Difference, difference
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
@@ -49,19 +50,40 @@ class Entry:
     images: dict[tuple[str, str, str], dict[int, Path]]
 
 
-def write_divgen_report(folders: Mapping[str, Path], out: Path) -> Path:
-    """Write one self-contained page that compares scored folders (name -> folder) with the first, and return its path.
+def write_divgen_report(
+    folders: Mapping[str, Path], out: Path, names: Mapping[str, str] | None = None, **options: Any
+) -> Path:
+    """Write one self-contained page that compares folders (name -> folder) with the first, and return its path.
+
+    Args:
+        names: extractors by kind; else those with which a folder was scored, else the first one's, else the default.
+        options: as `diffrl.divgen.run.seen_folder` takes them.
 
     Raises:
-        UserError: a folder was not scored, its images cannot be listed, or they were scored with other extractors.
+        UserError: a folder's images cannot be listed, or none can be read.
     """
+    from diffrl.divgen.run import seen_folder
+
+    sets, images = [], []
+    first: dict[str, str] = {}
+    for name, folder in folders.items():
+        path, chosen = folder / FILE, names or first
+        if names is None and path.is_file():
+            with suppress(UserError):  # another version's
+                chosen = load_scores(path).about["asked"]
+        found = seen_folder(folder, chosen, **options)
+        found.name = name
+        found.scores.save(path)
+        first = first or found.scores.about["asked"]
+        sets.append(found)
+        images.append(_images([s.item for s in found.sight.seen]))
+    differences = make_fair(sets)
     entries = []
-    for i, (name, folder) in enumerate(folders.items()):
-        scores = load_scores(folder / FILE)
-        entries.append(Entry(name, f"c{i % PALETTE}", scores, _images(read_folder(folder).items)))
-    _check_comparable(entries)
+    for i, (one, shown) in enumerate(zip(sets, images, strict=True)):
+        entries.append(Entry(one.name, f"c{i % PALETTE}", replace(one.scores, metrics=one.fair), shown))
     page = Page(f"DivGenBench: {', '.join(folders)}", "DivGenBench")
-    for part in (_head, _charts, _keywords, _lost, _walls, _facts):
+    _head(page, entries, differences)
+    for part in (_charts, _keywords, _lost, _walls, _facts):
         part(page, entries)
     return page.write(out)
 
@@ -72,19 +94,6 @@ def _images(items: Sequence[Item]) -> dict[tuple[str, str, str], dict[int, Path]
         if item.path is not None and item.path.is_file():
             images.setdefault((item.dimension, item.keyword, item.prompt.text), {})[item.member] = item.path
     return images
-
-
-def _check_comparable(entries: Sequence[Entry]) -> None:
-    """Scores from different extractors have no common scale."""
-    first = entries[0].scores.about.get("extractors", {})
-    for entry in entries[1:]:
-        extractors = entry.scores.about.get("extractors", {})
-        for kind in first:
-            both = (first[kind], extractors.get(kind))
-            if "none" not in both and both[0] != both[1]:
-                raise UserError(
-                    f"{entry.name} was scored with {kind} {both[1]}, {entries[0].name} with {both[0]}: score them alike"
-                )
 
 
 def _against(entry: Entry, first: Entry, name: str) -> Difference | None:
@@ -107,7 +116,7 @@ def _gain(name: str, change: float) -> float:
 # --- the head: verdict and table -------------------------------------------------------------------------------------
 
 
-def _head(page: Page, entries: Sequence[Entry]) -> None:
+def _head(page: Page, entries: Sequence[Entry], differences: Sequence[str]) -> None:
     first, names = entries[0], _measured(entries)
     key = Markup('<span><i class="block" style="background-color: var(--{})"></i>{}</span>')
     page.add(_STYLE).lead(f"{len(entries)} sets of images", "sub")
@@ -117,6 +126,8 @@ def _head(page: Page, entries: Sequence[Entry]) -> None:
     for entry in entries[1:]:
         for text in _doubts(entry, first, names):
             page.lead(text, "warning")
+    for line in differences:
+        page.lead(line, "note")
     page.section(
         "Scores",
         "In brackets: 95 % intervals over prompts. Below: the change against the first column; in colour where it is "

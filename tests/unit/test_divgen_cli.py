@@ -105,7 +105,7 @@ def test_a_single_set_and_a_set_without_images_have_reports(scored: dict[str, Pa
         (["score", ".", "--device", "gpu"], '--device: "gpu" cannot be used'),
         (["reference", "nowhere", "--style", "pixels", "--out", "r.safetensors"], 'no folder "nowhere"'),
         (["reference", "nowhere", "--style", "pixel", "--out", "r.safetensors"], 'unknown extractor "pixel"'),
-        (["report", "nowhere", "--out", "r.html"], "not scored yet"),
+        (["report", "nowhere", "--out", "r.html"], 'no folder "nowhere"'),
         (["report", "a/x", "b/x", "--out", "r.html"], "two folders have the same name"),
         (["report", "a", "--out", "r.pdf"], "ends in .html"),
         (["generate", "playgroun", "--out", "x"], "MODEL:"),
@@ -138,8 +138,11 @@ def test_other_extractors_cannot_be_compared(
     (tmp_path / "own.py").write_text(source)
     words = [word.replace("--features=pixels", f"--features={tmp_path}/own.py:Mean") for word in PIXELS]
     assert main(["divgen", "score", str(other), *words, "--device", "cpu"]) == 0
-    assert main(["divgen", "report", str(scored["wide"]), str(other), "--out", str(tmp_path / "r.html")]) == 2
-    assert "other was scored with features mean, wide with pixels" in capsys.readouterr().err
+    assert main(["divgen", "report", str(scored["wide"]), str(other), "--out", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    verdict = page[page.index('<p class="lead">') :].partition("</p>")[0]
+    assert "features extractor: pixels (wide), mean (other)" in page
+    assert "Vendi" not in verdict and "PVS" in verdict
 
 
 def test_the_lists_that_the_command_line_repeats() -> None:
