@@ -221,7 +221,7 @@ def _add_train(add: Callable[..., Parser]) -> None:
     )
     usage = "diffrl train CONFIG [section.key=value ...] [--dry-run]\n"
     usage += "                    [--resume RUN_DIR [--override KEY]]"
-    train.usage = f"{usage}\n       diffrl train --help-config [SECTION ...]"
+    train.usage = f"{usage}\n       diffrl train [CONFIG] --help-config [all | SECTION ...]"
     text = "a YAML file or a shipped config (playground/nft), then overrides section.key=value; null removes"
     train.add_argument("words", nargs="*", metavar="CONFIG [section.key=value ...]", help=text)
     text = (
@@ -240,7 +240,9 @@ def _add_train(add: Callable[..., Parser]) -> None:
     text = "check everything, load the model and the rewards, say what would happen, and write nothing"
     train.add_argument("--dry-run", action="store_true", help=text)
     train.add_argument(
-        "--help-config", action="store_true", help="print every config key, or those of the sections named"
+        "--help-config",
+        action="store_true",
+        help="print the keys of a config with its methods; all: every key; or the sections named",
     )
 
 
@@ -277,11 +279,11 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config.help import help_config
+    from diffrl.config.help import help_config, named
 
     words = [*arguments.words, *rest]
     if arguments.help_config:
-        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), words))
+        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *named(words)))
         return 0
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     if given is None and (late := [word for word in words if "=" not in word]):

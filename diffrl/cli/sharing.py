@@ -61,7 +61,7 @@ def demo(arguments: argparse.Namespace, rest: list[str]) -> int:
         f"Draw with it:   diffrl sample playground --lora {run.lora} --prompts {_prompts(run)} --limit 16 --out images"
     )
     print(f"Share it:       diffrl publish {run.folder}")
-    print("Another method: diffrl train playground/grpo; all keys: diffrl train --help-config")
+    print("Another method: diffrl train playground/grpo; all keys: diffrl train --help-config all")
     return 0
 
 

@@ -94,7 +94,7 @@ def template(
     lines = [
         *_comment(f"{objective} on {model}. Written by `diffrl init`; what is commented out is at its default."),
         *_comment(
-            "`diffrl train --help-config` explains every key; `diffrl configs` lists recipes of published values."
+            "`diffrl train --help-config all` explains every key; `diffrl configs` lists recipes of published values."
         ),
         f"model: {_plain(model)}",
         f"prompts: {_flow(sources)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any
 
@@ -13,8 +13,10 @@ from pydantic.fields import FieldInfo
 
 from diffrl.config import door
 from diffrl.config.base import LARGEST
+from diffrl.config.load import find_config
 from diffrl.config.methods import Decay
-from diffrl.config.schema import TABLES, is_table, walk
+from diffrl.config.schema import INSIDE, TABLES, is_table, method_of, walk
+from diffrl.config.source import read
 from diffrl.errors import UserError, nearest
 
 _WORDS = {
@@ -26,10 +28,27 @@ _WORDS = {
 }
 
 
-def help_config(width: int = 100, only: Sequence[str] = ()) -> str:
+def named(words: Sequence[str]) -> tuple[list[str], Collection[str] | None]:
+    """What the words behind --help-config ask for: sections or keys, and whose methods' sections, for `help_config`.
+
+    A config that stands first brings its methods, nothing the default objective; `all`: every one. UserError for a
+    config that is none.
+    """
+    if list(words) == ["all"]:
+        return [], None
+    if not words or not ("/" in words[0] or words[0].endswith((".yaml", ".yml"))):
+        return list(words), None if words else [method_of({})]
+    source = read(find_config(words[0]))
+    for text in (word for word in words if "=" in word):
+        source.override(text)
+    return [word for word in words[1:] if "=" not in word], method_of(source.data).split("+")
+
+
+def help_config(width: int = 100, only: Sequence[str] = (), methods: Collection[str] | None = None) -> str:
     """Every key with default, meaning, kind and unit, in the layout of a config file; `width` in characters.
 
-    `only`: dotted sections or keys, in the place of all; UserError for one that is none.
+    `only`: dotted sections or keys, in the place of all; UserError for one that is none. `methods`: of methods, the
+    sections of these alone.
     """
     known = {dotted for dotted, _, _ in walk()}
     for name in only:
@@ -39,10 +58,13 @@ def help_config(width: int = 100, only: Sequence[str] = ()) -> str:
         "Keys of a config file, with their defaults; behind # the meaning, in brackets what is allowed and the unit.",
         "A published model has a preset of resolution, precision and evaluation instead: diffrl/config/presets.py.",
         "On the command line: section.key=value, for example rollout.groups=16 rewards.clip.weight=2 rewards.ocr=null",
+        *(["More methods: --help-config NAME of `diffrl objectives`; all keys: --help-config all"] if methods else []),
         "",
     ]
     for dotted, field, inner in walk():
         parts = dotted.split(".")
+        if methods is not None and not only and parts[0] not in {*INSIDE, *methods}:
+            continue
         if only and not any(f"{dotted}.".startswith(f"{name}.") or name.startswith(f"{dotted}.") for name in only):
             continue
         if parts[0] in TABLES[1:] and len(parts) > 1:

@@ -29,7 +29,7 @@ TWO_STAGES: dict[str, Any] = {
     "objective": "direct",
     "rewards": {"redness": {"plugin": PLUGIN}},
     "watch": {"plain": {"plugin": PLUGIN}},
-    "d2align": {"steps": 30, "learning_rate": 0.01, "batch_size": 4, "pool": 9},
+    "d2align": {"steps": 30, "learning_rate": 0.01, "pool": 9},
     "epochs": 2,
 }
 
@@ -117,7 +117,7 @@ def test_any_objective_takes_the_corrected_reward_from_a_file(config_file: Any) 
     rewards = {"redness": {"plugin": f"d2:{PLUGIN}", "direction": str(file)}}
     train(load_config(config_file("nft", rewards=rewards, epochs=1)))
     assert read_metrics(load_config(config_file("nft")).run_dir)[1]["d2align/norm"] > 0
-    held = {"objective": "grpo", "rollout": {"sampler": "flow_sde"}, "grpo": {"trust": "divergence"}}
+    held = {"objective": "grpo", "rollout": {"sampler": "flow_sde"}, "grpo": {"delta": 1e-7}}
     train(load_config(config_file("dppo", rewards=rewards, epochs=1, **held)))
     assert read_metrics(load_config(config_file("dppo")).run_dir)[1]["d2align/norm"] > 0
     named = {**TWO_STAGES, "d2align": {"direction": str(file)}, "epochs": 1}

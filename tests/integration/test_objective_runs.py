@@ -38,7 +38,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 ALL: dict[str, dict[str, Any]] = {name: {"objective": name, **more} for name, more in OBJECTIVES.items()}
 ALL |= {name: {**GRPO, **more} for name, more in CREDITS.items()}
-ALL["dppo"] = {**GRPO, "grpo": {"trust": "divergence", "delta": 1e-4}}
+ALL["dppo"] = {**GRPO, "grpo": {"delta": 1e-4}}
 ALL["srpo"] = {
     "objective": "direct",
     "direct": {"align": {}, "pair": {}, "cap": 0.3},
@@ -210,7 +210,7 @@ def test_old_means_are_computed_only_once_theta_has_moved(
     assert seen == {("default", False): 16 * 4, ("default", True): 16 * 4, ("old", False): 8 * 4}
     assert run.objective.cost(run.config.rollout, False, 2).forwards == 0.5 and not caplog.records
     make(f"{name} one", **ALL[name], optimise={"batch_size": 16})  # which is plain GRPO without a clip
-    assert ("grpo.trust" in caplog.text) == (name == "dppo")
+    assert ("grpo.delta" in caplog.text) == (name == "dppo")
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,7 @@ def test_gardo_and_marble_go_with_it(make: Callable[..., Run], name: str) -> Non
             "rollout.group_size: 4, but a tree with 3 splits into 2 has 8 leaves",
         ),
         ({**GRPO, "tree": {"splits": [0, 4]}}, "tree.splits: [0, 4]: expected rising numbers within 0 to 3"),
-        ({**GRPO, "grpo": {"trust": "divergence", "clip": 1e-3}}, "grpo.clip: trust: divergence clips nothing"),
-        ({**GRPO, "grpo": {"delta": 1e-6}}, "grpo.delta: has no effect with trust: clip; set grpo.trust: divergence"),
+        ({**GRPO, "grpo": {"delta": 1e-7, "clip": 1e-3}}, "grpo.clip: has no effect with grpo.delta"),
         ({**GRPO, "grpo": {"ratio": "normalised"}}, "grpo.clip: 0.0001 is for the plain ratio and hardly ever"),
         ({"objective": "dpo", "advantages": {"agree": "floor"}}, 'objective "dpo" ranks or weighs a group by itself'),
         ({"objective": "gdro", "optimise": {"batch_size": 2}}, '"gdro" keeps whole'),

@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "dppo": {  # the second pass is off policy: old means by a snapshot, and some rows masked
         "objective": "grpo",
-        "grpo": {"trust": "divergence", "delta": 1e-3, "beta": 0.1},
+        "grpo": {"delta": 1e-3, "beta": 0.1},
         "rollout": STEPS,
         "optimise": {"inner_epochs": 2},
     },

@@ -72,7 +72,7 @@ def test_penalty_is_the_gaussian_kl_of_the_step() -> None:
 
 def test_images_without_a_signal_are_left_out_with_their_kl() -> None:
     """Flow-GRPO's mask `advantages.abs().sum(dim=1) != 0`: of four images one agrees with its group at every step."""
-    objective = GRPO(SamplerSpec(sampler="flow_sde", noise_level=0.7), beta=0.04, skip_zero=True)
+    objective = GRPO(SamplerSpec(sampler="flow_sde", noise_level=0.7), beta=0.04, published=["skip_zero"])
     rollout = SimpleNamespace(trajectory=SimpleNamespace(t=torch.zeros(4, 2)))
     advantages = torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, -1.0], [1.0, 1.0]])
     assert objective.selects

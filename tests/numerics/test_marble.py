@@ -77,7 +77,7 @@ def make_objective(name: str, beta: float) -> Objective:
     if name == "grpo":
         return GRPO(CFG, beta=beta, clip=0.02)
     if name == "dppo":  # a mask by row and reward
-        return GRPO(CFG, beta=beta, trust="divergence", delta=1e-5)
+        return GRPO(CFG, beta=beta, delta=1e-5)
     if name == "crd":
         return CRD(beta=beta, anchor_guidance=2.0)
     return NFT(beta=beta, b=0.5)

@@ -192,13 +192,13 @@ def test_images_without_a_signal_count_for_nothing_with_skip_zero(policy: Policy
     """A group that agrees: the step, KL included, is the mean over the other group's rows alone."""
     spec = SamplerSpec("flow_sde", STEPS)
     advantages = torch.tensor([0.0, 0.0, 0.0, 0.7, -1.2, 0.5])[:, None]
-    rollout, objective = drawn(policy, spec), GRPO(spec, beta=0.3, skip_zero=True)
+    rollout, objective = drawn(policy, spec), GRPO(spec, beta=0.3, published=["skip_zero"])
     rows = objective.rows(rollout, advantages, sample_pairs(torch.arange(3, 6), STEPS), KEY)
     losses = objective.loss(objective.scalars(policy, rows), rows)
     penalty = objective.penalty(policy, rows)
     assert penalty is not None
     by_hand = gradient(policy, (losses.sum() + penalty.sum()) / (3 * STEPS))
-    same(gradient_of_the_loop(policy, GRPO(spec, beta=0.3, skip_zero=True), rollout, advantages)[0], by_hand)
+    same(gradient_of_the_loop(policy, GRPO(spec, beta=0.3, published=["skip_zero"]), rollout, advantages)[0], by_hand)
     kept = gradient_of_the_loop(policy, GRPO(spec, beta=0.3), rollout, advantages)[0]
     assert not torch.allclose(kept, by_hand, rtol=0.05), "without it the other group's KL is in there"
 

@@ -105,7 +105,7 @@ def test_the_mask_stops_what_goes_further_out_by_row_and_reward(delta: float) ->
 def test_what_is_stopped_is_logged_by_the_sign_of_the_advantage() -> None:
     rows: Any = SimpleNamespace(log_prob=torch.zeros(6), on_policy=False, advantages=A, weight=None)
     rows.divergence = torch.tensor([0.1, 0.9, 0.9, 0.9, 0.9, 0.9])
-    held, clipped = GRPO(SDE, trust="divergence", delta=0.5), GRPO(SDE, clip=0.1)
+    held, clipped = GRPO(SDE, delta=0.5), GRPO(SDE, clip=0.1)
     for objective in (held, clipped):
         objective.loss(LOG_RATIO[:, None], rows)
     # outward: (0, 0), (1, 1), (2, 1), (3, 0), (4, 0); the first row lies within delta, but not within the clip
@@ -191,7 +191,7 @@ def test_with_theta_equal_to_old_it_is_grpo_to_the_bit(policy: Policy) -> None:
     """On policy, and where the old mean is computed: the same rows by the same kernels give a divergence of 0."""
     base, _ = gradient(policy, GRPO(SDE))
     for cast in (False, True):
-        objective = GRPO(SDE, trust="divergence", delta=1e-30)
+        objective = GRPO(SDE, delta=1e-30)
         on_policy, rows = gradient(policy, objective, cast)
         assert cast or torch.equal(on_policy, base)
         objective.after_step(policy, 1)
@@ -202,7 +202,7 @@ def test_with_theta_equal_to_old_it_is_grpo_to_the_bit(policy: Policy) -> None:
 
 
 def test_a_moved_theta_is_compared_with_the_snapshot(policy: Policy) -> None:
-    objective, guarded = GRPO(SDE, trust="divergence", delta=1e-4), GRPO(SDE, ratio="normalised", clip=1e-3)
+    objective, guarded = GRPO(SDE, delta=1e-4), GRPO(SDE, ratio="normalised", clip=1e-3)
     before, rollout = policy.state(), drawn(policy, SDE)
     try:
         policy.load_state("default", {k: v + 0.05 * v.sign() for k, v in before.items()})

@@ -98,8 +98,16 @@ def test_help_and_version(capsys):
     for words in (["version"], ["--version"]):
         assert main(words) == 0
         assert capsys.readouterr().out == f"diffrl {__version__}\n"
-    assert main(["train", "--help-config"]) == 0
-    assert "  group_size: 24" in capsys.readouterr().out
+    for words, sections in (
+        ("", "nft"),
+        ("playground/gardo", "grpo gardo"),
+        ("all", "nft grpo gardo"),
+        ("nft.b", "nft"),
+    ):
+        assert main(["train", *words.split(), "--help-config"]) == 0
+        text = capsys.readouterr().out
+        found = [name for name in ("nft", "grpo", "gardo") if f"\n{name}:" in text]
+        assert found == sections.split() and ("  group_size: 24" in text) == ("." not in words), words
 
 
 def test_help_and_mistakes_are_answered_before_torch_is_imported():

@@ -13,6 +13,7 @@ from launching import joined
 from tiny import count_forwards, scramble
 
 from diffrl.config import load_config
+from diffrl.config.methods import Decay
 from diffrl.errors import UserError
 from diffrl.methods.crd.objective import CRD, anchor_strength, external_reward
 from diffrl.objectives.advantages import Scored
@@ -170,8 +171,9 @@ def test_the_anchor_is_the_guided_pretrained_model_by_reward(config_file) -> Non
     assert torch.equal(objective.penalty.anchor(policy, rows).v, plain)
 
 
-def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(config_file) -> None:
-    run = make(config_file, ["crd.sampling=[3, 0.5, 0.0075, 0.999]"])
+def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(config_file, monkeypatch) -> None:
+    monkeypatch.setattr("diffrl.methods.crd.objective.SAMPLING", Decay(3, 0.5, 0.0075, 0.999))
+    run = make(config_file, [])
     metrics = run.loop.run_epoch(0)
     theta, old, sampling = (run.policy.state(name) for name in ("default", "old", "sampling"))
     assert metrics["crd/old_decay"] == pytest.approx(0.26) and metrics["crd/sampling_decay"] == 0.0
@@ -185,17 +187,17 @@ def test_snapshots_follow_their_own_schedules_and_a_resume_knows_where_they_are(
     assert CRD().on_policy and not fresh.on_policy
 
 
-def test_a_resume_is_exact(config_file) -> None:
+def test_a_resume_is_exact(config_file, monkeypatch) -> None:
     """Stopped after the first epoch, when old has begun to lag, and again within the sampling schedule's rise."""
-    overrides = ["crd.sampling=[3, 0.5, 0.0075, 0.999]"]
-    whole, broken = (make(config_file, overrides, name) for name in ("whole", "broken"))
+    monkeypatch.setattr("diffrl.methods.crd.objective.SAMPLING", Decay(3, 0.5, 0.0075, 0.999))
+    whole, broken = (make(config_file, [], name) for name in ("whole", "broken"))
     broken.folder.path.mkdir()  # as the start of a training does: a folder that is gone is not made again
     for epoch in range(3):
         whole.loop.run_epoch(epoch)
         broken.loop.run_epoch(epoch)
         broken.epoch = epoch + 1
         broken.save()
-        broken = make(config_file, overrides, "broken")
+        broken = make(config_file, [], "broken")
         broken.restore()
     for name in ("default", "old", "sampling", "ema"):
         expected, found = whole.policy.state(name), broken.policy.state(name)

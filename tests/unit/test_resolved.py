@@ -41,6 +41,8 @@ REMOVED |= {"fdfo.advantage_std": "none", "prdp.advantage_std": "group"}
 REMOVED |= {"gardo.window": 20, "gardo.window_full": False, "gardo.share_range": [0.02, 0.2]}
 REMOVED |= {"dpo.beta": 0.0, "gdro.beta": 0.0, "prdp.beta": 0.0}
 REMOVED |= {"dgpo.reference": "pretrained", "dgpo.old": [0, 0.0, 0.001, 0.3]}
+REMOVED |= {"awm.average": [0, 0.0, 0.001, 0.3], "crd.sampling": [75, 0.0, 0.0075, 0.999], "d2align.batch_size": 64}
+REMOVED |= {"acflow.critic_rate": 1e-3, "acflow.critic_steps": 8, "direct.align.step": 0.02145}
 REMOVED |= {"direct.pair.denoise": [0.1, 0.25], "direct.pair.inversion": [0.3, 0.01], "evaluate.divgen": None}
 
 ADV_GRPO = {  # its code's kernel is CPS, from one initial noise; its log-probability leaves out 1 / (2 s^2)
@@ -138,6 +140,14 @@ def leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+PUBLISHED = {  # a switch of grpo: its value in released code, its name in `published`
+    "kl": ("published", "kl"),
+    "order": ("first", "first"),
+    "skip_zero": (True, "skip_zero"),
+    "guidance_gradient": ("published", "guidance"),
+}
+
+
 def gone(key: str, value: Any) -> bool:
     """Whether a key was removed at the value that the code has now."""
     return key in REMOVED and REMOVED[key] == value
@@ -156,6 +166,10 @@ def joined(values: dict[str, Any]) -> dict[str, Any]:
     for key in ("nft.old", "crd.old", "crd.sampling", "dgpo.old", "awm.average"):
         if f"{key}.start" in values:
             values[key] = [values.pop(f"{key}.{name}") for name in ("start", "value", "slope", "cap")]
+    if values.pop("grpo.trust", "divergence") == "clip":
+        values["grpo.delta"] = None
+    if "grpo.kl" in values:  # four switches: what is as in released code
+        values["grpo.published"] = [name for key, (on, name) in PUBLISHED.items() if values.pop(f"grpo.{key}") == on]
     if "direct.pair.hinge" in values:
         values["direct.cap"] = values.pop("direct.pair.hinge")
     assert values.pop("direct.checkpoint_decoder", False) == bool(values.get("direct.decode_chunk"))

@@ -102,7 +102,7 @@ def test_the_card_of_a_shifted_schedule_says_so_and_its_snippet_sets_it(run: dif
 
 def test_a_card_cites_the_papers_of_the_options_that_are_on() -> None:
     plain, held = (
-        _cited(methods()["grpo"], GRPOSection(**keys)) for keys in ({}, {"trust": "divergence", "weighting": "even"})
+        _cited(methods()["grpo"], GRPOSection(**keys)) for keys in ({}, {"delta": 1e-7, "weighting": "even"})
     )
     assert plain == "[Flow-GRPO](https://arxiv.org/abs/2505.05470)"
     assert "[Flow-DPPO](https://arxiv.org/abs/2606.11025), [Flash-GRPO](https://arxiv.org/abs/2605.15980)" in held

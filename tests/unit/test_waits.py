@@ -15,7 +15,7 @@ from diffrl.run.train import Run
 
 GRPO = {"objective": "grpo", "rollout": {"sampler": "flow_sde", "window": 2}, "grpo": {"beta": 0.04}}
 CRD: dict[str, Any] = {"objective": "crd", "crd": {"timesteps": 2}}
-DPPO = GRPO | {"grpo": {"trust": "divergence", "beta": 0.04}}
+DPPO = GRPO | {"grpo": {"delta": 1e-7, "beta": 0.04}}
 METHODS: dict[str, dict[str, Any]] = {"nft": {"nft": {"beta": 0.1}}, "grpo": GRPO, "dppo": DPPO, "crd": CRD}
 
 

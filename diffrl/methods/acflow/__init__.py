@@ -23,8 +23,6 @@ class ACFlowSection(Drawn):
         "temperature of the weights exp(A / tau), in standard deviations of the reward; a step's weights have mean 1",
         gt=0,
     )
-    critic_rate: FiniteFloat = key(1e-3, "learning rate of the critic's Adam", gt=0)
-    critic_steps: int = key(8, "its steps for each of the policy's, each on the images noised anew", "steps", ge=1)
     warmup: int = key(
         1, "the critic first learns from so many epochs of the untrained model's images", "epochs of images", ge=0
     )

@@ -35,6 +35,7 @@ from diffrl.objectives.objective import Given, Objective, Step
 from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
+CRITIC_RATE, CRITIC_STEPS = 1e-3, 8  # of the critic's Adam; its steps for each of the policy's
 ADV_CLIP = 2.0  # A_max
 
 
@@ -76,8 +77,8 @@ class ActorCritic(Objective):
         super().__init__(beta=keys.beta, noising=Noising.of(keys))
         self.rule = replace(self.rule, estimate=scores_themselves)  # no group: the critic is what is compared with
         self.tau, self.adv_clip = keys.tau, ADV_CLIP
-        self.critic_steps, self.warmup = keys.critic_steps, keys.warmup
-        self.values, self.scale = Values(keys.critic_rate, seed), Scale()
+        self.warmup = keys.warmup
+        self.values, self.scale = Values(CRITIC_RATE, seed), Scale()
         self._weights: Tensor | None = None  # (n, T, columns) of the step
 
     @classmethod
@@ -113,11 +114,11 @@ class ActorCritic(Objective):
         self.learn(policy, step)
 
     def learn(self, policy: Policy, step: Step) -> None:
-        """`critic_steps` of Adam on the step's images, each noised anew at one of its levels."""
+        """`CRITIC_STEPS` of Adam on the step's images, each noised anew at one of its levels."""
         size = max(len(part) for part in step.parts)
         samples, levels = torch.cat(list(step.parts))[:, 0].unique(), self.rows_per_sample(step.rollout)
         known = self._local(step, policy)
-        for number in range(self.critic_steps):
+        for number in range(CRITIC_STEPS):
             # By the image's number over all processes, so that it is the same on any number of them.
             level = (step.rollout.first + samples + number) % levels
             pairs, key = torch.stack([samples, level], dim=1), (*step.key, "critic", number)

@@ -8,7 +8,7 @@ from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
-from diffrl.methods.shared.sections import FOLLOWS, KL, SLOW, Ranked, Schedule
+from diffrl.methods.shared.sections import KL, Ranked
 
 
 class AWMSection(Ranked):
@@ -28,4 +28,3 @@ class AWMSection(Ranked):
     beta_average: FiniteFloat = key(
         1.0, "weight of mean (v_theta - v_average)^2, the brake with many updates an epoch; 0: no average is kept", ge=0
     )
-    average: Schedule = key(SLOW, f"the average, as a snapshot: {FOLLOWS}")

@@ -26,7 +26,7 @@ from torch import Tensor
 from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.awm import AWMSection
 from diffrl.methods.shared.coupling import error_under, own_error
-from diffrl.methods.shared.sections import COPY
+from diffrl.methods.shared.sections import COPY, SLOW
 from diffrl.objectives.objective import Cost, Objective
 from diffrl.objectives.penalty import Penalty
 from diffrl.objectives.rows import Noising, Rows
@@ -65,7 +65,7 @@ class AWM(Objective):
 
     def __init__(self, keys: AWMSection | None = None, **values: Any) -> None:
         keys = AWMSection.of(keys, values)
-        decays = {"old": COPY, "average": keys.average} if keys.beta_average else {"old": COPY}
+        decays = {"old": COPY, "average": SLOW} if keys.beta_average else {"old": COPY}
         noising = Noising.of(keys)
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
         self.weighting, self.clip, self.adv_clip = keys.weighting, keys.clip, ADV_CLIP

@@ -8,7 +8,7 @@ from pydantic import FiniteFloat
 
 from diffrl.config.base import Method, Whole, key
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd, Decay, ForwardProcess
-from diffrl.methods.shared.sections import FOLLOWS, SCHEDULES, Schedule, check_timesteps
+from diffrl.methods.shared.sections import FOLLOWS, Schedule, check_timesteps
 
 
 class CRDSection(ForwardProcess):
@@ -29,7 +29,6 @@ class CRDSection(ForwardProcess):
         True, "the images of a group share a row's noise, too: a less noisy gradient; false: each its own, as published"
     )
     old: Schedule = key(Decay(0, 0.25, 0.005, 0.999), f"the snapshot behind the implicit reward: {FOLLOWS}")
-    sampling: Schedule = key(SCHEDULES["late"], "the snapshot that draws the images follows likewise")
 
     def check(self, config: Whole) -> None:
         check_timesteps("crd", self, config.rollout)

@@ -23,6 +23,7 @@ from diffrl.config.sections import Rollout as Drawn
 from diffrl.methods.crd import CRDSection
 from diffrl.methods.crd.centring import Targets
 from diffrl.methods.shared.coupling import velocity_error
+from diffrl.methods.shared.sections import SCHEDULES
 from diffrl.objectives.advantages import Scored
 from diffrl.objectives.objective import Cost, Objective, Step
 from diffrl.objectives.penalty import Penalty
@@ -30,6 +31,7 @@ from diffrl.objectives.rows import Noising, Rows
 from diffrl.policy import Policy
 
 ADV_CLIP = 5.0  # A_max
+SAMPLING = SCHEDULES["late"]  # how the snapshot that draws the images follows
 
 
 def external_reward(advantages: Tensor, adv_clip: float) -> Tensor:
@@ -68,7 +70,7 @@ class CRD(Objective):
     def __init__(self, keys: CRDSection | None = None, **values: Any) -> None:
         keys = CRDSection.of(keys, values)
         noising = Noising.of(keys, group_level=True, group_noise=keys.same_noise)
-        decays = {"old": keys.old, "sampling": keys.sampling}
+        decays = {"old": keys.old, "sampling": SAMPLING}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, noising=noising, decays=decays)
         self.penalties = [Anchor(self, keys.beta, keys.anchor_guidance)]
         self.b, self.adv_clip, self.adaptive = keys.b, ADV_CLIP, keys.adaptive

@@ -34,7 +34,6 @@ class D2AlignSection(Section):
     learning_rate: FiniteFloat = key(
         5e-6, "Adam's step size for the direction: each of its numbers moves at most steps times this", gt=0
     )
-    batch_size: int = key(64, "images per step", "images", ge=1)
     embed: Literal["image", "reconstructed"] = key(
         "image",
         "what of an image is embedded: itself; reconstructed: noised to a random level of the schedule and predicted "

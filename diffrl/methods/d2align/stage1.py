@@ -126,7 +126,7 @@ def identity_of(config: Config, prompts: Sequence[Prompt]) -> Identity:
     digest = hashlib.sha256("\n".join(prompt.text for prompt in prompts).encode()).hexdigest()
     drawn = {"model": config.model, "sampler": config.rollout.sampler, "sampling_steps": config.rollout.steps}
     drawn["shift"] = config.rollout.shift
-    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "batch_size", "pool", "word", "embed")}
+    learned = {key: getattr(section, key) for key in ("steps", "learning_rate", "pool", "word", "embed")}
     arguments = essential(entry.arguments)
     return Identity(entry.plugin or name, arguments, digest, config.seed, section.omega, {**drawn, **learned})
 
@@ -214,7 +214,6 @@ class _Stage1:
             omega=section.omega,
             steps=section.steps if start is None else 0,
             learning_rate=section.learning_rate,
-            batch_size=section.batch_size,
             seed=self.config.seed,
             initial=start,
             resume=(tensors["learned"], state["learned"]) if "learned" in tensors else None,

@@ -18,9 +18,6 @@ class Align(Section):
     Defaults: SRPO's released code for FLUX and HPS-v2.1 (its SRPO.py and SRPO_training_hpsv2.sh).
     """
 
-    step: FiniteFloat = key(
-        0.02145, "width of the step, in noise levels; less where that would leave the range", gt=0, lt=1
-    )
     range: Annotated[tuple[FiniteFloat, FiniteFloat], PAIR] = key(
         (0.75, 0.964), "noise levels that are trained, drawn evenly: the early ones, which hack less"
     )

@@ -30,6 +30,7 @@ from diffrl.seeds import seed_of
 
 Ends = tuple[float, float]
 DISCOUNTS = ((0.1, 0.25), (0.3, 0.01))  # k denoised and inverted, from the range's low end to its high one (SRPO.py)
+STEP = 0.02145  # in noise levels: 100 of 1,000 fine ones (SRPO.py, line 520)
 EDGE = 0.005  # the share of the range that the released code leaves at either end: 5 of 1,000 fine levels
 
 
@@ -41,7 +42,7 @@ def step_levels(align: Align, u: Tensor, inversion: Tensor) -> tuple[Tensor, Ten
     """
     low, high = align.range
     t_next = low + (EDGE + (1 - 2 * EDGE) * u) * (high - low)
-    width = torch.minimum(t_next - low, high - t_next).clamp(max=align.step)
+    width = torch.minimum(t_next - low, high - t_next).clamp(max=STEP)
     t = torch.where(inversion, t_next - width, t_next + width)
     return t, t_next, (torch.minimum(t, t_next) - low) / (high - low)
 

@@ -11,10 +11,10 @@ of a step, and in bf16 one from another batch shape is already as far away as th
 log p_sampled, is not the rollout's, but of the snapshot "old" with the very rows and autocast of the gradient pass.
 
 Two scales of the KL of a step: the exact one divides by `2 s^2 (-dt)`, the released trainers of Flow-GRPO and GARDO by
-`2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`kl: published`).
+`2 s^2`, so the exact one is 1 / (-dt) times theirs. A published beta is on their scale (`published: [kl]`).
 
 Under classifier-free guidance v = v_empty + g (v_cond - v_empty) depends on theta twice. The exact gradient goes
-through both; with `guidance_gradient: published` v_empty is a constant, as in a released version of Flow-GRPO.
+through both; with `published: [guidance]` v_empty is a constant, as in a released version of Flow-GRPO.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ class GRPO(Objective):
         self, spec: SamplerSpec, keys: GRPOSection | None = None, *, credit: Credit | None = None, **values: Any
     ) -> None:
         keys = GRPOSection.of(keys, values)
-        self.normalised, self.trust, self.delta = keys.ratio == "normalised", keys.trust, keys.delta
-        self.replays = self.normalised or keys.trust == "divergence"  # the old mean, by a snapshot: a copy each epoch
+        self.normalised, self.delta = keys.ratio == "normalised", keys.delta
+        self.replays = self.normalised or keys.delta is not None  # the old mean, by a snapshot: a copy each epoch
         decays = {"old": Decay(slope=0.0)} if self.replays else {}
         super().__init__(beta=keys.beta, advantage_std=keys.advantage_std, decays=decays)
         self.clip, self.adv_clip = keys.clip, keys.adv_clip
         weights = {"even": keys.weighting == "even", "normalised": self.normalised}
         how = None if keys.weighting == "uniform" else weights
-        self.steps = StoredSteps(spec, keys.timesteps, keys.order == "random", how)
+        self.steps = StoredSteps(spec, keys.timesteps, "first" not in keys.published, how)
         self.credit, self.guidance_scale = credit, spec.guidance_scale
-        self.prediction_options = {"hold_empty": True} if keys.guidance_gradient == "published" else {}
-        self.skip_zero = keys.skip_zero
-        self.selects = keys.skip_zero or (credit is not None and credit.selects)
+        self.prediction_options = {"hold_empty": True} if "guidance" in keys.published else {}
+        self.skip_zero = "skip_zero" in keys.published
+        self.selects = self.skip_zero or (credit is not None and credit.selects)
         self.penalties = [StepKL(self, keys.beta, self.steps, published=keys.kl == "published")]
 
     @classmethod
     def of(cls, section: Section, given: Given) -> GRPO:
         objective = cls(given.spec, section, credit=given.credit)  # type: ignore[arg-type]
-        if objective.trust == "divergence" and given.config.optimiser_steps == 1:
-            log.warning("grpo.trust: divergence stops nothing with one optimiser step an epoch: theta is old there")
+        if objective.delta is not None and given.config.optimiser_steps == 1:
+            log.warning("grpo.delta stops nothing with one optimiser step an epoch: theta is old there")
         return objective
 
     def rows_per_sample(self, rollout: Rollout) -> int:
@@ -132,7 +132,7 @@ class GRPO(Objective):
         log_ratio = log_prob.detach() - sampled
         ratio = log_ratio.exp()
         self.means.add("grpo/ratio", ratio)
-        if self.trust == "divergence":
+        if self.delta is not None:
             assert rows.divergence is not None, "scalars() measures the divergence"
             beyond = rows.divergence > self.delta
             losses = masked_loss(log_prob, sampled, rows.advantages, beyond, self.adv_clip)
