@@ -31,10 +31,12 @@ def subcommand(
     summary: str,
     *examples: str,
     words_anywhere: bool = False,
+    alone: bool = False,
 ) -> Any:
     """Add a command to argparse's `commands` and return its parser.
 
-    `handler(arguments, rest)` runs it. `words_anywhere`: words that the parser does not know go to `rest`.
+    `handler(arguments, rest)` runs it. `words_anywhere`: words that the parser does not know go to `rest`. `alone`:
+    without the installed commands that are listed after it.
     """
     text = "".join(f"\n  {_wrapped(example)}" for example in examples)
     command = commands.add_parser(
@@ -46,7 +48,7 @@ def subcommand(
         allow_abbrev=False,
     )
     command.set_defaults(handler=handler, parser=command, words_anywhere=words_anywhere)
-    for module in installed():
+    for module in () if alone else installed():
         if command.prog == getattr(module, "AFTER", "diffrl doctor"):
             module.add(partial(subcommand, commands))
     return command

@@ -73,17 +73,17 @@ def compare(arguments: argparse.Namespace, rest: list[str]) -> int:
     if len(arguments.runs) == 1 and (arguments.runs[0] / "metrics.jsonl").is_file():
         raise UserError("compare: name at least two runs")
     if out is not None:
-        from diffrl.report import write_comparison
+        from diffrl.report.compare import write_comparison
 
         write_comparison(arguments.runs, out)
         print(f"report: {out}")
     if table is not None:
-        from diffrl.report import write_table
+        from diffrl.report.compare import write_table
 
         write_table(arguments.runs, table)
         print(f"table: {table}")
     if not asked:
-        from diffrl.report import text_of
+        from diffrl.report.compare import text_of
 
         print(text_of(arguments.runs))
     return 0

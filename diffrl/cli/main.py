@@ -30,21 +30,7 @@ from diffrl.cli.arguments import (
     settled,
     subcommand,
 )
-from diffrl.cli.comparing import add_comparing
-from diffrl.cli.completion import add_completion
-from diffrl.cli.d2align import add_d2align
-from diffrl.cli.divgen import add_divgen
-from diffrl.cli.examining import add_doctor
-from diffrl.cli.export import add_export
-from diffrl.cli.image_sets import add_image_sets
 from diffrl.cli.interrupted import leave_peers, loading, resumable
-from diffrl.cli.models import add_models
-from diffrl.cli.objectives import add_objectives
-from diffrl.cli.prompts import add_prompts
-from diffrl.cli.recipes import add_recipes
-from diffrl.cli.rewards import add_rewards
-from diffrl.cli.sharing import add_sharing
-from diffrl.cli.watch import add_watch
 from diffrl.errors import UserError, discard, first_of_machine, nearest, say
 from diffrl.records.disk import check_writable
 from diffrl.run.peers import joined
@@ -73,7 +59,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], Parser] | None 
     try:
         with _shown_warnings():
             words = [_at_home(_readable(word)) for word in (sys.argv[1:] if argv is None else argv)]
-            code = _run(words, (parser or _parser)())
+            code = _run(words, parser() if parser else _parser(next(iter(words), "")))
         sys.stdout.flush()  # here, so that a closed pipe is noticed here
         leave_peers(code)
         return code
@@ -176,7 +162,7 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
-def _parser() -> Parser:
+def _parser(first: str = "") -> Parser:
     parser = Parser(
         prog="diffrl",
         description="Reinforcement learning for diffusion and flow text-to-image models.",
@@ -187,8 +173,25 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"diffrl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    add: Callable[..., Parser] = partial(subcommand, commands)
+    add: Callable[..., Parser] = partial(subcommand, commands, alone=first == "train")
     _add_train(add)
+    if first == "train":  # which loads nothing of the other commands
+        return parser
+    from diffrl.cli.comparing import add_comparing
+    from diffrl.cli.completion import add_completion
+    from diffrl.cli.d2align import add_d2align
+    from diffrl.cli.divgen import add_divgen
+    from diffrl.cli.examining import add_doctor
+    from diffrl.cli.export import add_export
+    from diffrl.cli.image_sets import add_image_sets
+    from diffrl.cli.models import add_models
+    from diffrl.cli.objectives import add_objectives
+    from diffrl.cli.prompts import add_prompts
+    from diffrl.cli.recipes import add_recipes
+    from diffrl.cli.rewards import add_rewards
+    from diffrl.cli.sharing import add_sharing
+    from diffrl.cli.watch import add_watch
+
     _add_sample_and_evaluate(add)
     add_comparing(add)
     add_watch(add)
@@ -279,10 +282,10 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from diffrl.config.help import help_config, named
-
     words = [*arguments.words, *rest]
     if arguments.help_config:
+        from diffrl.config.help import help_config, named
+
         print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *named(words)))
         return 0
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None

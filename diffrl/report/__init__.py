@@ -12,7 +12,6 @@ from pathlib import Path
 
 from diffrl.errors import foreign
 from diffrl.records.disk import write_text
-from diffrl.report.compare import text_of, write_comparison, write_table
 from diffrl.report.d2align import direction
 from diffrl.report.data import RunData, lower_by_config, read_run, warnings_of
 from diffrl.report.gardo import gardo
@@ -26,11 +25,8 @@ __all__ = [
     "lower_by_config",
     "read_run",
     "sections",
-    "text_of",
     "warnings_of",
-    "write_comparison",
     "write_report",
-    "write_table",
 ]
 
 Section = Callable[[RunData], str]

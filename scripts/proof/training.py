@@ -68,7 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "d2align": {
         "objective": "direct",
         "direct": {"decode_chunk": 4},
-        "d2align": {"steps": 20, "pool": 8, "batch_size": 4},
+        "d2align": {"steps": 20, "pool": 8},
         "rewards": {"embedder": {"plugin": f"{ROOT / 'tests' / 'data' / 'embedder.py'}:Embedder"}},
     },
 }

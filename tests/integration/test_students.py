@@ -21,7 +21,7 @@ from diffrl.memory import fit
 from diffrl.methods.students import students_of
 from diffrl.policy import load_policy, read_lora
 from diffrl.records.verdict import Guard
-from diffrl.report import write_comparison
+from diffrl.report.compare import write_comparison
 from diffrl.report.data import read_run
 from diffrl.rollout import SamplerSpec
 from diffrl.run.describe import describe

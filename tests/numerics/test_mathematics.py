@@ -199,7 +199,10 @@ def test_the_published_kl_leaves_the_step_size_out(name: str) -> None:
         cond: Any = SimpleNamespace()
         stored: dict[str, Any] = {"x_next": x, "t_next": t - step, "t_second": 0.9, "log_prob": torch.zeros(3)}
         rows = StepRows(x, x, t, cond, torch.zeros(3, 1), torch.zeros(3), False, pairs, **stored)
-        objective, policy = GRPO(SamplerSpec(sampler=name, noise_level=0.7), beta=1.0, kl=kl), Analytic()
+        objective, policy = (
+            GRPO(SamplerSpec(sampler=name, noise_level=0.7), beta=1.0, published=["kl"] if kl == "published" else []),
+            Analytic(),
+        )
         objective.scalars(policy, rows)
         values[kl] = objective.penalty(policy, rows)
     factor = torch.ones_like(step) if name == "cps" else step

@@ -71,7 +71,7 @@ def calls(monkeypatch):
     errors = {"clip": 0.01, "ocr": 0.0}
     scores = Scores({"mean": {"clip": 0.25, "ocr": None}, "standard_error": errors, "diversity": 0.5})
     stub("diffrl.drawing", "evaluate", scores)
-    stub("diffrl.report", "write_comparison")
+    stub("diffrl.report.compare", "write_comparison")
     drawn = Fake("diffrl.report.drawn")
     drawn.write_drawn = lambda folder, facts: folder / "images.html"
     monkeypatch.setitem(sys.modules, "diffrl.report.drawn", drawn)

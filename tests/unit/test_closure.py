@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 MOST = 14_020  # lines of ours that `import diffrl.run.train` loads, docstrings included
 # Modules that no run needs before its config asks for them.
@@ -44,3 +47,28 @@ def test_what_a_training_loads_before_its_config_asks_for_more() -> None:
     inside = sorted(name for name in lines if any(name == one or name.startswith(f"{one}.") for one in OUTSIDE))
     assert not inside, f"no run needs these before its config asks for them: {inside}"
     assert sum(lines.values()) <= MOST, f"{len(lines)} modules with {sum(lines.values())} lines; at most {MOST}"
+
+
+WHOLE = 22_600  # lines of ours that a whole training on the playground loads, the world and its rewards included
+TRAINED = """
+import json, sys
+from diffrl.cli.main import main
+assert main(["train", *sys.argv[1:]]) == 0
+ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0].startswith("diffrl")}
+print(json.dumps({name: len(open(m.__file__, "rb").read().splitlines()) for name, m in ours.items() if m.__file__}))
+"""
+SMALL = (
+    "epochs=1 rollout.groups=3 rollout.group_size=4 rollout.steps=3 optimise.batch_size=12 optimise.micro_batch=null"
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["nft", "gardo"])
+def test_what_a_whole_training_loads(method: str, tmp_path: Path) -> None:
+    words = [f"playground/{method}", *SMALL.split(), "evaluate.prompts=2", "evaluate.per_prompt=2"]
+    done = subprocess.run([sys.executable, "-c", TRAINED, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    others = [name for name in lines if name.startswith(("diffrl_lab", "diffrl.cli.d", "diffrl.report.compare"))]
+    assert not others, f"no training needs these: {others}"
+    assert sum(lines.values()) <= WHOLE, f"{len(lines)} modules with {sum(lines.values())} lines; at most {WHOLE}"

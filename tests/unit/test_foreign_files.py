@@ -23,6 +23,7 @@ from diffrl.records import checkpoint, history
 from diffrl.records.checkpoint import CheckpointError, NewerError
 from diffrl.records.lock import FolderLock
 from diffrl.records.tracking import read_metrics, record_environment
+from diffrl.report import compare
 
 ODD = ["null", "3", "[]", "{}", "[1]", "[[]]", '"a"', "1e999", '{"epoch": []}', "[" * 100_000, '{"a": ' * 5_000]
 
@@ -40,7 +41,7 @@ def test_odd_json_in_a_runs_folder_is_one_line(tmp_path: Path, text: str) -> Non
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
         told(lambda: report.write_report(run))
-        told(lambda: report.write_comparison([run, make_other(tmp_path)], tmp_path / "c.html"))
+        told(lambda: compare.write_comparison([run, make_other(tmp_path)], tmp_path / "c.html"))
         file.unlink() if before is None else file.write_bytes(before)
     file = run / "environment.json"
     file.write_text(text)

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from diffrl import report
 from diffrl.cli.main import main
 from diffrl.errors import UserError
+from diffrl.report import compare
 from diffrl.report.groups import Group, best, differences, find_runs, group
 from diffrl.report.tables import as_file, as_text, notes
 from diffrl.stats import interval
@@ -148,9 +148,9 @@ def test_a_run_that_was_not_evaluated_has_a_page_and_no_table(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text('{"epoch": 1, "samples": 5}\n')
     runs = [tmp_path / "a", tmp_path / "b"]
-    assert report.write_comparison(runs, tmp_path / "c.html").is_file()
+    assert compare.write_comparison(runs, tmp_path / "c.html").is_file()
     with pytest.raises(UserError, match="nothing of it was evaluated"):
-        report.write_table(runs, tmp_path / "c.md")
+        compare.write_table(runs, tmp_path / "c.md")
 
 
 def test_a_sweeps_runs_come_in_its_order(two: list[Group], tmp_path: Path) -> None:

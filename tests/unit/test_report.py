@@ -23,7 +23,7 @@ from diffrl import report
 from diffrl.errors import UserError
 from diffrl.records.progress import PHASES
 from diffrl.records.tracking import Tracker, record_environment, save_samples
-from diffrl.report import data, plots
+from diffrl.report import compare, data, plots
 from diffrl.report.data import RunData, read_run
 from diffrl.report.page import picture
 from diffrl.report.sections import pick, processes
@@ -191,7 +191,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{bad}.*{text}"):
             report.write_report(bad)
         with pytest.raises(UserError, match=f"{bad}.*{text}"):
-            report.write_comparison([good, bad], tmp_path / "out.html")
+            compare.write_comparison([good, bad], tmp_path / "out.html")
     assert not (tmp_path / "out.html").exists()
     (good / "config.yaml").write_text("a: [1")
     with pytest.raises(UserError, match=r"good/config.yaml: cannot be read"):
@@ -203,7 +203,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
 
 def test_comparison(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", hack=True)
-    out = report.write_comparison([a, b], tmp_path / "new" / "out.html")
+    out = compare.write_comparison([a, b], tmp_path / "new" / "out.html")
     text, checker = check(out)
     assert "a/run" in text and "b/run" in text  # told apart although both folders are called "run"
     assert text.count("Possible reward hacking") == 2
@@ -214,9 +214,9 @@ def test_comparison(tmp_path: Path) -> None:
     assert "training time (seconds)" in text
     assert checker.seen["img"] == 2 * 3  # per prompt: the start and each run's last
     with pytest.raises(UserError, match="at least two"):
-        report.write_comparison([a], out)
+        compare.write_comparison([a], out)
     with pytest.raises(UserError, match=r"\./a/run|a/run: this run is given twice"):
-        report.write_comparison([a, tmp_path / "b" / ".." / "a" / "run"], out)
+        compare.write_comparison([a, tmp_path / "b" / ".." / "a" / "run"], out)
 
 
 def test_a_comparison_says_where_the_drawing_differs(tmp_path: Path) -> None:
@@ -225,11 +225,11 @@ def test_a_comparison_says_where_the_drawing_differs(tmp_path: Path) -> None:
         config = yaml.safe_load((run / "config.yaml").read_text())
         rollout = {"sampler": "flow_sde", "steps": steps, "guidance_scale": 1.0}
         (run / "config.yaml").write_text(yaml.safe_dump({**config, "rollout": rollout}))
-    report.write_comparison(runs, tmp_path / "ab.html")
+    compare.write_comparison(runs, tmp_path / "ab.html")
     said = "Evaluations draw with another steps (a 6, b 10)"
-    assert said in report.text_of(runs) and "+0.060" in report.text_of(runs)
+    assert said in compare.text_of(runs) and "+0.060" in compare.text_of(runs)
     assert said in (tmp_path / "ab.html").read_text()
-    report.write_table(runs, tmp_path / "ab.md")
+    compare.write_table(runs, tmp_path / "ab.md")
     table = (tmp_path / "ab.md").read_text()
     assert said in table and "another guidance_scale" not in table and "another sampler" not in table
 

@@ -108,7 +108,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "rollout.shift": 3.0,
         "rollout.guidance_scale": 1.0,
         "direct.guidance_scale": 3.5,
-        "direct.align": {"step": 0.02145, "range": [0.75, 0.964]},
+        "direct.align": {"range": [0.75, 0.964]},
         "direct.cap": 0.7,
         "optimise.learning_rate": 5e-6,
         "optimise.max_grad_norm": 0.1,
