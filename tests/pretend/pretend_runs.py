@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "d2align": {
         "objective": "direct",
         "rewards": {"redness": EMBEDDER},
-        "d2align": {"steps": 4, "batch_size": 2, "pool": 4},
+        "d2align": {"steps": 4, "pool": 4},
     },
     "srpo": {
         "objective": "direct",
