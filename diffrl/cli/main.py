@@ -284,9 +284,10 @@ def _add_sample_and_evaluate(add: Callable[..., Parser]) -> None:
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
     words = [*arguments.words, *rest]
     if arguments.help_config:
-        from diffrl.config.help import help_config, named
+        from diffrl.cli.recipes import help_words
+        from diffrl.config.help import help_config
 
-        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *named(words)))
+        print(help_config(min(shutil.get_terminal_size((120, 24)).columns, 140), *help_words(words)))
         return 0
     given = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).is_file()) else None
     if given is None and (late := [word for word in words if "=" not in word]):

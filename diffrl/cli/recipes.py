@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,23 @@ def _init_objective(arguments: argparse.Namespace) -> int:
     print(f"check:   diffrl objectives check {file}:{name}")
     print(f"train:   diffrl train playground/nft objective={file}:{name}")
     return 0
+
+
+def help_words(words: Sequence[str]) -> tuple[list[str], Collection[str] | None]:
+    """What the words behind --help-config ask for: sections or keys, and whose methods' sections, for `help_config`.
+
+    A config that stands first brings its methods, nothing the default objective; `all`: every one. UserError for a
+    config that is none.
+    """
+    from diffrl.config.load import find_config
+    from diffrl.config.schema import method_of
+    from diffrl.config.source import read
+
+    if list(words) == ["all"]:
+        return [], None
+    if not words or not ("/" in words[0] or words[0].endswith((".yaml", ".yml"))):
+        return list(words), None if words else [method_of({})]
+    source = read(find_config(words[0]))
+    for text in (word for word in words if "=" in word):
+        source.override(text)
+    return [word for word in words[1:] if "=" not in word], method_of(source.data).split("+")

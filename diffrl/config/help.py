@@ -13,10 +13,8 @@ from pydantic.fields import FieldInfo
 
 from diffrl.config import door
 from diffrl.config.base import LARGEST
-from diffrl.config.load import find_config
 from diffrl.config.methods import Decay
-from diffrl.config.schema import INSIDE, TABLES, is_table, method_of, walk
-from diffrl.config.source import read
+from diffrl.config.schema import INSIDE, TABLES, is_table, walk
 from diffrl.errors import UserError, nearest
 
 _WORDS = {
@@ -26,22 +24,6 @@ _WORDS = {
     bool: "true or false",
     str: "text",
 }
-
-
-def named(words: Sequence[str]) -> tuple[list[str], Collection[str] | None]:
-    """What the words behind --help-config ask for: sections or keys, and whose methods' sections, for `help_config`.
-
-    A config that stands first brings its methods, nothing the default objective; `all`: every one. UserError for a
-    config that is none.
-    """
-    if list(words) == ["all"]:
-        return [], None
-    if not words or not ("/" in words[0] or words[0].endswith((".yaml", ".yml"))):
-        return list(words), None if words else [method_of({})]
-    source = read(find_config(words[0]))
-    for text in (word for word in words if "=" in word):
-        source.override(text)
-    return [word for word in words[1:] if "=" not in word], method_of(source.data).split("+")
 
 
 def help_config(width: int = 100, only: Sequence[str] = (), methods: Collection[str] | None = None) -> str:
