@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 KINDS = ("objective", "credit", "wrapper", "reward")  # what a method is: in this order they are put together
+NO_ROLLOUT = "reads images and rewards of a rollout, which an image set does not have; leave one out"
 GIVEN = "given"  # in `Method.options`: a section that is off unless it is there
 Base = Literal["full", "int8", "fp8", "nf4"]  # what frozen weights are kept as
 
@@ -87,6 +88,10 @@ class Section(PlainSection):
 
         Raises Problem or UserError where it is not to be had.
         """
+        return {}
+
+    def plain(self, config: Any) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """{reward: why, and which of its keys} must be left out, for a reward that the method itself reads."""
         return {}
 
     def correct(self, rewards: dict[str, Any]) -> None:

@@ -196,10 +196,10 @@ def check_rewards(config: Config) -> None:
         for name, reward in config.rewards.items():
             why = f'objective "{config.method.name}" back-propagates through the reward itself'
             _check_plain(f"rewards.{name}", reward, why)
-    if config.d2align is not None and (name := config.d2align.corrected(config)) in config.rewards:
-        _check_plain(
-            f"rewards.{name}", config.rewards[name], "d2align reads its embeddings", ("cache", "offload", "column")
-        )
+    for method in config.methods:
+        for name, (why, options) in getattr(config, method.name).plain(config).items():
+            if name in config.rewards:
+                _check_plain(f"rewards.{name}", config.rewards[name], why, options)
 
 
 def _check_reward(key: str, name: str, reward: Watched) -> None:

@@ -59,9 +59,6 @@ class ImageSet(Section):
         if not isinstance(config.objective_section, ForwardProcess):
             text = f'"{config.method.name}" trains on its own samples\' steps or rewards, which a set does not have'
             raise Problem("objective", f"{text}: use dpo, gdro, rwr, sft, nft, crd, awm or dgpo with image_set")
-        for name in ("gardo", "d2align"):
-            if getattr(config, name) is not None:
-                raise Problem(name, "reads images and rewards of a rollout, which a set does not have; leave one out")
         if config.rollout.scout is not None:
             raise Problem("rollout.scout", "chooses among images that are drawn, and a set's are there: leave one out")
         if abs(config.rollout.groups * self.share - config.groups_of_set) > 1e-6 or not config.groups_of_set:
@@ -81,8 +78,9 @@ class ImageSet(Section):
         self._at("cache", check_writable, cache, "the folder of encoded pictures")
 
     def _check_rival(self, config: Any) -> None:
-        if config.method.name != "dpo":
-            raise Problem("image_set.rival", f'makes pairs, which are what dpo trains on, not "{config.method.name}"')
+        if not getattr(config.objective_section, "on_pairs", False):
+            text = f'makes pairs, which are what dpo trains on, not "{config.method.name}"'
+            raise Problem("image_set.rival", text)
         if self.share != 1:
             raise Problem("image_set.share", "with image_set.rival each prompt has a picture and an image: 1")
         if (size := config.rollout.group_size) != 2:

@@ -158,7 +158,7 @@ def check_spatial(rewards: Mapping[str, Reward], config: Any) -> None:
             raise Problem(
                 where, f'"{entry.plugin or name}" has no map (`maps`), one score an image alone: leave it out'
             )
-        if not method.spatial or (method.name == "rwr" and config.rwr.weights != "linear"):
+        if not method.spatial or not getattr(config.objective_section, "by_cells", True):
             text = f'objective "{method.name}" does not weigh an image\'s latent cells one by one'
             raise Problem(where, f"{text}; nft does, and rwr with rwr.weights: linear")
         held = [one for one in ("cache", "column", "offload") if getattr(entry, one)]
@@ -233,7 +233,7 @@ def read_by_steps(rewards: Mapping[str, Reward], watch: Mapping[str, Watched]) -
 
 def auxiliary_names(config: Any) -> list[str]:
     """Watched rewards that a method reads on training images, too, without optimising them."""
-    return list(config.gardo.auxiliary) if config.gardo is not None else []
+    return [name for one in config.methods for name in getattr(getattr(config, one.name), "auxiliary", ())]
 
 
 def read_on_training_images(config: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import FiniteFloat
 
-from diffrl.config.base import Method, PathText, Problem, Section, Whole, key
+from diffrl.config.base import NO_ROLLOUT, Method, PathText, Problem, Section, Whole, key
 from diffrl.errors import nearest
 
 
@@ -47,6 +47,9 @@ class D2AlignSection(Section):
         """Name of the reward that is corrected."""
         return self.reward or next(iter(config.rewards))
 
+    def plain(self, config: Whole) -> dict[str, tuple[str, tuple[str, ...]]]:
+        return {self.corrected(config): ("d2align reads its embeddings", ("cache", "offload", "column"))}
+
     def correct(self, rewards: dict[str, Any]) -> None:
         """Without its direction, which is learned later."""
         from diffrl.rewards.direction import Corrected
@@ -64,6 +67,8 @@ class D2AlignSection(Section):
 
         if config.method.rewards == "unused":
             raise Problem("d2align", f'corrects a reward, and objective "{config.method.name}" learns from none')
+        if config.image_set is not None:
+            raise Problem("d2align", NO_ROLLOUT)
         names = list(config.rewards)
         if self.reward is None and len(names) > 1:
             raise Problem("d2align.reward", f"null, but there are {len(names)} rewards; name one of {', '.join(names)}")

@@ -21,6 +21,7 @@ class DPOSection(Drawn):
         advantages="own",
     )
     whole_groups: ClassVar[bool] = True
+    on_pairs: ClassVar[bool] = True  # of a set's picture and a rival
     beta: ClassVar[float] = 0.0
     b: FiniteFloat = key(
         100.0, "how sharply a pair's difference of errors is judged; constant over the timesteps", gt=0

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import FiniteFloat, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import Method, Problem, Section, Whole, key, section
+from diffrl.config.base import NO_ROLLOUT, Method, Problem, Section, Whole, key, section
 from diffrl.config.methods import ADVANTAGE_STD, AdvantageStd
 from diffrl.errors import nearest
 
@@ -95,6 +95,8 @@ class GardoSection(Section):
 
     def check(self, config: Whole) -> None:
         objective = config.method.name
+        if config.image_set is not None:
+            raise Problem("gardo", NO_ROLLOUT)
         base: Any = config.objective_section
         beta = getattr(base, "beta", None)
         if beta is None:

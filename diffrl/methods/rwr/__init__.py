@@ -32,6 +32,11 @@ class RWRSection(Drawn):
     )
     tau: FiniteFloat = key(1.0, "temperature, in units of the weighted sum of rewards (exp: of advantages)", gt=0)
 
+    @property
+    def by_cells(self) -> bool:
+        """Does the loss take an advantage of each latent cell?"""
+        return self.weights == "linear"
+
 
 class SFTSection(Drawn):
     method = Method(
