@@ -79,6 +79,7 @@ class Remote:
         self._limits = wire.Limits(
             *(min(one["limits"][key] for one in described.values()) for key in ("images", "bytes"))
         )
+        self.servers.widen(min(int(one.get("at_once", 1)) for one in described.values()))
         self._size = images or batch_size or self._limits.images
         self._applies: dict[str, bool] = {}
 
@@ -170,7 +171,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
     for key, kind in kinds.items():
         if not isinstance(about[key], kind):
             raise TypeError(f"{key}: {str(about[key])[:40]}")
-    for count in (about["limits"]["images"], about["limits"]["bytes"]):
+    for count in (about["limits"]["images"], about["limits"]["bytes"], about.get("at_once", 1)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"limits: {str(count)[:40]}")
     _abilities(about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 from diffrl.cli.arguments import named_rewards, subcommand, whole_number
 from diffrl.cli.fitting import add_fit
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 
 
 def add_rewards(add: Callable[..., Any]) -> None:
@@ -45,8 +46,9 @@ def _add_serve(action: Callable[..., Any]) -> None:
     text = "serve rewards to other machines"
     example = "diffrl rewards serve clip ocr clip.model=ViT-H-14 clip.pretrained=laion2b_s32b_b79k --port 8000"
     serve = action("serve", _serve, text, example, words_anywhere=True)
-    serve.usage = "diffrl rewards serve NAME ... [[NAME.]parameter=value ...] [--host H] [--port P] [--token-file FILE]"
-    text = "rewards (or path/to/file.py:Class), and parameters of their constructors"
+    serve.usage = "diffrl rewards serve NAME|CONFIG ... [[NAME.]parameter=value ...] [--host H] [--port P]\n"
+    serve.usage += "                            [--token-file FILE] [--engine ray [--replicas N] [--gpus N] [--cpus N]]"
+    text = "rewards (or path/to/file.py:Class), and parameters of their constructors; or a run's config"
     serve.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
     text = "address to listen on (default 127.0.0.1: this machine alone)"
     serve.add_argument("--host", default="127.0.0.1", metavar="H", help=text)
@@ -60,6 +62,15 @@ def _add_serve(action: Callable[..., Any]) -> None:
     serve.add_argument("--max-megabytes", type=whole_number(1), default=256, metavar="N", help=text)
     text = "seconds from a request's last byte to its scores (default 300)"
     serve.add_argument("--time-limit", type=whole_number(1), metavar="S", help=text)
+    text = "seconds that a client may take to send a request (default 30)"
+    text = "ray: replicas on the devices of this machine, or of the cluster of RAY_ADDRESS, by Ray Serve (extra: ray)"
+    serve.add_argument("--engine", choices=("one", "ray"), default="one", help=f"one process (default), or {text}")
+    text = "replicas of each reward, or of one: 4, or 1-8 for as many as the load needs (default 1; --engine ray)"
+    serve.add_argument("--replicas", action="append", default=[], metavar="[NAME=]N", help=text)
+    text = "GPUs of a replica, such as 0.5: two share one (default 0; --engine ray)"
+    serve.add_argument("--gpus", action="append", default=[], metavar="[NAME=]N", help=text)
+    text = "CPU cores of a replica (default 1; --engine ray)"
+    serve.add_argument("--cpus", action="append", default=[], metavar="[NAME=]N", help=text)
     text = "seconds that a client may take to send a request (default 30)"
     serve.add_argument("--read-limit", type=whole_number(1), metavar="S", help=text)
 
@@ -122,15 +133,15 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
     from diffrl.config import check_plugin
 
-    wanted = named_rewards(_words(arguments, rest, "serve"), "rewards serve")
-    for name in wanted:
-        check_plugin(name)
+    words = _words(arguments, rest, "serve")
+    wanted = _of_config(words) or [(None, *one) for one in named_rewards(words, "rewards serve").items()]
+    for _, plugin, _ in wanted:
+        check_plugin(plugin)
     for module in ("fastapi", "uvicorn"):
-        _need(module)
-    from diffrl.rewards.protocol import ability
-    from diffrl.rewards.registry import load_reward
+        _need(module, "serve")
+    from diffrl.rewards.registry import load_class, load_reward
     from diffrl.serving.client import find_token
-    from diffrl.serving.server import Limits, Options, Served, check_address, names_of, serve
+    from diffrl.serving.server import Limits, Options, Served, check_address, check_served, name_of, serve
 
     token = find_token(arguments.token_file, trusted=True)
     check_address(arguments.host, token)
@@ -141,30 +152,75 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
         time_limit=arguments.time_limit or Options.time_limit,
         read_limit=arguments.read_limit or Options.read_limit,
     )
-    built = [Served(load_reward(name, **given), name, given) for name, given in wanted.items()]
-    for one in built:
-        if ability(one.reward, "learns"):
-            raise UserError(
-                f'rewards serve: "{one.plugin}" learns in the run that trains on it, so it cannot be served'
-            )
-        if ability(one.reward, "batchwise"):
-            raise UserError(f'rewards serve: "{one.plugin}" judges whole batches, so it cannot be served')
-        if columns := ability(one.reward, "columns"):
-            raise UserError(f'rewards serve: "{one.plugin}" answers in columns ({", ".join(columns)}): not served')
-    served = dict(zip(names_of(built), built, strict=True))
-    if len(served) < len(built):
-        raise UserError(f"rewards serve: two rewards have the same name: {', '.join(names_of(built))}")
+    names = [name or name_of(plugin, load_class(plugin)) for name, plugin, _ in wanted]
+    if len(set(names)) < len(names):
+        raise UserError(f"rewards serve: two rewards have the same name: {', '.join(names)}")
 
     def ready(url: str) -> None:
         guard = "with a token" if token is not None else "without a token"
-        print(f"serving {', '.join(served)} on {url} {guard}; Ctrl-C ends it", flush=True)
+        print(f"serving {', '.join(names)} on {url} {guard}; Ctrl-C ends it", flush=True)
 
+    if arguments.engine == "ray":
+        return _on_ray(dict(zip(names, wanted, strict=True)), arguments, options, ready)
+    if arguments.replicas or arguments.gpus or arguments.cpus:
+        raise UserError("rewards serve: --replicas, --gpus and --cpus are for --engine ray")
+    served = {}
+    for name, (_, plugin, given) in zip(names, wanted, strict=True):
+        served[name] = Served(load_reward(plugin, **given), plugin, given)
+        check_served(served[name])
     serve(served, arguments.host, arguments.port, options, ready)
     return 0
 
 
-def _need(module: str) -> None:
+def _of_config(words: list[str]) -> list[tuple[str | None, str, dict[str, Any]]]:
+    """(name, plugin, arguments) of the rewards of a run's config; nothing if there is none."""
+    if not words[0].endswith((".yaml", ".yml")):
+        return []
+    from diffrl.config import load_config
+
+    config = load_config(words[0], words[1:])
+    entries = {**config.watch, **config.rewards}
+    return [(name, entry.plugin or name, dict(entry.arguments)) for name, entry in entries.items()]
+
+
+def _on_ray(wanted: dict[str, Any], arguments: argparse.Namespace, options: Any, ready: Callable[[str], object]) -> int:
+    import signal
+    from dataclasses import replace
+
+    _need("ray", "ray")
+    from diffrl.serving.replicas import Wanted, serve_on_ray, stop
+
+    placed = {name: Wanted(plugin, given) for name, (_, plugin, given) in wanted.items()}
+    for option in ("replicas", "gpus", "cpus"):
+        for text in getattr(arguments, option):
+            one, equals, value = text.rpartition("=")
+            if equals and one not in placed:
+                raise UserError(f'--{option}: "{one}" is not one of the rewards{nearest(one, placed)}')
+            given = _amount(option, value)
+            placed |= {name: replace(old, **given) for name, old in placed.items() if not equals or name == one}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is under way ends first
+    try:
+        serve_on_ray(placed, arguments.host, arguments.port, options, ready)
+        while True:
+            signal.pause()
+    finally:
+        stop()
+
+
+def _amount(option: str, text: str) -> dict[str, Any]:
+    """{key of `Wanted`: its value} of an option's text."""
+    form = r"([1-9]\d{0,3})(?:-([1-9]\d{0,3}))?" if option == "replicas" else r"(\d{1,3}(?:\.\d{1,4})?)()"
+    read = re.fullmatch(form, text)
+    if read is None or (option == "replicas" and int(read[2] or read[1]) < int(read[1])):
+        example = "4, 1-8 or clip=4" if option == "replicas" else "0.5 or clip=0.5"
+        raise UserError(f'--{option}: expected a number such as {example}, got "{text}"')
+    if option == "replicas":
+        return {"least": int(read[1]), "most": int(read[2] or read[1])}
+    return {option: float(read[1])}
+
+
+def _need(module: str, extra: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(module) is None:
-        raise UserError(f'rewards serve: {module} is not installed: pip install "diffrl[serve]"')
+        raise UserError(f'rewards serve: {module} is not installed: pip install "diffrl[{extra}]"')

@@ -9,7 +9,6 @@ long as its Retry-After asks, or else with growing pauses; after a disconnect on
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import os
@@ -69,6 +68,11 @@ class Answer:
         if not isinstance(value, dict):
             raise RemoteError(f"server {self.url}: its answer is not a JSON object; is it the right server?")
         return value
+
+    @property
+    def cut(self) -> bool:
+        """Is it a proxy's word that the server behind it broke off? A server's own error is JSON."""
+        return self.status == 500 and not self.body.lstrip().startswith(b"{")
 
     @property
     def problem(self) -> str:
@@ -154,6 +158,12 @@ class Servers:
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0
 
+    def widen(self, at_once: int) -> None:
+        """Each server gets so many requests at once."""
+        self.at_once = at_once
+        for server in self._servers:
+            server.room = at_once
+
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """The results of coroutines that `send`, all of them at once; the first failure ends the others."""
 
@@ -166,7 +176,7 @@ class Servers:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)  # none is left behind the error
 
-        future = asyncio.run_coroutine_threadsafe(every(), _loop(os.getpid()))
+        future = asyncio.run_coroutine_threadsafe(every(), _loop())
         try:
             return future.result()
         except BaseException:
@@ -202,7 +212,7 @@ class Servers:
             try:
                 body, kind = await asyncio.to_thread(make)
                 answer = await self._attempt("POST", server, path, self.timeout, body, {"Content-Type": kind})
-                if answer.status not in PASSING:
+                if answer.status not in PASSING and not answer.cut:
                     server.succeeded(self.at_once)
                     return answer
                 problem = f"server {server.url}: {answer.problem}"
@@ -294,11 +304,16 @@ class Servers:
         self.run([self._client.aclose()])
 
 
-@functools.cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The loop of this process's requests, in a thread that does not keep the process alive."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="diffrl-requests").start()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of this process's requests, in a thread that does not keep the process alive. A fork has its own."""
+    with _starting:  # several threads may be the first
+        if (loop := _loops.get(os.getpid())) is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, daemon=True, name="diffrl-requests").start()
     return loop
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from diffrl.errors import nearest
+from diffrl.errors import UserError, nearest
 from diffrl.rewards.direction import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.scoring import applies
@@ -58,6 +58,7 @@ class Options:
     read_limit: float = 30.0  # to send a request
     time_limit: float = 300.0  # from a request's last byte to its scores
     pending: int = 2**30  # of all requests that are read or wait
+    at_once: int = 4  # requests that one client should have under way
 
 
 class Host:
@@ -159,6 +160,7 @@ class Host:
             "arguments": essential(served.arguments),
             "identity": self.identities[name],
             "limits": asdict(self.options.limits),
+            "at_once": self.options.at_once,
             **{name: one.to_json(ability(reward, name)) for name, one in ABILITIES.items() if one.to_json is not None},
         }
 
@@ -188,6 +190,7 @@ def make_app(served: Mapping[str, Served], options: Options) -> FastAPI:
         if options.token is not None and not same_secret(bearer(request), options.token):
             raise Refused(401, "send the header Authorization: Bearer TOKEN with the server's token")
 
+    app.state.host = host
     guarded = [Depends(check_token)]
 
     @app.get("/health")
@@ -235,6 +238,16 @@ def make_server(served: Mapping[str, Served], options: Options) -> uvicorn.Serve
     return server_of(make_app(served, options))
 
 
-def names_of(served: Sequence[Served]) -> list[str]:
-    """The names under which rewards are served: an installed plugin's own, else the reward's."""
-    return [one.reward.name if ".py" in one.plugin else one.plugin for one in served]
+def check_served(one: Served) -> None:
+    """UserError for a reward that cannot be served."""
+    if ability(one.reward, "learns"):
+        raise UserError(f'rewards serve: "{one.plugin}" learns in the run that trains on it, so it cannot be served')
+    if ability(one.reward, "batchwise"):
+        raise UserError(f'rewards serve: "{one.plugin}" judges whole batches, so it cannot be served')
+    if columns := ability(one.reward, "columns"):
+        raise UserError(f'rewards serve: "{one.plugin}" answers in columns ({", ".join(columns)}): not served')
+
+
+def name_of(plugin: str, reward: Reward | type) -> str:
+    """The name under which a reward is served: an installed plugin's own, else the reward's."""
+    return str(reward.name if ".py" in plugin else plugin)  # type: ignore[union-attr]

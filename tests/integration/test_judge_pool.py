@@ -78,6 +78,21 @@ def test_who_is_gone_is_passed_over_and_comes_back() -> None:
         assert gone.answered > before and gone.answered + there.answered <= 128 + 4
 
 
+def test_many_threads_may_be_the_first_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffrl.serving.client._loops", {})
+    judge, found = SlowJudge(0.0, 64), []
+    with judges(judge):
+        monkeypatch.setattr("diffrl.serving.client.Servers.each", lambda *_: {judge.url: {"data": [{"id": "judge"}]}})
+        reward = load_reward("vlm", server=judge.url)
+        work = lambda: found.extend(reward(IMAGES[:4], ["a"] * 4, [{}] * 4).tolist())  # noqa: E731
+        threads = [threading.Thread(target=work) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert found == pytest.approx([0.75] * 64)
+
+
 def test_a_judge_that_is_away_for_a_while_costs_that_while() -> None:
     judge = SlowJudge(0.02)
     with judges(judge):

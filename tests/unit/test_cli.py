@@ -196,6 +196,7 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
         ("rewards serve clip clip", "rewards serve: a reward is named twice: clip, clip"),
         ("rewards serve clip ocr model=x", '"model=x": of which reward? Write clip.model=x'),
         ("rewards serve clip clp.model=x", '"clp" is not one of the rewards (nearest: "clip")'),
+        ("rewards serve clip --replicas 2", "--replicas, --gpus and --cpus are for --engine ray"),
         ("rewards serve clip --port -1", "argument --port: expected"),
         ("rewards serve clip --token-file none", 'token file "none" cannot be read'),
         ("rewards serve clip --host 0.0.0.0", '--host: "0.0.0.0" is reachable from other machines'),
