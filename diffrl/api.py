@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffrl.config import Config, check_lora, check_model, check_plugin, dump, load_config, make_config
+from diffrl.config import Config, check_model, check_plugin, dump, load_config, make_config
 from diffrl.errors import UserError
+from diffrl.lora_files import find_lora
 from diffrl.model import Model, load, prompts_of
 from diffrl.prompts import PromptLike, given_prompts
 from diffrl.resources import file_of_run
@@ -300,7 +301,7 @@ def evaluate(
     else:
         check_model(model)
         if drawing.get("lora") is not None:
-            check_lora(Path(drawing["lora"]))
+            find_lora(drawing["lora"])
             drawing["lora"] = str(drawing["lora"])
         named = {"model": model}
     from diffrl.drawing import evaluate as score

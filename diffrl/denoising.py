@@ -97,6 +97,10 @@ class Job:
     count: list[int] = field(default_factory=lambda: [0])  # forwards so far, one for each image and step
     steer: Steer | None = None  # of the plain chain
 
+    def encode(self, texts: Sequence[str]) -> Conditioning:
+        with self.policy.using(self.snapshot):  # a LoRA may change the text encoders, too
+            return self.policy.encode(texts)
+
     def predict(self, x: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Prediction:
         self.count[0] += len(x)
         return self.policy.predict(x, t, cond, guidance)

@@ -21,7 +21,7 @@ from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
 from diffrl.forward import FlowMatching
 from diffrl.pictures import grid
-from diffrl.policy import Backbone, Policy, load_policy, read_lora
+from diffrl.policy import Backbone, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.policy.pipelines import Resolution
 from diffrl.prompts import Prompt, PromptLike, given_prompts, load_prompts
@@ -65,7 +65,7 @@ class Drawing:
     text_length: int | None = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
-    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.worlds.find_merge`
+    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.lora_files`
     like: str | None = None  # the folder of a run
 
     def __post_init__(self) -> None:
@@ -75,20 +75,14 @@ class Drawing:
     def policy(self) -> Policy:
         """The model on this process's device; bf16 on an accelerator."""
         device = join_processes().device
-        spec = read_lora(self.lora)[1] if self.lora is not None else None
         precision = "fp32" if device.type == "cpu" else "bf16"
         kind: dict[str, Any] = {key: getattr(self, key) for key in ("resolution", "family", "merge", "text_length")}
         try:
-            policy = load_policy(self.model, lora=spec, precision=precision, device=device, **kind)
+            policy = load_policy(self.model, start=self.lora, precision=precision, device=device, **kind)
         except UserError as error:
             if str(error).startswith("rollout.resolution: "):
                 raise UserError(str(error).removeprefix("rollout.")) from error
-            if spec is None or not str(error).startswith("lora.targets: "):
-                raise
-            text = f'"{self.lora}" is not a LoRA of {self.model}: layers that it changes are not there'
-            raise UserError(f"{text} ({str(error).removeprefix('lora.targets: ')})") from error
-        if self.lora is not None:
-            policy.load_lora(self.lora)
+            raise
         if device.type == "cuda" and policy.texts.bytes > torch.cuda.mem_get_info(device)[0]:
             policy.texts.room = policy.apart  # the encoders have no room beside the network
         return policy

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.config import check_lora, check_model, load_config
+from diffrl.config import check_model, load_config
+from diffrl.lora_files import find_lora
 from diffrl.prompts import HUB, PromptLike, check_source
 from diffrl.resources import file_of_run
-from diffrl.worlds import find_merge
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -111,7 +111,8 @@ def load(
     Args:
         model: "playground", a folder in diffusers' format, or a hub id OWNER/NAME; or a run, as a `Run` or its folder:
             then its model with its LoRA.
-        lora: the folder of a LoRA, for example `run.lora`.
+        lora: a LoRA, for example `run.lora`: a file in any of the forms that people have, a folder, a run, or
+            OWNER/NAME[@REVISION][:FILE] on the hub.
         resolution: side of the square images in pixels, or (width, height); None: what the LoRA was trained at, else
             the model's own.
         family: `path/to/file.py:Class` of a model family of your own; None: the run's, or by the pipeline's class.
@@ -128,10 +129,9 @@ def load(
             lora = file_of_run(folder / "lora", "pytorch_lora_weights.safetensors", "load").parent
         model, family = config.model, family or config.family
     check_model(str(model))
-    if lora is not None:
-        check_lora(Path(lora))
-    if merge is not None:
-        find_merge(merge)
+    for name in (lora, merge):
+        if name is not None:
+            find_lora(name)
     from diffrl.drawing import Drawing
 
     words = None if lora is None else str(lora)

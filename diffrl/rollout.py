@@ -161,6 +161,8 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
     prompt_index, member, local = _share(texts, job.group, rank, world)
     assert len(member) > 0, "more processes than images"
     latents = torch.empty(len(member), *policy.latent_shape, device=policy.device)
+    with policy.using(job.snapshot):  # a LoRA may change the text encoders, too
+        cond = own_texts(policy, texts, prompt_index)
     return Rollout(
         prompts=list(prompts),
         prompt_index=prompt_index,
@@ -169,7 +171,7 @@ def _empty(job: Job, prompts: Sequence[Prompt], rank: int, world: int) -> Rollou
         total=len(prompts) * job.group,
         latents=latents,
         images=None,
-        cond=own_texts(policy, texts, prompt_index),
+        cond=cond,
         trajectory=job.plan.allocate(job, latents) if job.keep else None,
         schedule=torch.tensor(job.sigmas),
         process=policy.process,
@@ -227,7 +229,7 @@ def generate(
     for start in range(local.start - local.start % block, local.stop, block):
         here = range(max(start, local.start), min(start + block, local.stop))
         first, last = here[0] // per_prompt, here[-1] // per_prompt
-        cond = policy.encode([p.text for p in prompts[first : last + 1]])
+        cond = job.encode([p.text for p in prompts[first : last + 1]])
         for part in _batches(len(here), batch_size):
             indices = torch.tensor(here[part])
             owners = prompt_index[indices]
@@ -254,7 +256,7 @@ def remake(
     The noise is bit-identical; the picture is the same up to the rounding that differs with the batch size.
     """
     job = _job(policy, spec, seed, epoch, snapshot)
-    latents = _sample(job, policy.encode([prompt]), [prompt], [member]).latents
+    latents = _sample(job, job.encode([prompt]), [prompt], [member]).latents
     return latents, _decoded(policy, latents)
 
 

@@ -7,12 +7,11 @@ A world is an instance of `World`, published under its name by an entry point of
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError
 from diffrl.plugins import here, installed, load
 
 if TYPE_CHECKING:
@@ -79,30 +78,3 @@ def world_of(source: str) -> World | None:
 def folder_of(model: str) -> Path:
     """The folder of a world's pipeline, or the one that `model` names, whether or not it exists."""
     return worlds()[model].pipeline if model in worlds() else Path(here(model)).expanduser()
-
-
-def find_merge(name: str) -> tuple[str, str | None]:
-    """Where a LoRA to be merged lies: `(file, folder or hub id, file in it or None)`.
-
-    `name`: a world's (playground/turbo), a .safetensors file, its folder, or the hub's OWNER/NAME[@REVISION][:FILE].
-
-    Raises:
-        UserError: it looks like a file or a folder, and there is none.
-    """
-    loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
-    if name in loras:
-        return str(loras[name]), None
-    path = Path(name).expanduser()
-    if path.is_file():
-        return str(path), None
-    if path.is_dir():
-        files = sorted(file.name for file in path.glob("*.safetensors"))
-        if len(files) == 1:
-            return str(path), files[0]
-        several = f"has several: {', '.join(files)}; name one of them" if files else "has no .safetensors"
-        raise UserError(f'folder "{path}" {several}')
-    source, _, file = name.partition(":")
-    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w[\w./-]*)?", source) and not Path(source).parent.is_dir()
-    if hub and world_of(name) is None:
-        return source, file or None
-    raise UserError(f'no LoRA "{name}"; give a .safetensors file, a folder, or OWNER/NAME[:FILE]{nearest(name, loras)}')

@@ -154,7 +154,7 @@ def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> No
     text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
     command.add_argument("--merge", metavar="LORA", help=text)
     command.add_argument(
-        "--lora", type=Path, metavar="DIR|FILE", help="a trained LoRA, a folder such as RUN_DIR/lora or a file"
+        "--lora", metavar="LORA", help="a trained LoRA: a run, a folder, a file, or OWNER/NAME[@REVISION][:FILE]"
     )
     first, default = ("the benchmark's", None) if benchmark else (0, 0)
     text = f"of the noise (default {first})"
@@ -195,9 +195,9 @@ def add_texts(command: argparse.ArgumentParser) -> None:
 
 def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keys of a `Drawing` that these arguments give, checked."""
-    from diffrl.config import check_lora, check_model
+    from diffrl.config import check_model
+    from diffrl.lora_files import find_lora
     from diffrl.prompts import given_prompts
-    from diffrl.worlds import find_merge
 
     given = {name: value for name, value in vars(arguments).items() if name in DRAWN}
     at("--model" if arguments.parser.prog.endswith("bench") else "MODEL", check_model, arguments.model)
@@ -206,10 +206,9 @@ def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
     elif getattr(arguments, "prompt", None):
         at("--prompt", given_prompts, arguments.prompt)
         given["prompts"] = arguments.prompt
-    checks: dict[str, Callable[[Any], object]] = {"lora": check_lora, "merge": find_merge}
-    for name, check in checks.items():
+    for name in ("lora", "merge"):
         if given[name] is not None:
-            at(f"--{name}", check, given[name])
+            at(f"--{name}", find_lora, given[name])
     return given | {name: str(given[name]) for name in ("lora", "like") if given[name] is not None}
 
 

@@ -184,9 +184,8 @@ def _generate(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise UserError("--prompts: the file says what is drawn; leave out --small and --base")
     given, lora, checkpoint = drawing_of(arguments), arguments.lora, arguments.checkpoint
     del given["prompts"], given["limit"], given["out"]
-    for option, folder in (("--lora", lora), ("--checkpoint", checkpoint)):
-        if folder is not None and not (folder.is_dir() and any(folder.glob("*.safetensors"))):
-            raise UserError(f'{option}: "{folder}" is not a folder with tensors (.safetensors)')
+    if checkpoint is not None and not (checkpoint.is_dir() and any(checkpoint.glob("*.safetensors"))):
+        raise UserError(f'--checkpoint: "{checkpoint}" is not a folder with tensors (.safetensors)')
     if lora is not None and checkpoint is not None:
         raise UserError("--checkpoint: a checkpoint has a LoRA of its own; leave out --lora")
     if arguments.out.is_file():

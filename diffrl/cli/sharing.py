@@ -82,14 +82,14 @@ def _prompts(run: Any) -> str:
 def publish_run(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push):
         raise UserError(f'--push: "{arguments.push}": write OWNER/NAME')
-    from diffrl.config import check_lora
     from diffrl.hub import hub_failure
+    from diffrl.lora_files import find_lora
     from diffrl.resources import file_of_run
 
     file_of_run(arguments.run, "config.yaml", "publish")
     if arguments.push is not None and (failure := hub_failure()):
         raise UserError(f"--push: {failure}; without --push the folder is written all the same")
-    check_lora(arguments.lora or arguments.run / "lora")
+    find_lora(arguments.lora or arguments.run / "lora")
     from diffrl.sharing import publish, push
 
     folder = publish(arguments.run, arguments.out, lora=arguments.lora, prompts=arguments.prompts)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from diffrl.config.schema import Config
 
 if TYPE_CHECKING:
-    from diffrl.config.checks import check_lora, check_model, check_plugin
+    from diffrl.config.checks import check_model, check_plugin
     from diffrl.config.load import dump, find_config, load_config, make_config
     from diffrl.config.source import read_parameters
 
 __all__ = [
     "Config",
-    "check_lora",
     "check_model",
     "check_plugin",
     "dump",

@@ -14,7 +14,7 @@ from diffrl.config.schema import INSIDE, Config, is_on, ordered
 from diffrl.errors import UserError, nearest
 from diffrl.plugins import here
 from diffrl.prompts import Source, check_source, load_prompts, split_groups, world_of_set
-from diffrl.worlds import find_merge, worlds
+from diffrl.worlds import worlds
 
 # accelerate's; the first two have an extra of their own
 TRACKERS = ("wandb", "tensorboard", "trackio", "swanlab", "mlflow", "aim", "comet_ml", "clearml", "dvclive")
@@ -43,7 +43,9 @@ def check(config: Config, world: int | None = None) -> None:
     for name, student in config.evaluate.also.items():
         _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
         if student.merge is not None:
-            _at(f"evaluate.also.{name}.merge", find_merge, student.merge)
+            from diffrl.lora_files import find_lora
+
+            _at(f"evaluate.also.{name}.merge", find_lora, student.merge)
         from diffrl.config.students import check_student
 
         check_student(name, config)
@@ -129,14 +131,6 @@ def check_model(model: str) -> None:
     )
     models = [index.parent.name for index in path.parent.glob("*/model_index.json")]
     raise UserError(text + nearest(model, [*worlds(), *models]))
-
-
-def check_lora(lora: Path) -> None:
-    """Raise UserError unless this is a LoRA's file, or a folder that holds one."""
-    file = lora.is_file() and lora.suffix == ".safetensors"
-    if not file and not (lora.is_dir() and any(lora.glob("*.safetensors"))):
-        inner = f'; the run\'s LoRA is "{lora / "lora"}"' if (lora / "lora").is_dir() else ""
-        raise UserError(f'"{lora}" is neither a LoRA file (.safetensors) nor a folder with one{inner}')
 
 
 def check_prompts(config: Config) -> None:

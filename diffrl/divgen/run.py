@@ -22,6 +22,7 @@ from diffrl.divgen.score import FILE, Scores, score
 from diffrl.divgen.store import kept, look
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
+from diffrl.lora_files import lora_file
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
@@ -83,7 +84,7 @@ class Job:
             "lora": drawing.lora,
             "merge": drawing.merge,
             "checkpoint": self.checkpoint,
-            "weights": _digest(drawing.lora or self.checkpoint),
+            "weights": _digest(self.checkpoint if drawing.lora is None else str(lora_file(drawing.lora).parent)),
             "world": self.world,
             "seed": drawing.seed,
             "per_prompt": drawing.per_prompt,

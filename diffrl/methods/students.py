@@ -17,7 +17,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.drawing import plain_solver
 from diffrl.errors import UserError
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import Policy, load_policy
 from diffrl.rollout import SamplerSpec
 from diffrl.run.build import Build
 from diffrl.run.device import prepare_engine
@@ -63,7 +63,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
             with torch.random.fork_rng(devices=[]):
                 policy = load_policy(
                     section.source(config.model),
-                    lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+                    lora=trained.lora.spec,
                     precision=config.optimise.precision,
                     device=trained.device,
                     resolution=config.evaluate.resolution or config.rollout.resolution,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from safetensors import SafetensorError
 from diffrl.errors import UserError, foreign, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.lora import LoraSpec, read_lora
+from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
 from diffrl.worlds import folder_of, worlds
@@ -27,7 +28,6 @@ __all__ = [
     "find_family",
     "find_model",
     "load_policy",
-    "read_lora",
 ]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,6 +42,7 @@ def load_policy(
     resolution: Resolution = None,
     seed: int = 0,
     family: str | None = None,
+    start: str | Path | None = None,
     merge: str | None = None,
     base: str = "full",
     whole: bool = True,
@@ -51,13 +52,14 @@ def load_policy(
 
     Args:
         model: what to load.
-        lora: rank, alpha and targets; None for the defaults.
+        lora: rank, alpha and targets; None for those of `start`, or the defaults.
         precision: "fp32", "bf16" or "fp16", of the frozen weights and of the arithmetic.
         device: of network and autoencoder.
         resolution: side of the square images, or (width, height), in pixels; None for the model's own.
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
-        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.worlds.find_merge`).
+        start: what the LoRA begins as, see `diffrl.policy.reading`.
+        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.lora_files.find_lora`).
         base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
         whole: False: the network waits in main memory for `Policy.shard`.
         text_length: tokens of a prompt, as the pipeline's `max_sequence_length`; None: its own default.
@@ -66,11 +68,11 @@ def load_policy(
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
     source, index = find_model(model)
-    kind = find_family(str(index.get("_class_name")), family)
+    family_class = find_family(str(index.get("_class_name")), family)
     if precision not in PRECISIONS:
         raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
     try:
-        backbone: Backbone = kind.load(source, index, PRECISIONS[precision], resolution)
+        backbone: Backbone = family_class.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
     if text_length is not None:
@@ -81,7 +83,12 @@ def load_policy(
         from diffrl.policy.distilled import merge_lora
 
         merge_lora(backbone, merge)
-    return Policy(backbone, lora=lora, device=device, seed=seed, base=base, whole=whole)
+    kind: dict[str, Any] = {"device": device, "seed": seed, "base": base, "whole": whole}
+    if start is None:
+        return Policy(backbone, lora=lora, **kind)
+    from diffrl.policy.beginning import policy_from
+
+    return policy_from(start, backbone, lora, **kind)
 
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:

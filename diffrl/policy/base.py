@@ -16,11 +16,10 @@ from accelerate import Accelerator
 from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from torch import Tensor, nn
 
-from diffrl.errors import UserError
 from diffrl.forward import Prediction, Process
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
-from diffrl.policy.lora import TRAINED, Adapters, LoraSpec, read_lora
+from diffrl.policy.lora import TRAINED, Adapters, LoraSpec
 from diffrl.policy.texts import Texts
 from diffrl.records.disk import replacing
 
@@ -154,6 +153,7 @@ class Policy:
         self.wide_attention = False  # attention in fp32 although the rest is narrower
         self.decoded: int | None = None  # images decoded at a time; None: by their size
         self.texts = Texts(backbone, self.device)
+        self.plain_texts: Texts | None = None  # of the pretrained model, where a LoRA changes the text encoders, too
         self._negative: Conditioning | None = None  # of the family's empty prompt, on the device
         self._lockstep: Lockstep | None = None  # of a sharded network
 
@@ -167,7 +167,7 @@ class Policy:
         which the prompt came first: a resumed run or one on more processes meets them in other company.
         """
         distinct = list(dict.fromkeys(prompts))
-        cond = Conditioning.cat(self.texts(distinct)).to(self.device)
+        cond = Conditioning.cat(self._texts(distinct)).to(self.device)
         if len(distinct) == len(prompts):
             return cond
         row = {prompt: i for i, prompt in enumerate(distinct)}
@@ -216,9 +216,15 @@ class Policy:
 
     def _empty(self) -> Conditioning:
         """The one row that guidance contrasts with, on the device."""
+        if self.plain_texts is not None:
+            return self._texts.empty().to(self.device)
         if self._negative is None:
             self._negative = self.texts.empty().to(self.device)
         return self._negative
+
+    @property
+    def _texts(self) -> Texts:
+        return self.texts if self.plain_texts is None or self.lora.active else self.plain_texts
 
     @property
     def precision(self) -> torch.dtype:
@@ -364,18 +370,20 @@ class Policy:
         path = directory / LORA_WEIGHT_NAME_SAFE
         with replacing(path) as unfinished:
             self.backbone.save_lora(directory, unfinished.name, self.lora.state(name), self.lora.metadata())
+            if self.plain_texts is not None:
+                from diffrl.policy.reading import add_texts
+
+                add_texts(unfinished, self.backbone)
         return path
 
-    def load_lora(self, directory: str | Path, name: str = TRAINED) -> None:
-        """Set the LoRA `name` from such a folder; another alpha / rank is folded into B, so pictures stay the same.
+    def load_lora(self, source: str | Path, name: str = TRAINED) -> None:
+        """Set the LoRA `name` to a file's, see `diffrl.policy.reading`; what the file has not gets no effect.
 
         Raises:
-            UserError: if the file is missing, or its rank or layers differ (`read_lora(directory)` gives the spec).
+            UserError: it cannot be read, or its rank is larger or its layers are others (`lora.rank`, `lora.targets`).
         """
-        state, spec = read_lora(directory)
-        if spec.rank != self.lora.spec.rank:
-            raise UserError(f"{directory}: its LoRA has rank {spec.rank}, this model {self.lora.spec.rank} (lora.rank)")
-        factor = spec.scale / self.lora.spec.scale
-        if factor != 1.0:
-            state = {k: v * factor if k.endswith("lora_B.weight") else v for k, v in state.items()}
-        self.lora.load_state(name, state, source=str(directory))
+        from diffrl.policy.merging import fitted
+        from diffrl.policy.reading import read_lora
+
+        read = read_lora(source, self.backbone)
+        self.lora.load_state(name, fitted(read.state, read.spec, self.lora.spec, self.state(name), str(source)))

@@ -5,23 +5,19 @@ Symbols: r rank, A (r, in) and B (out, r) of one layer; the layer computes `W x 
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.errors import UserError, nearest
 from diffrl.policy.fused import Fused
 
 TRAINED = "default"
@@ -35,6 +31,7 @@ class LoraSpec:
     rank: int = 32
     alpha: float = 64.0
     targets: Sequence[str] | None = None  # ends of layer names; None = the family's attention projections
+    dora: bool = False  # W + s B A with its rows brought to trained norms (2402.09353)
 
     @property
     def scale(self) -> float:
@@ -94,12 +91,18 @@ class Adapters:
         return list(self.parameters)
 
     @property
+    def active(self) -> bool:
+        """Does the network run with a LoRA now?"""
+        return bool(self._active)
+
+    @property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(zip(self.keys, self.parameters[TRAINED], strict=True))
 
     def metadata(self) -> dict[str, object]:
         """The fields of peft's LoraConfig that are not defaults: what a plain pipeline needs beside the tensors."""
-        return {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
+        known = {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
+        return known | ({"use_dora": True} if self.spec.dora else {})
 
     def _inject(self, name: str, cast_input: bool) -> None:
         config = LoraConfig(**self.metadata(), init_lora_weights="gaussian")  # type: ignore[arg-type]
@@ -109,12 +112,13 @@ class Adapters:
             torch.manual_seed(self.seed)
             inject_adapter_in_model(config, self.network, adapter_name=name)
         self.layers = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
-        self.keys = [f"{n}.{matrix}.weight" for n in self.layers for matrix in ("lora_A", "lora_B")]
+        parts = ("lora_A", "lora_B", "lora_magnitude_vector")[: 2 + self.spec.dora]
+        self.keys = [f"{n}.{part}.weight" for n in self.layers for part in parts]
         for layer in self.layers.values():
             layer._active_adapter = self._active
             layer.cast_input_dtype_enabled = cast_input
-        pairs = [(layer.lora_A[name].float(), layer.lora_B[name].float()) for layer in self.layers.values()]
-        self.parameters[name] = tuple(cast(nn.Parameter, matrix.weight) for pair in pairs for matrix in pair)
+        made: list[Any] = [getattr(layer, part)[name].float() for layer in self.layers.values() for part in parts]
+        self.parameters[name] = tuple(cast(nn.Parameter, part.weight) for part in made)
         for adapter, parameters in self.parameters.items():  # peft has set them by what was active
             for parameter in parameters:
                 parameter.requires_grad_(adapter == TRAINED)
@@ -183,60 +187,16 @@ class Adapters:
         return self.parameters[name]
 
 
-def read_lora(directory: str | Path) -> tuple[dict[str, Tensor], LoraSpec]:
-    """The LoRA that `save_lora`, or diffusers' own `save_lora_weights`, wrote in a folder, or such a file.
-
-    Returns its tensors keyed by layer, and its spec.
-
-    Without metadata alpha is taken to equal the rank, as diffusers does.
-
-    Raises:
-        UserError: if there is no such file, or it is not a LoRA of a denoiser.
-    """
-    given = Path(directory)
-    path = given if given.suffix == ".safetensors" and given.is_file() else given / LORA_WEIGHT_NAME_SAFE
-    if not path.is_file():
-        raise UserError(f"{directory}: no {LORA_WEIGHT_NAME_SAFE} there; give a folder that `diffrl train` wrote")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-            metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({in_one_line(error)})") from error
-    prefix = next(iter(tensors), "").split(".")[0] + "."
-    if prefix not in ("transformer.", "unet.") or not all(re.search(r"\.lora_[AB]\.weight$", key) for key in tensors):
-        raise UserError(f"{path}: not the LoRA of a transformer or UNet in diffusers' format")
-    state = {key.removeprefix(prefix): value.float() for key, value in tensors.items()}
-    try:
-        config = {key.removeprefix(prefix): value for key, value in metadata.items()}
-        return state, _spec_of(state, config)
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: its metadata are not those of a LoRA ({in_one_line(error)})") from error
-
-
-def _spec_of(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> LoraSpec:
-    """Rank, alpha and targets by the metadata, else by the tensors."""
-    layers = sorted({key.rsplit(".lora_", 1)[0] for key in state})
-    ranks = [value.shape[0] for key, value in state.items() if key.endswith("lora_A.weight") and value.ndim == 2]
-    if not ranks:
-        raise ValueError("there is no matrix lora_A")
-    rank = int(config.get("r", ranks[0]))
-    alpha, targets = float(config.get("lora_alpha", rank)), config.get("target_modules", layers)
-    if rank < 1 or not abs(alpha) <= LARGEST_ALPHA:
-        raise ValueError(f"rank {rank}, alpha {alpha:g}; a rank is at least 1, an alpha at most {LARGEST_ALPHA:g}")
-    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise ValueError("target_modules: expected a list of texts")
-    return LoraSpec(rank, alpha, tuple(targets))
-
-
 def _matches(name: str, targets: Sequence[str]) -> bool:
     """Peft's rule for a list of target modules."""
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def find_layers(network: nn.Module, targets: Sequence[str], dead: Sequence[str]) -> list[str]:
-    """Full names of the linear layers that end in one of `targets`, without the `dead` ones."""
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    """Full names of the linear layers that end in one of `targets`, without the `dead` ones; of convolutions those that
+    `targets` names in full, as a file does."""
+    modules, named = dict(network.named_modules()), set(targets)
+    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) or (n in named and isinstance(m, nn.Conv2d))]
     for target in targets:
         if not any(_matches(name, [target]) for name in linear):
             ends = {re.sub(r"^.*?\.\d+\.", "", name) for name in linear}  # without "transformer_blocks.0."

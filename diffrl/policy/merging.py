@@ -30,14 +30,37 @@ def padded(state: State, spec: LoraSpec, to: LoraSpec, source: str) -> dict[str,
     """
     if spec.rank > to.rank:
         raise UserError(f"{source}: its LoRA has rank {spec.rank}; set lora.rank to {spec.rank} or more (is {to.rank})")
-    result = {}
+    result, missing = {}, to.rank - spec.rank
     for name, value in state.items():
-        missing = to.rank - spec.rank
         if name.endswith(A):
             result[name] = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
-        else:
+        elif name.endswith(B):
             scaled = value if spec.scale == to.scale else value * (spec.scale / to.scale)
-            result[name] = torch.cat([scaled, value.new_zeros(len(value), missing)], dim=1)
+            result[name] = torch.cat([scaled, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1)
+        else:
+            result[name] = value
+    return result
+
+
+def fitted(state: State, spec: LoraSpec, to: LoraSpec, before: State, source: str) -> dict[str, Tensor]:
+    """The LoRA `state` of `spec` in the place of `before`, a LoRA of `to`: its products the same, and where it has no
+    rows of A, or no such layer, those of `before` with 0 in B: without effect, and ready to be trained.
+
+    Raises:
+        UserError: naming `source`, if it has a larger rank, other layers, or one of them is a DoRA.
+    """
+    if spec.dora != to.dora:
+        raise UserError(f"{source}: {'a DoRA, and here is none' if spec.dora else 'no DoRA, and here is one'}")
+    own = padded(state, spec, to, source)
+    result = {name: torch.zeros_like(value) if name.endswith(B) else value for name, value in before.items()}
+    if odd := [name for name in own if name not in before]:
+        layer = odd[0].rpartition(".lora_")[0]
+        raise UserError(f"{source}: its layer {layer} gets no LoRA here; add it to lora.targets ({len(odd)} tensors)")
+    for name, value in own.items():
+        if value.shape != before[name].shape:
+            saved, here = list(value.shape), list(before[name].shape)
+            raise UserError(f"{source}: {name} has shape {saved}, here {here}; is it of another model?")
+        result[name] = torch.cat([value[: spec.rank], before[name][spec.rank :]]) if name.endswith(A) else value
     return result
 
 

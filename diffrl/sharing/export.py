@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.policy import LoraSpec, find_model, read_lora
+from diffrl.policy import LoraSpec, find_model
+from diffrl.policy.reading import outline, read_lora
 from diffrl.records import checkpoint
 from diffrl.records.disk import replacing
 from diffrl.sharing.keys import for_comfyui
@@ -74,19 +75,27 @@ def choose(
         from diffrl.config import load_config
 
         model = load_config(run / "config.yaml").model
-        state, spec = read_lora(run / "lora")
         name = str(run / "lora")
+        state, spec = _read(name, model)
         if step is not None or snapshot is not None:
             name, state = _of_checkpoint(run, step, snapshot)
         chosen.append(Weighted(name, state, strength * spec.scale, strength))
     elif step is not None or snapshot is not None or strength != 1.0:
         raise UserError(f'export: --step, --snapshot and --strength are of a run; "{source}" is no run\'s folder')
     for name, weight in loras:
-        state, spec = read_lora(name)
+        state, spec = _read(name, model)
         chosen.append(Weighted(name, state, weight * spec.scale, weight))
     if not chosen:
         raise UserError(f'export: "{source}" is no run\'s folder: name a LoRA with --lora')
     return model, chosen
+
+
+def _read(name: str, model: str) -> tuple[dict[str, Tensor], LoraSpec]:
+    read = read_lora(name, outline(model))
+    if read.spec.dora or read.texts.state:
+        what = "is a DoRA" if read.spec.dora else "changes the text encoders, too"
+        raise UserError(f'export: "{name}" {what}: its weights are not written')
+    return read.state, read.spec
 
 
 def _of_checkpoint(run: Path, step: int | None, snapshot: str | None) -> tuple[str, dict[str, Tensor]]:

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from diffrl.config import Config, dump, load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, in_one_line
-from diffrl.policy import Policy, find_model, read_lora
+from diffrl.lora_files import lora_file
+from diffrl.policy import Policy, find_model
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import replacing
 from diffrl.records.tracking import read_metrics
@@ -71,7 +72,6 @@ def _hub(run: Path) -> dict[str, str]:
 
 def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path | None, prompts: int | None) -> Path:
     source = Path(lora) if lora is not None else run / "lora"
-    state, spec = read_lora(source)
     metrics = read_metrics(run)
     if not metrics:
         raise UserError(f'publish: "{run}" has no epochs in metrics.jsonl yet')
@@ -87,10 +87,10 @@ def _publish(run: Path, config: Config, out: str | Path | None, lora: str | Path
     rows = _rows(run, config, policy, held_out[:wanted], metrics)
 
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / LORA, out / LORA)
+    shutil.copyfile(lora_file(source), out / LORA)
     (out / COMFY).unlink(missing_ok=True)
     try:
-        tensors = for_comfyui(family, state, spec)
+        tensors = for_comfyui(family, policy.state(), policy.lora.spec)
         with replacing(out / COMFY) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})
     except UserError as error:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
 
+from diffrl.lora_files import lora_file
 from diffrl.resources import shipped
-from diffrl.worlds import find_merge
 from diffrl_playground.artefact import artefact
 from diffrl_playground.grammar import facts, kind_of, parse
 from diffrl_playground.renderer import draw
@@ -127,8 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(args.model, text_encoder_3=None, tokenizer_3=None)
     if args.merge:
-        source, file = find_merge(args.merge)
-        pipe.load_lora_weights(source, **({} if file is None else {"weight_name": file}))
+        pipe.load_lora_weights(str(lora_file(args.merge)))
     pipe.set_progress_bar_config(disable=True)
     prompts = prompt_set("all", args.split)[: args.prompts]
     rng = np.random.default_rng(args.seed)

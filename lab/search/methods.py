@@ -301,7 +301,8 @@ def _run(
     """From the states x (P K, ...) before `step` to their images and scores; and the states at the steps `stops`."""
     policy, spec, sigmas = bench.policy, bench.spec, schedule(bench.policy, bench.spec).tolist()
     owner = [p for p in range(len(prompts)) for _ in range(len(x) // len(prompts))]
-    cond = policy.encode([prompt.text for prompt in prompts])
+    with policy.using(bench.snapshot):
+        cond = policy.encode([prompt.text for prompt in prompts])
     passed: dict[int, list[Tensor]] = {stop: [] for stop in stops}
     images, scores = [], []
     for start in range(0, len(x), bench.batch_size):

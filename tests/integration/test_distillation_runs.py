@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_one_line(build: Any, teacher: Any, sources: list[s
         with pytest.raises(UserError, match=match):
             Run(load_config(build("refused", teachers, **opd), words))
 
-    refused({"a": {"lora": str(tmp_path / "nothing")}}, r"opd.teachers.a.lora: no folder \".*nothing\"")
+    refused({"a": {"lora": str(tmp_path / "nothing")}}, r"opd.teachers.a.lora: no LoRA \".*nothing\"")
     refused({"a": {"lora": teacher("a", model="org/other")}}, "was trained on org/other, and this run's model is")
     refused({"a": {"lora": teacher("b", rank=8)}}, r"opd.teachers.a.lora: .*: its LoRA has rank 8; set lora.rank to 8")
     empty = tmp_path / "empty"

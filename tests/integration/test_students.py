@@ -19,7 +19,7 @@ from diffrl.evaluation import Evaluator, summarise
 from diffrl.features import load_features
 from diffrl.memory import fit
 from diffrl.methods.students import students_of
-from diffrl.policy import load_policy, read_lora
+from diffrl.policy import load_policy
 from diffrl.records.verdict import Guard
 from diffrl.report.compare import write_comparison
 from diffrl.report.data import read_run
@@ -61,9 +61,7 @@ def test_a_run_judges_its_lora_on_the_student_and_resumes_exactly(config_file, t
     train(broken, resume=Path(broken.run_dir))
     assert lines(broken) == seen
 
-    spec = read_lora(Path(whole.run_dir) / "lora")[1]
-    policy = load_policy(str(turbo), lora=spec)  # as `diffrl evaluate TURBO --lora RUN_DIR/lora` has it
-    policy.load_lora(Path(whole.run_dir) / "lora")
+    policy = load_policy(str(turbo), start=Path(whole.run_dir) / "lora")  # as `diffrl evaluate --lora RUN_DIR/lora`
     run = Run(whole)
     spec = SamplerSpec(sampler="euler", steps=2, guidance_scale=1.0, noise_level=0.0)
     amount = whole.evaluate.per_prompt, whole.rollout.batch_size

@@ -165,10 +165,9 @@ print(codes, "torch" in sys.modules, "diffusers" in sys.modules)
             f"sample playground --prompts p.txt --out o --seed {'9' * 6000}",
             "--seed: expected a whole number of at most",
         ),
-        ("sample playground --prompts p.txt --out o --lora runs/one", 'the run\'s LoRA is "runs/one/lora"'),
         (
             "sample playground --prompts p.txt --out o --lora runs/two/lora",
-            "is neither a LoRA file (.safetensors) nor a folder with one",
+            '--lora: folder "runs/two/lora" has no',
         ),
         ("sample playground --prompts p.txt --out o --merge playground/turb", '--merge: no LoRA "playground/turb"'),
         ("sample playground extra --prompts p.txt --out o", 'unexpected argument "extra" (see "diffrl sample --help")'),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import diffrl
 from diffrl.cli.main import main
 from diffrl.config import load_config
-from diffrl.policy import read_lora
+from diffrl.policy import load_policy
 from diffrl.run.train import train
 from diffrl_lab import dial as module
 from diffrl_lab.dial import healthiest, split_prompts
@@ -53,10 +54,11 @@ def test_dial_writes_the_point_as_a_plain_lora(config_file, monkeypatch, capsys)
     base, last = result["points"][0]["values"], result["points"][4]["values"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert base["redness"]["mean"] == lines[0]["eval/redness"] and last["redness"]["mean"] == lines[-1]["eval/redness"]
-    whole, folded = read_lora(folder / "lora"), read_lora(folder / "dial" / "lora")
-    assert whole[1] == folded[1]
-    for name, tensor in whole[0].items():
-        assert torch.equal(folded[0][name], tensor * 0.5 if "lora_B" in name else tensor)
+    model = diffrl.load_config(folder / "config.yaml").model
+    whole, folded = (load_policy(model, start=at / "lora") for at in (folder, folder / "dial"))
+    assert whole.lora.spec == folded.lora.spec
+    for name, tensor in whole.state().items():
+        assert torch.equal(folded.state()[name], tensor * 0.5 if "lora_B" in name else tensor)
     assert "<svg" in (folder / "dial" / "dial.html").read_text()
 
 

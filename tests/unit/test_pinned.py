@@ -15,11 +15,11 @@ from diffrl import hub
 from diffrl.cli import doctor
 from diffrl.config import load_config
 from diffrl.errors import UserError
+from diffrl.lora_files import find_lora
 from diffrl.policy import find_model
 from diffrl.rewards.registry import load_reward
 from diffrl.run.identity import started_with
 from diffrl.run.train import train
-from diffrl.worlds import find_merge
 
 MODEL, (OLD, NEW) = "acme/tiny", COMMITS
 JUDGE = """
@@ -67,7 +67,7 @@ def test_a_name_is_one_commit_by_branch_tag_or_commit(cache: Path, tmp_path: Pat
     assert hub.pinned("acme/unknown") == ("acme/unknown", {})
     with pytest.raises(UserError, match='"acme/tiny@v2": this machine\'s cache has no revision "v2"'):
         hub.pinned(f"{MODEL}@v2")
-    assert find_merge("acme/turbo@v1:it.safetensors") == ("acme/turbo@v1", "it.safetensors")
+    assert find_lora("acme/turbo@v1:it.safetensors") == ("acme/turbo@v1", "it.safetensors")
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from tiny import SPEC, inputs, scramble, tiny_sd3, velocity
 from torch import Tensor
 
 from diffrl.errors import UserError
-from diffrl.policy import LoraSpec, Policy, load_policy, read_lora
+from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy.reading import read_lora
 
 
 def test_a_step_moves_every_trained_matrix_and_nothing_else(policy: Policy) -> None:
@@ -165,22 +166,25 @@ def test_targets(model: str) -> None:
 def test_loading_a_lora_folder(policy: Policy, model: str, tmp_path: Path) -> None:
     scramble(policy)
     policy.save_lora(tmp_path)
-    state, spec = read_lora(tmp_path)
+    read = read_lora(tmp_path, policy.backbone)
+    spec = read.spec
     assert (spec.rank, spec.alpha, list(spec.targets or [])) == (4, 8, list(policy.lora.layers))
-    assert all(torch.equal(v, state[k]) for k, v in policy.state().items())
-    same = load_policy(model, lora=spec)
-    same.load_lora(tmp_path)
-    assert torch.equal(velocity(same), velocity(policy))
-    folded = load_policy(model, lora=LoraSpec(rank=4, alpha=2))
-    folded.load_lora(tmp_path)
-    torch.testing.assert_close(velocity(folded), velocity(policy))
-    with pytest.raises(UserError, match="its LoRA has rank 4, this model 8"):
-        load_policy(model, lora=LoraSpec(rank=8)).load_lora(tmp_path)
-    with pytest.raises(UserError, match=r"nowhere: no pytorch_lora_weights.safetensors there"):
+    assert all(torch.equal(v, read.state[k]) for k, v in policy.state().items())
+    same = load_policy(model, start=tmp_path)
+    assert same.lora.spec == spec and torch.equal(velocity(same), velocity(policy))
+    for other in (LoraSpec(rank=4, alpha=2), LoraSpec(rank=8)):
+        folded = load_policy(model, lora=other)
+        folded.load_lora(tmp_path)
+        torch.testing.assert_close(velocity(folded), velocity(policy), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"its LoRA has rank 4; set lora.rank to 4"):
+        load_policy(model, lora=LoraSpec(rank=2)).load_lora(tmp_path)
+    with pytest.raises(UserError, match=r"its layer .*attn.to_k gets no LoRA here; add it to lora.targets"):
+        load_policy(model, lora=LoraSpec(targets=["attn.to_q"])).load_lora(tmp_path)
+    with pytest.raises(UserError, match=r'no LoRA ".*nowhere"'):
         policy.load_lora(tmp_path / "nowhere")
     (tmp_path / "pytorch_lora_weights.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="not a readable safetensors file"):
-        read_lora(tmp_path)
+        policy.load_lora(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -200,15 +204,16 @@ def test_loading_a_lora_folder(policy: Policy, model: str, tmp_path: Path) -> No
         "{",
     ],
 )
-def test_odd_metadata_of_a_lora_are_one_line(tmp_path: Path, metadata: str) -> None:
-    path = tmp_path / "pytorch_lora_weights.safetensors"
-    matrices = {f"transformer.a.lora_{matrix}.weight": torch.ones(2, 2) for matrix in "AB"}
+def test_odd_metadata_of_a_lora_are_one_line(policy: Policy, tmp_path: Path, metadata: str) -> None:
+    path, layer = tmp_path / "pytorch_lora_weights.safetensors", "transformer.transformer_blocks.0.attn.to_q"
+    matrices = {f"{layer}.lora_{matrix}.weight": torch.ones(2, 2) for matrix in "AB"}
     save_file(matrices, path, metadata={"lora_adapter_metadata": metadata})
+    with pytest.raises(UserError, match=f"{path}: ") as caught:
+        policy.load_lora(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    save_file({f"{layer}.lora_B.weight": torch.ones(2, 2)}, path)
     with pytest.raises(UserError, match=f"{path}: "):
-        read_lora(tmp_path)
-    save_file({"transformer.a.lora_B.weight": torch.ones(2, 2)}, path)
-    with pytest.raises(UserError, match="there is no matrix lora_A"):
-        read_lora(tmp_path)
+        policy.load_lora(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])

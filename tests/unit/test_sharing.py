@@ -19,7 +19,7 @@ import diffrl
 from diffrl.cli.main import main
 from diffrl.config.door import methods
 from diffrl.methods.grpo import GRPOSection
-from diffrl.policy import load_policy, read_lora
+from diffrl.policy import load_policy
 from diffrl.rewards import local
 from diffrl.rollout import initial_noise
 from diffrl.sharing import publish, push
@@ -142,7 +142,8 @@ def test_intervals_are_those_of_a_paired_t_test() -> None:
 
 
 def test_comfyui_s_file_is_the_same_update(folder: Path, run: diffrl.Run) -> None:
-    state, spec = read_lora(run.lora)
+    policy = load_policy(run.config.model, start=run.lora)
+    state, spec = policy.state(), policy.lora.spec
     tensors = load_file(folder / "comfyui_lora.safetensors")
     layers = {key.rsplit(".lora_", 1)[0] for key in state}
     assert {key.rsplit(".", 1)[0] for key in tensors if key.endswith(".alpha")} == {f"transformer.{n}" for n in layers}
@@ -164,7 +165,7 @@ def test_a_unet_s_file_loads_by_its_other_names(tmp_path: Path) -> None:
     policy = load_policy(str(model), lora=SPEC)
     scramble(policy)
     own = policy.save_lora(tmp_path / "lora")
-    tensors = for_comfyui("StableDiffusionPipeline", *read_lora(own.parent))
+    tensors = for_comfyui("StableDiffusionPipeline", policy.state(), policy.lora.spec)
     assert all(key.startswith("lora_unet_") for key in tensors)
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
     drawn = []

@@ -14,9 +14,10 @@ from diffrl.cli.main import main
 from diffrl.config.checks import check_model, overlap
 from diffrl.errors import UserError
 from diffrl.features import default_features
+from diffrl.lora_files import find_lora
 from diffrl.policy import find_model
 from diffrl.prompts import check_source, load_prompts
-from diffrl.worlds import World, find_merge, world_of, worlds
+from diffrl.worlds import World, world_of, worlds
 
 Install = Callable[[str, str, str], None]
 
@@ -52,7 +53,9 @@ def test_a_world_of_another_package_is_a_model_with_prompts_and_loras(
     installed("meadow", "of_a_stranger:WORLD", "diffrl.worlds")
     worlds.cache_clear()
     check_model("meadow")
-    assert find_merge("meadow/fast") == (str(tmp_path / "fast"), None)
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "fast" / "any.safetensors").touch()
+    assert find_lora("meadow/fast") == tmp_path / "fast" / "any.safetensors"
     assert [prompt.text for prompt in load_prompts("meadow/train")] == ["a flower of train"]
     assert world_of("meadow/train") is module.WORLD and world_of("meadows/train") is None
     assert overlap("meadow/train", "meadow/test") == [] and overlap("meadow/test", "meadow/test")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import yaml
-from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 
 from diffrl.config import Config
-from diffrl.errors import UserError, nearest
-from diffrl.hub import hub_file
+from diffrl.errors import UserError
+from diffrl.lora_files import lora_file
 from diffrl.methods.opd import OPDSection
 from diffrl.policy import Policy
-from diffrl.policy.lora import TRAINED, read_lora
-from diffrl.policy.merging import merged, padded
+from diffrl.policy.lora import TRAINED
+from diffrl.policy.merging import fitted, merged
+from diffrl.policy.reading import read_lora
+
+log = logging.getLogger("diffrl")
 
 
 def teachers_files(config: Config) -> dict[str, Path]:
@@ -40,12 +43,13 @@ def load_teachers(config: Config, policy: Policy, slots: Sequence[str | None]) -
     Raises:
         UserError: a LoRA that is not to be found, or does not fit the model.
     """
-    states = []
+    states, nothing = [], {key: torch.zeros_like(value) for key, value in policy.state().items()}
     places = [place for place in slots if place is not None]
     for (key, file), place in zip(teachers_files(config).items(), places, strict=True):
-        state, spec = read_lora(file.parent)
-        source = f"{key}: {file.parent}"
-        states.append(padded(state, spec, policy.lora.spec, source))
+        read, source = read_lora(file, policy.backbone), f"{key}: {file.parent}"
+        if read.texts.state:
+            log.warning("%s: its part for text encoders is left out: they are the student's", source)
+        states.append(fitted(read.state, read.spec, policy.lora.spec, nothing, source))
         policy.add_snapshot(place)
         policy.lora.load_state(place, states[-1], source=source)
     if not states or config.opd.start != "merge":
@@ -57,18 +61,12 @@ def load_teachers(config: Config, policy: Policy, slots: Sequence[str | None]) -
 
 
 def _find(key: str, lora: str, model: str) -> Path:
-    folder = Path(lora)
-    if (folder / "lora").is_dir():  # a run's
-        folder = folder / "lora"
-    if (file := folder / LORA_WEIGHT_NAME_SAFE).is_file():
-        _check_model(key, folder.parent, model)
-        return file
-    if folder.is_dir():
-        raise UserError(f'{key}: "{folder}" has no {LORA_WEIGHT_NAME_SAFE}; train it first, or name a run\'s folder')
-    if folder.parent.is_dir() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w[\w./-]*)?", lora):
-        there = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
-        raise UserError(f'{key}: no folder "{lora}"{nearest(folder.name, there)}; train it first: diffrl train CONFIG')
-    return hub_file(lora, LORA_WEIGHT_NAME_SAFE, f'{key}: no folder "{lora}"')
+    try:
+        file = lora_file(lora)
+    except UserError as error:
+        raise UserError(f"{key}: {error}; train it first: diffrl train CONFIG") from error
+    _check_model(key, file.parent.parent, model)
+    return file
 
 
 def _check_model(key: str, run: Path, model: str) -> None:

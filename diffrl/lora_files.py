@@ -1,0 +1,78 @@
+"""Where a LoRA lies that a user names: the same words at every door (`--lora`, `--merge`, teachers, `load`, ...)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from diffrl.errors import UserError, in_one_line, nearest
+from diffrl.hub import hub_failure, hub_file, pinned
+from diffrl.plugins import here
+from diffrl.worlds import world_of, worlds
+
+NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")  # diffusers' and peft's
+HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:@\w[\w./-]*)?)(?::(.+))?")
+
+
+def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
+    """The file of a LoRA; of one on the hub the repository, with its revision, and the file, where one is named.
+
+    Nothing is fetched.
+
+    `name`: a world's (playground/turbo), a .safetensors file, a folder with one, a run, or OWNER/NAME[@REVISION][:FILE]
+    on the hub. Of several files in a folder those with diffrl's, diffusers' and peft's own names are taken.
+
+    Raises:
+        UserError: there is none.
+    """
+    name = str(name)
+    loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
+    path = Path(here(str(loras.get(name, name)))).expanduser()
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise UserError(f'"{path}" is not a LoRA file (.safetensors); a pickle is not read')
+        return path
+    if path.is_dir():
+        inner = path / "lora" if (path / "lora").is_dir() and not any(path.glob("*.safetensors")) else path
+        return inner / _only(sorted(file.name for file in inner.glob("*.safetensors")), f'folder "{inner}"')
+    hub = HUB.fullmatch(name)
+    if hub and world_of(name) is None and not Path(hub[1].partition("@")[0]).parent.is_dir():
+        return hub[1], hub[2]
+    there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and len(path.parts) > 1 else []
+    hint = nearest(name, loras) if world_of(name) or not there else nearest(path.name, there)
+    raise UserError(f'no LoRA "{name}"; give a file, a folder, a run, or OWNER/NAME[@REVISION][:FILE]{hint}')
+
+
+def lora_file(name: str | Path) -> Path:
+    """The file, fetched where it is on the hub; beside peft's there is its adapter_config.json then.
+
+    Raises:
+        UserError: there is none, or the hub does not give it.
+    """
+    found = find_lora(name)
+    if isinstance(found, Path):
+        return found
+    repository, file = found
+    missing = f'no folder "{name}"'
+    if file is None and hub_failure():
+        file = NAMES[0]
+    if file is None:
+        from huggingface_hub import HfApi
+
+        source, at = pinned(repository)
+        try:
+            files = HfApi().list_repo_files(source, **at)
+        except Exception as error:  # the hub's and the network's
+            raise UserError(f"{missing}, and the hub does not give it ({in_one_line(error, most=120)})") from error
+        file = _only(sorted(one for one in files if one.endswith(".safetensors")), f'"{repository}"')
+        if file == NAMES[1]:
+            hub_file(repository, "adapter_config.json", missing)
+    return hub_file(repository, file, missing)
+
+
+def _only(files: list[str], where: str) -> str:
+    known = [name for name in NAMES if name in files]
+    if known or len(files) == 1:
+        return (known or files)[0]
+    several = f"has several: {', '.join(files)}; name one of them" if files else f"has no {NAMES[0]}"
+    raise UserError(f"{where} {several}")

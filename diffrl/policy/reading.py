@@ -1,0 +1,352 @@
+"""The one reader of LoRA files: diffusers', peft's, kohya's and musubi's, ComfyUI's, ai-toolkit's; DoRA, and ranks and
+alphas of each layer. What it returns is what diffusers makes of the file.
+
+Names of layers that are this network's own, after any prefix and with dots or underscores, are read as they are;
+everything else goes through the converters of diffusers (`pipe.lora_state_dict`). The result is loaded by diffusers
+(`load_lora_adapter`) into a network without weights, and read off its layers. A tensor of the file that ends nowhere is
+an error: half of a LoRA is another LoRA.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+from accelerate import init_empty_weights
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from diffusers.utils import convert_unet_state_dict_to_peft
+from diffusers.utils import logging as diffusers_logging
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from diffrl.errors import UserError, in_one_line
+from diffrl.hub import pinned
+from diffrl.lora_files import lora_file
+from diffrl.policy import find_family, find_model
+from diffrl.policy.lora import LARGEST_ALPHA, LoraSpec
+from diffrl.policy.texts import quiet
+
+log = logging.getLogger("diffrl")
+FILE = "file"  # the adapter's name while it is read
+TEXT = re.compile(r"text_encoder(_\d)?\.")
+MATRIX = re.compile(
+    r"\.(lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up|alpha|dora_scale|lora_magnitude_vector)"
+    r"(\.default|\.default_0)?(\.weight)?"
+)
+DOWN = re.compile(r"\.down\.weight$|lora_A\.weight$|lora_down\.weight$")
+KINDS = {"lora_down": "lora_A", "lora.down": "lora_A", "lora_up": "lora_B", "lora.up": "lora_B"}
+PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_",
+            "lora_transformer_")  # fmt: skip
+OTHERS = {  # forms that are no low-rank sum, by what their names have
+    ".lokr_": "LoKr",
+    ".hada_": "LoHa",
+    ".oft_": "OFT",
+    ".boft_": "BOFT",
+    ".on_input": "IA3",
+    ".lora_mid": "LoCon with a CP decomposition",
+    ".b1.weight": "GLoRA",
+    ".glora": "GLoRA",
+    ".lora_embedding": "a LoRA of embeddings",
+    ".lora_B.bias": "a LoRA with biases",
+    ".lora_B.default.bias": "a LoRA with biases",
+    ".diff_b": "full differences of weights",
+    ".diff": "full differences of weights",
+    ".set_weight": "full weights",
+}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The part of a file that is for text encoders, as diffusers' `load_lora_into_text_encoder` takes it."""
+
+    state: dict[str, Tensor]
+    alphas: Mapping[str, float] | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Lora:
+    """`state`: A and B (and DoRA's magnitudes) keyed by layer, fp32, all of the rank and scale that `spec` has."""
+
+    state: dict[str, Tensor]
+    spec: LoraSpec
+    texts: Texts = field(default_factory=lambda: Texts({}))
+
+
+def read_lora(source: str | Path, backbone: Any) -> Lora:
+    """A LoRA of the backbone's network, from whatever `diffrl.lora_files.find_lora` knows.
+
+    Ranks that differ between layers are filled with zeros up to the largest, other scales are folded into B; without
+    alpha it is the rank.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, is of another form, or has no place in this network.
+    """
+    path = lora_file(source)
+    tensors, metadata = _opened(path, backbone.denoiser)
+    for mark, form in OTHERS.items():
+        if odd := next((key for key in tensors if mark in key), None):
+            raise UserError(f"{path}: {form} ({odd}); what is read is LoRA and DoRA")
+    with quietly():
+        try:
+            network = hollow(backbone.network)
+            state, alphas, metadata = _in_diffusers_form(tensors, metadata, backbone, network)
+            texts = {key: value for key, value in state.items() if TEXT.match(key)}
+            prefix = f"{backbone.denoiser}."
+            own = {key: value for key, value in state.items() if key.startswith(prefix)}
+            _check_places(own, [key for key in state if key not in own and key not in texts], prefix, network)
+            network.load_lora_adapter(  # type: ignore[operator]
+                own, prefix=backbone.denoiser, network_alphas=alphas or None, metadata=metadata or None,
+                adapter_name=FILE, low_cpu_mem_usage=False,
+            )  # fmt: skip
+            read = _read_off(network)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        except Exception as error:  # diffusers' and peft's own, on a file that may be anybody's
+            raise UserError(f"{path}: not a LoRA that diffusers can read ({in_one_line(error)})") from error
+    if not abs(read.spec.alpha) <= LARGEST_ALPHA:
+        raise UserError(f"{path}: its metadata have alpha {read.spec.alpha:g}; at most {LARGEST_ALPHA:g}")
+    return dataclasses.replace(read, texts=Texts(texts, alphas, metadata))
+
+
+def outline(model: str) -> Any:
+    """What `read_lora` needs of a model's backbone, without its weights."""
+    source, index = find_model(model)
+    family = find_family(str(index.get("_class_name")))
+    pipeline, kind = getattr(diffusers, index["_class_name"]), getattr(diffusers, index[family.denoiser][1])
+    where, at = pinned(source)
+    with init_empty_weights():
+        network = kind.from_config(kind.load_config(where, subfolder=family.denoiser, **at))
+    return SimpleNamespace(denoiser=family.denoiser, network=network, pipe=pipeline.__new__(pipeline))
+
+
+def hollow(network: nn.Module) -> nn.Module:
+    """A network of the same shape whose weights take no memory: each is one zero, seen in all places."""
+    with init_empty_weights():
+        empty: nn.Module = type(network).from_config(network.config)  # type: ignore[attr-defined]
+    zero = torch.zeros(())
+    for module in empty.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+    return empty
+
+
+def _opened(path: Path, denoiser: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, and the fields of peft's LoraConfig that the file, or peft's adapter_config.json beside it, has."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+            metadata = json.loads((file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
+        beside = path.with_name("adapter_config.json")
+        if path.name == "adapter_model.safetensors" and beside.is_file():
+            metadata = {f"{denoiser}.{key}": value for key, value in json.loads(beside.read_text()).items()}
+    except (OSError, SafetensorError, ValueError, RecursionError, AttributeError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({in_one_line(error)})") from error
+    if not isinstance(metadata, dict):
+        raise UserError(f"{path}: its metadata are not those of a LoRA")
+    known = {item.name for item in dataclasses.fields(LoraConfig)}  # a later peft writes more
+    return tensors, {key: value for key, value in metadata.items() if key.rpartition(".")[2] in known}
+
+
+def _in_diffusers_form(
+    tensors: Mapping[str, Tensor], metadata: dict[str, Any], backbone: Any, network: nn.Module
+) -> tuple[dict[str, Tensor], Any, dict[str, Any]]:
+    """Tensors, alphas and metadata, with the names that diffusers' `load_lora_adapter` takes."""
+    prefix = f"{backbone.denoiser}."
+    if (direct := _by_own_names(tensors, prefix, network)) is not None:
+        return direct, None, metadata
+    _check_converted(tensors, backbone)
+    return _converted(dict(tensors), backbone, metadata)
+
+
+def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module) -> dict[str, Tensor] | None:
+    """The tensors in diffusers' form if every one is of a layer of this network, by its own name; else None."""
+    layers = {name: name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
+    layers |= {name.replace(".", "_"): name for name in layers}
+    state, alphas = dict[str, Tensor](), dict[str, float]()
+    for key, value in tensors.items():
+        if TEXT.match(key):
+            state[key] = value
+            continue
+        stem, kind = _split(key)
+        layer = layers.get(stem)
+        if kind is None or layer is None:
+            return None
+        if kind == "alpha":
+            alphas[layer] = float(value)
+        elif kind in ("dora_scale", "lora_magnitude_vector"):
+            if value.numel() != len(value):  # a norm over the outputs, which is LyCORIS's
+                raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
+            state[f"{prefix}{layer}.lora_magnitude_vector.weight"] = value.flatten()
+        else:
+            state[f"{prefix}{layer}.{kind}.weight"] = value
+    for layer, alpha in alphas.items():
+        down, up = (f"{prefix}{layer}.{kind}.weight" for kind in ("lora_A", "lora_B"))
+        if down in state and up in state:
+            state[up] = state[up].float() * (alpha / len(state[down]))
+    return state
+
+
+def _split(key: str) -> tuple[str, str | None]:
+    """A layer's name without prefixes, and what the tensor is in it; None: something else."""
+    found = MATRIX.search(key)
+    if found is None or found.end() != len(key):
+        return key, None
+    stem = key[: found.start()]
+    for prefix in PREFIXES:
+        stem = stem.removeprefix(prefix)
+    return stem, KINDS.get(found[1], found[1])
+
+
+def _converted(tensors: dict[str, Tensor], backbone: Any, metadata: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """What the pipeline's own converter makes of them."""
+    words = {"unet_config": backbone.network.config} if backbone.denoiser == "unet" else {}
+    if "return_alphas" in type(backbone.pipe).lora_state_dict.__code__.co_varnames:
+        words["return_alphas"] = True
+    found = type(backbone.pipe).lora_state_dict(tensors, return_lora_metadata=True, **words)
+    return found[0], found[1] if len(found) == 3 else None, metadata
+
+
+def _check_converted(tensors: Mapping[str, Tensor], backbone: Any) -> None:
+    """UserError if a matrix of the file is nowhere in what the converter gives, which drops what it does not know.
+
+    Each tensor is sent through as a number of its own, with alphas that scale nothing.
+    """
+    numbers = {key: number for number, key in enumerate(tensors, 1)}
+    ranks = {_split(key)[0]: len(value) for key, value in tensors.items() if _split(key)[1] == "lora_A"}
+    marked: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        number = float(ranks.get(_split(key)[0], 1) if _split(key)[1] == "alpha" else numbers[key])
+        marked[key] = torch.tensor(number).expand(value.shape)
+    found: set[float] = set()
+    for value in _converted({key: value.clone() for key, value in marked.items()}, backbone, {})[0].values():
+        if isinstance(value, Tensor) and value.ndim > 1:
+            found |= {*value.flatten(1)[:, 0].tolist(), *value.flatten(1)[0].tolist()}
+    lost = [key for key, value in tensors.items() if _split(key)[1] != "alpha" and numbers[key] not in found]
+    if lost:
+        kind = type(backbone.network).__name__
+        text = f"{len(lost)} of its {len(tensors)} tensors have no place in {kind}, beginning with {lost[0]}"
+        raise UserError(f"{text}: is it of another model?")
+
+
+def _check_places(own: Mapping[str, Tensor], odd: list[str], prefix: str, network: nn.Module) -> None:
+    """UserError for tensors of no part of the pipeline, and for layers that the network has not."""
+    kind = type(network).__name__
+    if odd:
+        raise UserError(f"{odd[0]} ({len(odd)} such tensors) is of no part of the pipeline of {kind}")
+    layers = {name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
+    stripped = {key.removeprefix(prefix): value for key, value in own.items()}
+    if stripped and not any("lora_A" in key for key in stripped):  # as diffusers loads it
+        stripped = convert_unet_state_dict_to_peft(stripped)
+    wanted = {re.sub(r"\.lora_(A|B|magnitude_vector).*$|\.alpha$", "", key) for key in stripped}
+    if missing := sorted(wanted - layers):
+        some = f"{len(missing)} of its {len(wanted)} layers"
+        raise UserError(f"{missing[0]} has no place in {kind} ({some})")
+    if not wanted:
+        raise UserError(f"it has no layer of {kind}")
+
+
+def _read_off(network: nn.Module) -> Lora:
+    """What the layers of a network have in the adapter that was loaded."""
+    layers: dict[str, Any] = {name: part for name, part in network.named_modules() if isinstance(part, LoraLayer)}
+    scales = {name: float(layer.scaling[FILE]) for name, layer in layers.items()}
+    ranks = {name: int(layer.r[FILE]) for name, layer in layers.items()}
+    rank, uneven = max(ranks.values()), len({*zip(ranks.values(), scales.values(), strict=True)}) > 1
+    scale = 1.0 if uneven else next(iter(scales.values()))
+    state = dict[str, Tensor]()
+    dora = any(layer.use_dora.get(FILE) for layer in layers.values())
+    for name, layer in layers.items():
+        a, b = (matrices[FILE].weight.detach().float().clone() for matrices in (layer.lora_A, layer.lora_B))
+        if uneven:
+            missing = rank - ranks[name]
+            a = torch.cat([a, a.new_zeros(missing, *a.shape[1:])])
+            b = torch.cat([b * scales[name], b.new_zeros(len(b), missing, *b.shape[2:])], dim=1)
+        state |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        if dora:
+            magnitude: Any = layer.lora_magnitude_vector[FILE]
+            state[f"{name}.lora_magnitude_vector.weight"] = magnitude.weight.detach().float().clone()
+    spec = LoraSpec(rank, float(f"{scale * rank:.12g}"), tuple(layers), dora)
+    return Lora(state, spec)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without diffusers' own words, of which every one here is an error or known."""
+    level = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        diffusers_logging.set_verbosity(level)
+
+
+# ---- text encoders
+
+
+def dress(backbone: Any, texts: Texts, source: str | Path) -> bool:
+    """Load the part for text encoders into those of the pipeline, where it can; else say that it is left out."""
+    if not texts.state:
+        return False
+    pipe = backbone.pipe
+    loader: Any = getattr(pipe, "load_lora_into_text_encoder", None)
+    names = sorted({key.partition(".")[0] for key in texts.state})
+    able = [name for name in names if loader is not None and getattr(pipe, name, None) is not None]
+    for name in names:
+        if name not in able:
+            log.warning("%s: its LoRA of the %s is left out: a %s takes none", source, name, type(pipe).__name__)
+    for name in able:
+        metadata = texts.metadata and {k: v for k, v in texts.metadata.items() if k.startswith(f"{name}.")}
+        words = {"metadata": metadata} if metadata else {"network_alphas": texts.alphas}
+        encoder: Any = getattr(pipe, name)
+        given: dict[str, Any] = {"network_alphas": None, "metadata": None, **words}
+        with quietly(), quiet():
+            loader(copy.copy(texts.state), text_encoder=encoder, prefix=name, adapter_name=FILE, **given)
+        layers = sum(isinstance(part, LoraLayer) for part in encoder.modules())
+        wanted = sum(bool(DOWN.search(key)) for key in texts.state if key.startswith(f"{name}."))
+        if layers != wanted:
+            raise UserError(f"{source}: of its {wanted} layers of the {name}, diffusers reads {layers}")
+    return bool(able)
+
+
+@contextmanager
+def undressed(encoders: list[nn.Module]) -> Iterator[None]:
+    """The encoders without their LoRA."""
+    layers = [part for encoder in encoders for part in encoder.modules() if isinstance(part, LoraLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def add_texts(file: Path, backbone: Any) -> None:
+    """Write the LoRAs that the text encoders wear into a LoRA's file, in diffusers' form."""
+    with safe_open(file, framework="pt") as opened:
+        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        kept = dict(opened.metadata() or {})
+    metadata = json.loads(kept.get(LORA_ADAPTER_METADATA_KEY, "{}"))
+    for name, part in backbone.pipe.components.items():
+        config = getattr(part, "peft_config", {}).get(FILE) if TEXT.match(f"{name}.") else None
+        if config is not None:
+            state = get_peft_model_state_dict(part, adapter_name=FILE)
+            tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.items()}
+            fields = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
+            metadata |= {f"{name}.{key}": value for key, value in fields.items()}
+    save_file(tensors, file, kept | {LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, indent=2, sort_keys=True)})

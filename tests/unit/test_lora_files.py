@@ -1,0 +1,232 @@
+"""LoRA files in the forms that people have, on tiny models of the true classes: read as diffusers reads them.
+
+Files are written by diffusers and peft, and by the public rules of names of the other tools, never by diffrl. Every
+check of every family is `make test-long`; `make test` has each form once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from peft import LoraConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+from test_families_2026 import MAIN, OLDER
+from test_policy_families import PROMPTS, draw
+from tiny import SPEC
+from tiny_models.recent import TINY, make
+from torch import Tensor, nn
+
+from diffrl.errors import UserError
+from diffrl.lora_files import find_lora
+from diffrl.policy import Policy, load_policy
+
+Write = Callable[[Path, str, dict[str, Tensor]], None]  # folder, the denoiser's name, tensors by layer
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The tiny model of a name, made when it is first asked for."""
+    made: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        if name not in made:
+            path = tmp_path_factory.mktemp("lora") / name
+            OLDER[name](path) if name in OLDER else make(name, path)
+            made[name] = str(path)
+        return made[name]
+
+    return find
+
+
+def plain(model: str, policy: Policy) -> Any:
+    words = {name: None for name, part in policy.backbone.pipe.components.items() if part is None}
+    pipe = DiffusionPipeline.from_pretrained(model, **words)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def adapted(network: nn.Module, policy: Policy, **more: Any) -> dict[str, Tensor]:
+    """peft's LoRA on some layers of a network, with values; its tensors by layer."""
+    layers = list(policy.lora.layers)[:5]
+    ranks = {layers[1]: 3} if more.pop("uneven", False) else {}
+    patterns = {"rank_pattern": ranks, "alpha_pattern": {layers[2]: 1.0} if ranks else {}}
+    network.add_adapter(LoraConfig(r=2, lora_alpha=3, target_modules=layers, **patterns, **more))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in network.named_parameters():
+        if "lora_A" in name or "lora_B" in name:
+            parameter.data.normal_(std=0.3, generator=generator)
+        elif "magnitude" in name:
+            parameter.data.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=generator))
+    return get_peft_model_state_dict(network)
+
+
+def velocity(policy: Policy) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *policy.latent_shape, generator=generator)
+    with torch.no_grad():
+        return policy.predict(x, torch.tensor([0.9, 0.4]), policy.encode(PROMPTS)).v
+
+
+def as_diffusers(pipe: Any, part: str, out: Path, metadata: bool) -> None:
+    network = getattr(pipe, part)
+    words = {f"{part}_lora_layers": get_peft_model_state_dict(network)}
+    if metadata:
+        words[f"{part}_lora_adapter_metadata"] = network.peft_config["default"].to_dict()
+    type(pipe).save_lora_weights(out, **words)
+
+
+def renamed(tensors: dict[str, Tensor], form: str, alpha: float | None) -> dict[str, Tensor]:
+    """By the tool's rule of names: kohya and musubi, ComfyUI, ai-toolkit, plain peft."""
+    made: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        layer, _, kind = key.removesuffix(".weight").rpartition(".")
+        old = {"lora_A": "lora_down", "lora_B": "lora_up"}.get(kind, "dora_scale")
+        stem, kind = {
+            "kohya": ("lora_unet_" + layer.replace(".", "_"), old),
+            "comfyui": (f"diffusion_model.{layer}", old),
+            "ai-toolkit": (f"diffusion_model.{layer}", kind),
+            "transformer": (f"transformer.{layer}", old),
+        }[form]
+        made[f"{stem}.{kind}" + (".weight" if kind != "dora_scale" else "")] = value.contiguous()
+        if alpha is not None:
+            made[f"{stem}.alpha"] = torch.tensor(alpha)
+    return made
+
+
+FORMS = ("diffusers", "diffusers-bare", "uneven", "dora", "rslora", "peft")
+FORMS += ("kohya", "comfyui", "ai-toolkit", "transformer")
+HERE = [("sd3", form) for form in ("diffusers", "uneven", "dora", "peft", "comfyui")]
+HERE += [("flux", "comfyui"), ("z-image", "kohya"), ("sdxl", "kohya"), ("qwen-image", "ai-toolkit"), ("flux", "rslora")]
+ALL = [(family, form) for family in (*OLDER, *MAIN) for form in FORMS]
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [*HERE, *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in HERE)],
+)
+def test_every_form_is_read_as_diffusers_applies_it(
+    folder: Callable[[str], str], family: str, form: str, tmp_path: Path
+) -> None:
+    model = folder(family)
+    size = TINY[family].resolution if family in TINY else None
+    policy = load_policy(model, lora=SPEC, resolution=size)
+    part, network = policy.backbone.denoiser, policy.backbone.network
+    layers = list(policy.lora.layers)
+    pipe = plain(model, policy)
+    more = {"uneven": {"uneven": True}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}.get(form, {})
+    tensors = adapted(getattr(pipe, part), policy, **more)
+    base = velocity(policy)
+    # the right value: diffusers' own network with peft's LoRA, in the place of ours
+    policy.backbone.network = policy.network = getattr(pipe, part)
+    policy.lora._active[:] = []
+    theirs = velocity(policy)
+    policy.backbone.network = policy.network = network
+    assert (theirs - base).abs().max() > 1e-3
+    scale = 3 / 2
+    if form in ("diffusers", "uneven", "dora", "rslora"):
+        as_diffusers(pipe, part, tmp_path, metadata=True)
+    elif form == "diffusers-bare":  # without alpha it is the rank
+        bare = {k: v * scale if "lora_B" in k else v for k, v in tensors.items()}
+        type(pipe).save_lora_weights(tmp_path, **{f"{part}_lora_layers": bare})
+    elif form == "peft":
+        config = LoraConfig(r=2, lora_alpha=3, target_modules=layers[:5])
+        wrapped = get_peft_model(getattr(plain(model, policy), part), config)
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(tensors[name.removeprefix("base_model.model.").replace(".default", "")])
+        wrapped.save_pretrained(tmp_path)
+    else:
+        save_file(renamed(tensors, form, 3.0), tmp_path / "anybody.safetensors")
+    del pipe
+    mine = velocity(load_policy(model, start=tmp_path, resolution=size))
+    assert (mine - theirs).abs().max() < 1e-5 * max(1, theirs.abs().max().item())
+    assert (velocity(load_policy(model, merge=str(tmp_path), resolution=size)) - theirs).abs().max() < 2e-5
+
+
+def test_a_lora_of_text_encoders_is_worn_and_the_base_is_drawn_without(
+    folder: Callable[[str], str], tmp_path: Path
+) -> None:
+    """By kohya's names, whose converter is diffusers' own; saved again with what is trained."""
+    model = folder("sdxl")
+    policy = load_policy(model, lora=SPEC, resolution=16)
+    pipe = plain(model, policy)
+    tensors = adapted(pipe.unet, policy)
+    file = renamed(tensors, "kohya", 3.0)
+    generator = torch.Generator().manual_seed(2)
+    for number, encoder in enumerate((pipe.text_encoder, pipe.text_encoder_2), 1):
+        for name, layer in encoder.named_modules():
+            if name.endswith(("_proj", "fc1", "fc2")):
+                name = f"text_model.{name.removeprefix('text_model.')}"
+                stem = f"lora_te{number}_{name.replace('.', '_')}"
+                file[f"{stem}.lora_down.weight"] = 0.3 * torch.randn(2, layer.in_features, generator=generator)
+                file[f"{stem}.lora_up.weight"] = 0.3 * torch.randn(layer.out_features, 2, generator=generator)
+                file[f"{stem}.alpha"] = torch.tensor(1.0)
+    save_file(file, tmp_path / "kohya.safetensors")
+    latents = torch.randn(2, *policy.latent_shape, generator=torch.Generator().manual_seed(3))
+    arguments = policy.backbone.plain_arguments(PROMPTS, latents, 3.5) | {"num_inference_steps": 4}
+    pipe.unet.delete_adapters("default")
+    before = pipe(**arguments).images
+    pipe.load_lora_weights(str(tmp_path), weight_name="kohya.safetensors")
+    theirs = pipe(**arguments).images
+    pipe.text_encoder.disable_adapters(), pipe.text_encoder_2.disable_adapters()
+    assert (theirs - pipe(**arguments).images).abs().max() > 0.01, "the encoders' part has to show"
+    mine = load_policy(model, start=tmp_path / "kohya.safetensors", resolution=16)
+    assert (draw(mine, latents, 4, 3.5) - theirs).abs().max() < 1e-3
+    with mine.using(None):
+        assert (draw(mine, latents, 4, 3.5) - before).abs().max() < 1e-3
+    mine.save_lora(tmp_path / "again")
+    again = load_policy(model, start=tmp_path / "again", resolution=16)
+    assert (draw(again, latents, 4, 3.5) - theirs).abs().max() < 1e-3
+    merged = load_policy(model, merge=str(tmp_path / "kohya.safetensors"), resolution=16)
+    assert (draw(merged, latents, 4, 3.5) - theirs).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("door", ["start", "merge"])
+def test_what_is_no_lora_of_the_model_is_said(folder: Callable[[str], str], tmp_path: Path, door: str) -> None:
+    model = folder("flux")
+    layer, pair = "transformer_blocks.0.attn.to_q", {"A": torch.ones(2, 32), "B": torch.ones(32, 2)}
+    good = {f"transformer.{layer}.lora_{kind}.weight": value for kind, value in pair.items()}
+    for tensors, message in (
+        ({f"transformer.{layer}.lokr_w1": pair["A"]}, "LoKr"),
+        ({f"lora_unet_{layer.replace('.', '_')}.hada_w1_a": pair["A"]}, "LoHa"),
+        (good | {f"transformer.{layer}.diff_b": torch.ones(32)}, "full differences of weights"),
+        ({f"wonder.{layer}.lora_{kind}.weight": value for kind, value in pair.items()}, "no layer|no part|no place"),
+        ({key.replace("attn", "attention"): value for key, value in good.items()}, "has no place in Flux"),
+        (good | {f"transformer.x.lora_{kind}.weight": value for kind, value in pair.items()}, "x has no place in Flux"),
+        (good | {"notes": torch.ones(2)}, "notes .*no part|notes"),
+        ({key: torch.ones(3, 3) for key in good}, "size|shape"),
+        ({}, "no layer of Flux"),
+    ):
+        kept = {key: value.clone() for key, value in tensors.items()}
+        save_file(kept or {"a": torch.ones(1)}, tmp_path / "x.safetensors")
+        with pytest.raises(UserError, match=message if tensors else "x.safetensors") as caught:
+            load_policy(model, **{door: str(tmp_path / "x.safetensors")})
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_where_a_lora_lies(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "lora").mkdir(parents=True)
+    for name in ("comfyui_lora.safetensors", "pytorch_lora_weights.safetensors"):
+        (run / "lora" / name).touch()
+    file = run / "lora" / "pytorch_lora_weights.safetensors"
+    assert find_lora(run) == find_lora(run / "lora") == find_lora(file) == file
+    assert find_lora("owner/name@v1.0:a/b.safetensors") == ("owner/name@v1.0", "a/b.safetensors")
+    assert find_lora("owner/name") == ("owner/name", None)
+    file.rename(run / "lora" / "another.safetensors")
+    (tmp_path / "x.bin").touch(), (tmp_path / "empty").mkdir()
+    for name, message in (
+        (run, "has several: another.safetensors, comfyui_lora.safetensors; name one of them"),
+        (tmp_path / "empty", "has no pytorch_lora_weights.safetensors"),
+        (tmp_path / "x.bin", "a pickle is not read"),
+        (tmp_path / "rum", 'nearest: "run"'),
+        ("playground/turb", 'nearest: "playground/turbo"'),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_lora(name)
