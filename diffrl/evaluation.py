@@ -121,8 +121,8 @@ class Evaluator:
         groups = torch.arange(total) // per_prompt
         distances = group_distances(values[:, features_at:], groups)
         for one in figures:
-            known |= one.figures(_together(one.sums(mine, first, len(prompts)), accelerator))
-        kept = _together(kept, accelerator) if len(kept) else kept
+            known |= one.figures(together(one.sums(mine, first, len(prompts)), accelerator))
+        kept = together(kept, accelerator) if len(kept) else kept
         stated = _stated(broken_down.names, values[:, columns + 1 : features_at])
         return Evaluated(values[:, :columns], distances, values[:, columns], known, kept, stated)
 
@@ -154,7 +154,7 @@ def _gathered(rows: Tensor, here: slice, total: int, accelerator: Accelerator | 
     """The rows (total, W) of all processes, of which `rows` are this one's, at `here`; and the place of its first."""
     values = torch.zeros(total, rows.shape[1])
     values[here] = rows
-    return _together(values, accelerator), here.start  # every image is one process's; NaN survives the sum
+    return together(values, accelerator), here.start  # every image is one process's; NaN survives the sum
 
 
 def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -> None:
@@ -164,7 +164,7 @@ def _keep_firsts(kept: Tensor, images: Tensor, index: Tensor, per_prompt: int) -
             kept[i // per_prompt] = image.cpu()
 
 
-def _together(values: Tensor, accelerator: Accelerator | None) -> Tensor:
+def together(values: Tensor, accelerator: Accelerator | None) -> Tensor:
     """The sum over processes, each of which has zeros where another one has the values."""
     if accelerator is None or accelerator.num_processes == 1:
         return values

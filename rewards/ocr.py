@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,16 +29,38 @@ ASK = "Please output only the text content from the image without any additional
 TARGETS = ("joined", "each", "first")
 _LINE_HEIGHT = 48  # of the recogniser's input
 _LINE_WIDTH = 320  # and its usual width; shorter lines are padded
-_DOUBLE = re.compile(r'["“]([^"“”]*)["”]')
-_SINGLE = re.compile(r"(?<!\w)['‘]([^'‘’]*)['’](?!\w)")
+_INCHES = re.compile(r'(?<=\d)"(?![^\W_])')
+_DOUBLE = re.compile(
+    r"""["“]([^"“”]*)["”]|„([^„“”"]*)[“”"]|«([^«»]*)»|»([^«»]*)«|「([^「」]*)」|『([^『』]*)』|``([^`']*)''|`([^`]+)`"""
+)
+_SINGLE = re.compile(r"(?<!\w)['‘‚]([^'‘’]*)['’‘](?!\w)|‹([^‹›]*)›")
+_ALIKE = str.maketrans("’‘ʼ′‛`´–—−‐‑“”„″", "'''''''-----\"\"\"\"")  # signs that a reader of pictures cannot tell apart
 
 
 def quotes(prompt: str) -> list[str]:
-    """The texts in the prompt's double quotes, or, if there is none, in single quotes; empty ones are left out."""
+    """The texts in the prompt's double quotes, or, if there is none, in single quotes; empty ones are left out.
+
+    Quotes are written "so", “so”, „so“, «so», »so«, 「so」, 『so』, ``so'' or `so`. A mark after a digit is one of
+    inches, unless it closes a quote: `a 6" ruler and a sign "66"`.
+    """
+    prompt = _without_inches(prompt.replace("＂", '"'))
     for marks in (_DOUBLE, _SINGLE):
-        if texts := [text.strip() for text in marks.findall(prompt) if text.strip()]:
+        if texts := [
+            text for match in marks.finditer(prompt) if (text := next(filter(None, match.groups()), "").strip())
+        ]:
             return texts
     return []
+
+
+def _without_inches(prompt: str) -> str:
+    is_open, signs = False, list(prompt)
+    for i, sign in enumerate(prompt):
+        if sign in '"“”':
+            if not is_open and sign == '"' and _INCHES.match(prompt, i):
+                signs[i] = "″"
+            else:
+                is_open = not is_open
+    return "".join(signs)
 
 
 def quoted(prompt: str) -> str | None:
@@ -46,9 +69,15 @@ def quoted(prompt: str) -> str | None:
 
 
 def normalise(text: str, case: bool = False) -> str:
-    """Without any space, and in lower case unless `case`: as Flow-GRPO's protocol compares texts."""
-    text = "".join(text.split())
-    return text if case else text.lower()
+    """Without any space, and in lower case unless `case`: as Flow-GRPO's protocol compares texts. Signs that look alike
+    are one: NFKC (full-width letters, accents apart), kinds of quotes and dashes; marks without width are left out."""
+    text = unicodedata.normalize("NFKC", (text if case else text.lower()).translate(_ALIKE)).translate(_ALIKE)
+    return "".join(sign for sign in text if not sign.isspace() and unicodedata.category(sign) != "Cf")
+
+
+def is_rtl(text: str) -> bool:
+    """Whether it is written from right to left."""
+    return any(unicodedata.bidirectional(sign) in ("R", "AL") for sign in text)
 
 
 def edit_distance(a: str, b: str, anywhere: bool = False) -> int:
@@ -166,11 +195,12 @@ class Ocr(Judge):
         """True for prompts that quote a text, or whose metadata has one."""
         return bool(self._wanted(prompt, metadata))
 
-    def read(self, images: Tensor) -> list[str]:
-        """The text in each image (B, 3, H, W) in [0, 1]; an empty string where there is none."""
+    def read(self, images: Tensor) -> list[str | None]:
+        """The text in each image (B, 3, H, W) in [0, 1]; an empty string where there is none, None where the model
+        refuses."""
         if self.engine == "vlm":
             questions = [Question([image], self.question, "(its text)") for image in images]
-            return self.backend.ask(questions, lambda reply: reply.text, first=False)
+            return self.backend.ask(questions, lambda reply: reply.text.replace("```", ""), first=False)
         detect = images.shape[-2] > _SMALL if self.detect is None else self.detect
         pictures = _pictures(images, self.resize or (256 if detect else _LINE_HEIGHT))
         if detect:
@@ -184,12 +214,20 @@ class Ocr(Judge):
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) in [0, 1] of images (B, 3, H, W) in [0, 1]."""
         wanted = [self._wanted(*pair) for pair in zip(prompts, metadata, strict=True)]
-        return torch.tensor([self._score(*pair) for pair in zip(self.read(images), wanted, strict=True)])
+        pairs = zip(self.read(images), wanted, strict=True)
+        return torch.tensor([torch.nan if text is None else self._score(text, targets) for text, targets in pairs])
+
+    @staticmethod
+    def target(prompt: str, metadata: Mapping[str, Any]) -> list[str]:
+        """The texts that the picture should show: the metadata's `text`, one or a list, or what the prompt quotes."""
+        given = metadata.get("text")
+        if given is None:
+            return quotes(prompt)
+        return [str(text) for text in given] if isinstance(given, list | tuple) else [str(given)]
 
     def _wanted(self, prompt: str, metadata: Mapping[str, Any]) -> list[str]:
         """The targets, normalised; none that is empty."""
-        given = metadata.get("text")
-        texts = quotes(prompt) if given is None else [given] if isinstance(given, str) else [str(t) for t in given]
+        texts = self.target(prompt, metadata)
         result = [text for text in (normalise(text, self.case) for text in texts) if text]
         if self.targets == "first":
             return result[:1]
@@ -197,6 +235,9 @@ class Ocr(Judge):
 
     def _score(self, text: str, wanted: Sequence[str]) -> float:
         text = normalise(text, self.case)
+        if any(map(is_rtl, wanted)):  # a reader may give the signs as they stand, from left to right
+            backwards = sum(self._match(text[::-1], target) for target in wanted) / len(wanted)
+            return max(backwards, sum(self._match(text, target) for target in wanted) / len(wanted))
         parts = [self._match(text, target) for target in wanted]
         return sum(parts) / len(parts)
 

@@ -120,7 +120,7 @@ class Remote:
             raise RemoteError(
                 f"servers {', '.join(self.servers.urls)}: not one score for each image: {str(scores)[:80]}"
             )
-        return torch.tensor(scores, dtype=torch.float32)
+        return torch.tensor([torch.nan if one is None else one for one in scores], dtype=torch.float32)
 
     async def _post(self, what: str, make: Callable[[], tuple[bytes, str]]) -> Any:
         """What a server says to `what`: "score" or "applies". RewardError, which nobody tries again, if the reward that
@@ -161,8 +161,10 @@ def _path(reward: str) -> str:
 
 
 def _is_score(value: object) -> bool:
-    """A number that float32 has room for. To Python booleans are whole numbers, and those have no largest."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38
+    """Nothing (no score), or a number that float32 has room for. To Python booleans are whole numbers, which have no
+    largest."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3e38
+    return value is None or number
 
 
 def _check_description(about: Mapping[str, Any]) -> None:

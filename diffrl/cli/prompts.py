@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffrl.cli.arguments import subcommand, whole_number
 from diffrl.prompt_sets import SETS, SPLITS, rows
+
+QUOTES = set("\"'“”„«»‹›‘’‚「」『』`＂")  # without one of them no prompt quotes a text
 
 
 def add_prompts(add: Callable[..., Any]) -> None:
@@ -48,7 +50,18 @@ def _show(arguments: argparse.Namespace, rest: list[str]) -> int:
     prompts = load_prompts(arguments.source)
     for prompt in prompts[: arguments.limit]:
         line = json.dumps({"prompt": prompt.text, **prompt.metadata}, ensure_ascii=False)
-        print(line if arguments.metadata else prompt.text)
+        print(line if arguments.metadata else prompt.text + _target(prompt.text, prompt.metadata))
     if len(prompts) > arguments.limit and not arguments.metadata:
         print(f"... {len(prompts)} prompts in all")
     return 0
+
+
+def _target(prompt: str, metadata: Mapping[str, Any]) -> str:
+    """What the reward for texts looks for in a picture of the prompt, where that is something."""
+    from diffrl.rewards.registry import exists, load_class
+
+    if not exists("ocr") or not ("text" in metadata or QUOTES & {*prompt}):
+        return ""
+    target = getattr(load_class("ocr"), "target", None)
+    texts = target(prompt, metadata) if target is not None else []
+    return f"   [text: {', '.join(texts)}]" if texts else ""

@@ -72,6 +72,10 @@ class Watched(BaseModel):
     )
     retries: int = key(0, "further attempts after the reward raised an exception", "attempts", ge=0)
     timeout: FiniteFloat | None = key(600.0, "how long one call may take; null: no limit", "seconds", gt=0)
+    unscored: FiniteFloat = key(
+        0.02, "images of an epoch that may go without a score: more than chance explains at this share ends the run",
+        "share", ge=0, le=1,
+    )  # fmt: skip
     cache: PathText | None = key(None, "folder that keeps the scores of images seen before; null: none is kept")
     offload: Literal[False, True, "apart"] = key(
         False,

@@ -29,6 +29,7 @@ NOT_FREE = ("evaluate.features",)  # diversity shapes GARDO's advantages, and a 
 FREE_OF_REWARDS = (
     "retries",
     "timeout",
+    "unscored",
     "cache",
     "offload",
     "device",

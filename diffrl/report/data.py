@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -219,7 +220,16 @@ def lower_by_config(config: Mapping[str, Any]) -> set[str]:
 
 def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before trusting the run, one sentence each."""
-    return [*_overlap(run), *_judged(run), *_not_finite(run)]
+    return [*_overlap(run), *_judged(run), *_not_finite(run), *_unscored(run)]
+
+
+def _unscored(run: RunData) -> Iterable[str]:
+    """Rewards that had no score for some images, which then taught nothing by that reward."""
+    totals: Counter[str] = Counter()
+    for row in run.metrics:
+        totals.update({key: count for key, count in row.items() if key.startswith("unscored/")})
+    for key, count in totals.items():
+        yield f"{key.removeprefix('unscored/')} had no score for {count} images: they are not judged by it."
 
 
 def _overlap(run: RunData) -> Iterable[str]:

@@ -22,10 +22,14 @@ def checked(
 ) -> Tensor:
     """The reward's answer as float32 on the CPU.
 
-    `RewardError` unless it is a tensor (b,), or (b, width), of real numbers, floating or whole, each finite and at most
-    `LARGEST` in size; in rows of columns NaN says that one does not apply. Booleans are refused: they are more often a
-    mistake than a score, and `.float()` says that they are meant.
+    `RewardError` unless it is a list, array or tensor (b,), or (b, width), of real numbers, floating or whole, at most
+    `LARGEST` in size, or NaN (None in a list): no score, in rows of columns one that does not apply. Booleans are
+    refused: they are more often a mistake than a score, and `.float()` says that they are meant.
     """
+    if not isinstance(scores, Tensor):
+        from diffrl.rewards.functions import as_tensor
+
+        scores = as_tensor(scores)
     on, shape = subject(name, texts), (len(texts),) if width is None else (len(texts), width)
     todo = f'correct its __call__ (try "diffrl rewards check {plugin or name}")'
     if not isinstance(scores, Tensor):
@@ -37,17 +41,14 @@ def checked(
         raise RewardError(f"{on} returned {kind}; {todo}")
     scores = scores.detach().to("cpu", torch.float32)
     rows = scores[:, None] if width is None else scores
-    if not (finite := (rows.isfinite() | (rows.isnan() & (width is not None))).all(1)).all():
-        worst = int((~finite).nonzero()[0])
-        where = (
-            f'reward "{name}" returned {_first(rows[worst], rows[worst].isfinite())} for the prompt "{texts[worst]}"'
-        )
-        todo = "let applies() return False where the reward cannot judge, or look at the image for non-finite pixels"
-        raise RewardError(f"{where}; {todo}")
+    if rows.isinf().any():
+        worst = int(rows.isinf().any(1).nonzero()[0])
+        where = f'reward "{name}" returned {_first(rows[worst], ~rows[worst].isinf())} for the prompt "{texts[worst]}"'
+        raise RewardError(f"{where}; look at the image for non-finite pixels, or return NaN where there is no score")
     sizes = rows.abs().nan_to_num(0.0).amax(1) if rows.numel() else rows.sum(1)
     if len(scores) and float(sizes.max()) > LARGEST:
         worst = int(sizes.argmax())
-        value = f"{_first(rows[worst], rows[worst].abs() <= LARGEST):g}"
+        value = f"{_first(rows[worst], ~(rows[worst].abs() > LARGEST)):g}"
         where = f'reward "{name}" returned {value} for the prompt "{texts[worst]}"'
         raise RewardError(f"{where}; a score may be at most {LARGEST:g} in size: scale it")
     return scores

@@ -14,7 +14,6 @@ from diffrl.rewards.columns import Column, check_one
 from diffrl.rewards.offloading import Offloaded, find_offloaded, modules_of
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import load_reward, takes
-from diffrl.rewards.wrappers import Cached, identity_of
 
 # Abilities of rewards whose calls are more than scores: these can be neither kept nor moved.
 CHANGING = {"learns": "learns, so it changes while it trains", "batchwise": "judges whole batches"}
@@ -65,9 +64,11 @@ def build_rewards(entries: Mapping[str, Entry], device: torch.device) -> dict[st
             if entry.offload and _place(reward) not in ("cpu", "mps"):
                 reward = offloaded[key] = offloaded.get(key) or Offloaded(reward, entry.offload == "apart")
             if entry.cache is not None:
+                from diffrl.rewards.wrappers import Cached, identity_for_cache
+
                 cache = (key, entry.cache, str(entry.offload))  # one for all columns of a reward
                 if cache not in cached:
-                    identity = identity_of(entry.plugin, entry.arguments, plain[key])
+                    identity = identity_for_cache(entry.plugin, entry.arguments, plain[key])
                     cached[cache] = Cached(reward, entry.cache, identity)
                 reward = cached[cache]
             if column is not None:

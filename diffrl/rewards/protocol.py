@@ -88,7 +88,8 @@ class Reward(Protocol):
     name: str
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Tensor:
-        """Scores (B,) of `images` (B, 3, H, W), float in [0, 1], for their B prompts and the prompts' metadata."""
+        """Scores (B,) of `images` (B, 3, H, W), float in [0, 1], for their B prompts and the prompts' metadata; NaN, or
+        None in a list, for an image without one (or raise `Unscored`): `rewards.NAME.unscored` bounds them."""
         ...
 
 
@@ -285,6 +286,10 @@ def ability(reward: object, name: str) -> Any:
 
 class RewardError(RuntimeError):
     """A reward failed: the message names the reward, the prompt and what to do."""
+
+
+class Unscored(RewardError):
+    """A reward has no score for the images of a call, such as a judge that refuses one: that is no failure."""
 
 
 def missing_of_class(reward_class: object) -> list[str]:

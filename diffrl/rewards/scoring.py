@@ -27,7 +27,7 @@ from diffrl.rewards.columns import Column
 from diffrl.rewards.mapped import Maps, flat
 from diffrl.rewards.mapped import width as width_of
 from diffrl.rewards.offloading import find_offloaded
-from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Scorer:
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
     does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `spatial`: those
-    that are asked for maps, which wait in `maps`. `plugins`: what `diffrl rewards check` knows the rewards by, where
+    that are asked for maps, which wait in `maps`. `unscored`: the share of images that each may leave without a score,
+    for whoever takes `Scorer.unscored`. `plugins`: what `diffrl rewards check` knows the rewards by, where
     that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, until the first `finish`; those that did
@@ -79,13 +80,16 @@ class Scorer:
         overlap: bool = False,
         spatial: Collection[str] = (),
         plugins: Mapping[str, str] | None = None,
+        unscored: Mapping[str, float] | None = None,
     ) -> None:
+        from diffrl.rewards.unscored import Tally
+
         self.rewards = dict(rewards)
         self.names = list(self.rewards)
         self.retries = dict(retries) if isinstance(retries, Mapping) else dict.fromkeys(self.names, retries)
         self.timeout = dict(timeout) if isinstance(timeout, Mapping) else dict.fromkeys(self.names, timeout)
         self.backoff = backoff
-        self.plugins = plugins or {}
+        self.plugins, self.unscored = plugins or {}, Tally(self.names, unscored)
         self.maps = Maps(spatial)
         self.check: Callable[[], object] = lambda: None
         self.growth, self._size = dict.fromkeys(self.names, 0), _memory()
@@ -303,8 +307,8 @@ class Scorer:
         return scores
 
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """One call of one reward with retries and time-out: (b,) finite float32 on the CPU, (b, C) of one with columns,
-        (b, W) of a batch-wise one, or `RewardError`."""
+        """One call of one reward with retries and time-out: (b,) float32 on the CPU, (b, C) of one with columns,
+        (b, W) of a batch-wise one, NaN where there is no score, or `RewardError`."""
         from diffrl.process_state import unchanged
 
         reward, width = self.rewards[name], None
@@ -338,6 +342,13 @@ class Scorer:
             try:
                 scores = checked(answer.result(), name, texts, self.plugins.get(name), width)
                 self.growth[name] += _memory() - before
+                self.unscored.count(name, scores)
+                return scores
+            except Unscored as error:
+                if len(texts) > 1 and name not in self.groupwise:
+                    return torch.cat([self._call(name, images[[i]], [one]) for i, one in enumerate(prompts)])
+                scores = torch.full((len(texts),) if width is None else (len(texts), width), torch.nan)
+                self.unscored.count(name, scores, str(error))
                 return scores
             except (RewardError, KeyboardInterrupt):
                 raise

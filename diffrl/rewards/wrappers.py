@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.plugins import here
-from diffrl.rewards import local
+from diffrl.rewards import digests, local
 from diffrl.rewards.answers import checked
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.offloading import Wrapper
@@ -35,8 +36,8 @@ class Cached(Wrapper):
     """Scores of images that were judged before are read from `folder/scores.sqlite` instead of computed.
 
     The key is everything that the score depends on: the pixels to the bit, the prompt, its metadata, and `identity`
-    (see `identity_of`). Several processes of one machine may share the folder. Raises `UserError` for a group-wise
-    reward, whose score depends on the other images, and for a file that is no cache.
+    (see `identity_for_cache`). Several processes of one machine may share the folder. Raises `UserError` for a
+    group-wise reward, whose score depends on the other images, and for a file that is no cache.
     """
 
     def __init__(self, reward: Reward, folder: str | Path, identity: str) -> None:
@@ -67,8 +68,10 @@ class Cached(Wrapper):
                 texts = [prompts[i] for i in new]
                 scores = self.reward(images[new], texts, [metadata[i] for i in new])
                 fresh = dict(zip(rows, checked(scores, self.name, texts, width=width).tolist(), strict=True))
-                # SQLite keeps the text of a row of columns, NaN included, in its column of numbers.
-                kept = [(key, one if width is None else json.dumps(one)) for key, one in fresh.items()]
+                # SQLite keeps the text of a row of columns, NaN included, in its column of numbers. No score: not kept.
+                rows_of = {key: one if isinstance(one, list) else [one] for key, one in fresh.items()}
+                some = {key: one for key, one in fresh.items() if not all(map(math.isnan, rows_of[key]))}
+                kept = [(key, one if width is None else json.dumps(one)) for key, one in some.items()]
                 self._store.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", kept)
                 known |= fresh
             self.misses += len(rows)
@@ -95,27 +98,54 @@ def identity_of(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> st
     Files, and those of folders, count by their names, sizes, first and last MiB, so that another machine's copies are
     the same. Of weights behind a hub's name it is the commits that count.
     """
+    return _identity(plugin, arguments, reward, _ends)[0]
+
+
+def identity_for_cache(plugin: str, arguments: Mapping[str, Any], reward: Reward) -> str:
+    """`identity_of` with whole files in the place of their ends, also those that the constructor's defaults name, and
+    with the versions of all packages that the code imports: nothing that may change a score is left out."""
+    defaults = {} if local.is_local(plugin) else inspect.signature(load_class(plugin)).parameters
+    given = {key: one.default for key, one in defaults.items() if one.default is not one.empty} | dict(arguments)
+    text, imported = _identity(
+        plugin, given, reward, lambda file: [file.name, file.stat().st_size, digests.whole(file)]
+    )
+    known = digests.versions({"torch", "numpy", "PIL", *imported})
+    return hashlib.sha256(json.dumps([text, known], sort_keys=True).encode()).hexdigest()
+
+
+def _identity(
+    plugin: str, arguments: Mapping[str, Any], reward: Reward, of_file: Callable[[Path], list[Any]]
+) -> tuple[str, set[str]]:
+    """The digest, and the installed packages that the reward's code imports."""
+    from diffrl.hub import plain
+
+    imported: set[str] = set()
     if local.is_local(plugin):
         code = hashlib.sha256(local.source_of(plugin).encode()).hexdigest()
     else:
-        source = inspect.getsourcefile(load_class(plugin))
-        code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
-    from diffrl.hub import plain
-
-    chosen = {key: [plain(value), stamp(here(value))] for key, value in sorted(arguments.items()) if key not in ASIDE}
+        reward_class = load_class(plugin)
+        source, code = inspect.getsourcefile(getattr(reward_class, "written", reward_class)), ""
+        if source:
+            files, imported = digests.code_files(Path(source), reward_class.__module__.partition(".")[0])
+            code = digests.code_digest(files)
+    used = {key: value for key, value in sorted(arguments.items()) if key not in ASIDE}
+    chosen = {key: [plain(value), stamp(here(value), of_file)] for key, value in used.items()}
     behind = [getattr(reward, "identity", ""), getattr(reward, "commits", None) or {}]  # a server's own; the hub's
     text = json.dumps([__version__, plugin, code, chosen, behind], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest(), imported
 
 
-def stamp(value: object) -> list[Any]:
-    """Names, sizes and digests of the file, or of the folder's files, that `value` names; empty if it names none."""
+def stamp(value: object, of_file: Callable[[Path], list[Any]] | None = None) -> list[Any]:
+    """Names, sizes and digests of the file, or of the folder's files, that `value` names; empty if it names none.
+
+    of_file: what is kept of each; None: the digest of its first and last MiB.
+    """
     if not isinstance(value, str) or "\0" in value:
         return []
     path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)
     try:
         files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
-        return [_ends(file) for file in files if file.is_file()]
+        return [(of_file or _ends)(file) for file in files if file.is_file()]
     except OSError:  # too long for a name, or not ours to read
         return []
 

@@ -93,6 +93,7 @@ def build_scorers(config: Config, device: torch.device) -> tuple[Scorer, Scorer]
     limits: dict[str, Any] = {
         "retries": {name: entry.retries for name, entry in owners.items()},
         "timeout": {name: entry.timeout for name, entry in owners.items()},
+        "unscored": {name: entry.unscored for name, entry in owners.items()},
         "plugins": {name: entry.plugin or first.get(name, name) for name, entry in owners.items()},
     }
     optimised, watched = ({name: built[name] for name in table} for table in (config.rewards, config.watch))

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from diffrl.config import Config
-from diffrl.evaluation import Evaluated, Evaluator, summarise
+from diffrl.evaluation import Evaluated, Evaluator, summarise, together
 from diffrl.features import Features
 from diffrl.policy import Policy
 from diffrl.policy.resizing import drawing_at, resized
@@ -98,7 +98,8 @@ class Evaluation:
         self._prompts = dict(measured.prompts)
         spread = float(found.saturation.std(correction=0))
         saturation = {"eval/saturation": float(found.saturation.mean()), "eval/saturation/std": spread}
-        return {**measured.metrics, **saturation}
+        missing = self.judges.unscored.take(lambda rows: together(rows, self.accelerator), "unscored/eval/")
+        return {**measured.metrics, **saturation, **missing}
 
     def measured(self, found: Evaluated, prefix: str = "") -> Measured:
         """The means of what was judged, and the means of each prompt; `prefix`: before all names."""

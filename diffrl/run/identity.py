@@ -20,12 +20,13 @@ from diffrl.prompts import load_prompts
 from diffrl.records.identity import FREE_OF_REWARDS, VERSION, Identity, flat, within
 from diffrl.rewards.protocol import Reward, ability
 from diffrl.rewards.registry import split_name
-from diffrl.rewards.wrappers import identity_of, stamp
 from diffrl.version import __version__
 
 
 def contents(config: Config) -> Identity:
     """What the config names and needs no reward built."""
+    from diffrl.rewards.wrappers import stamp
+
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     identity: Identity = {}
     if config.drawn_groups:
@@ -50,6 +51,8 @@ def contents(config: Config) -> Identity:
 
 def digests(config: Config, rewards: Mapping[str, Reward]) -> Identity:
     """Code and files of all rewards of the config, trained and watched, as they were built."""
+    from diffrl.rewards.wrappers import identity_of
+
     result: Identity = {}
     for table in ("rewards", "watch"):
         for name, entry in getattr(config, table).items():

@@ -118,7 +118,7 @@ class Loop:
         drawn = self.source(epoch)
         rollout, mark = drawn.rollout, self._phase("rollout+reward", mark)
         scored, scores, local = self._judged(drawn)
-        added: dict[str, Any] = {}
+        added: dict[str, Any] = self.scorer.unscored.take(lambda rows: self.processes.gather(rows[None]).sum(0))
         for hook in self.hooks:
             added |= hook.after_rollout(epoch, rollout, scored)
         with self.policy.without_vae() if self.settings.offload_vae else nullcontext(), self.processes.together():

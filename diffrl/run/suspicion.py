@@ -44,7 +44,9 @@ class Suspicions:
 
     def after(self, metrics: Mapping[str, Any], growth: Mapping[str, int]) -> list[str]:
         """Sentences for the console after an epoch. `growth`: bytes that the process gained in each reward's calls."""
-        return [*self._without_spread(metrics), *self._mismatch(metrics), *self._leaks(growth)]
+        missing = {key.removeprefix("unscored/"): n for key, n in metrics.items() if key.startswith("unscored/")}
+        lines = [f'reward "{name}": no score for {n} images in epoch {metrics["epoch"]}' for name, n in missing.items()]
+        return [*lines, *self._without_spread(metrics), *self._mismatch(metrics), *self._leaks(growth)]
 
     def _mismatch(self, metrics: Mapping[str, Any]) -> list[str]:
         off = metrics.get("rollout/mismatch") or 0.0

@@ -31,7 +31,7 @@ from diffrl.errors import UserError, nearest
 from diffrl.rewards.direction import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
 from diffrl.rewards.scoring import applies
-from diffrl.rewards.wrappers import identity_of
+from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire
 from diffrl.serving.batcher import Batcher
 from diffrl.serving.limits import bearer, bind, check_address, read_body, same_secret, server_of, size_of, url_of
@@ -74,7 +74,8 @@ class Host:
             1, thread_name_prefix="diffrl-applies"
         )  # a reward's own code, which may hang
         self.batchers: dict[str, Batcher] = {}
-        self.identities = {name: identity_of(one.plugin, one.arguments, one.reward) for name, one in served.items()}
+        what = {name: (one.plugin, one.arguments, one.reward) for name, one in served.items()}
+        self.identities = {name: identity_for_cache(*one) for name, one in what.items()}
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:

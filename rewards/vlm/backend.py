@@ -10,6 +10,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from diffrl.errors import UserError
 from diffrl.hub import pinned
-from diffrl.rewards.protocol import RewardError
+from diffrl.rewards.protocol import RewardError, Unscored
 from diffrl.rewards.secrets import variable
 from diffrl_zoo.loading import cannot_load, dtype_of, pick_device, to_pictures, transformers_bytes
 from diffrl_zoo.vlm.parse import line_starts, plain
@@ -34,6 +35,7 @@ T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
 PASSING = (408, 409, 425, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
 MOST = 2**24  # bytes of an answer with its probabilities
+REFUSALS = re.compile("content.?(?:filter|policy)|moderation|safety|responsible.?ai", re.IGNORECASE)  # of one image
 ANSWERS = ("yes", "no")
 A_LINE = 8  # tokens of an answer of one word, a number before it included
 KIND = "AutoModelForImageTextToText"
@@ -81,6 +83,14 @@ class Judge:
         return None if model is None else transformers_bytes(KIND, model, precision)
 
 
+def readable(answers: Sequence[T | Unscored]) -> list[T | None]:
+    """The answers, None for one that there is not; where there is none at all the first `Unscored` is raised."""
+    missing = [answer for answer in answers if isinstance(answer, Unscored)]
+    if missing and len(missing) == len(answers):
+        raise missing[0]
+    return [None if isinstance(answer, Unscored) else answer for answer in answers]
+
+
 class Server:
     """OpenAI-compatible servers as one, `concurrency` requests at once to each.
 
@@ -115,15 +125,18 @@ class Server:
             raise UserError(f"vlm: the servers serve {served[0][0]} and {', '.join(odd[0])}; name one as `model`")
         return served[0][0]
 
-    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
-        """The parsed answers, in order. `first`: the parser needs the first token's probabilities, not the text."""
+    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T | None]:
+        """The parsed answers, in order; None for one that cannot be read, `Unscored` if there is no other. `first`: the
+        parser needs the first token's probabilities, not the text."""
         images = {id(image): image for question in questions for image in question.images}
         urls = {key: data_url(image) for key, image in images.items()}  # once, in however many pairs an image is
         bodies = [self._body(q, [urls[id(image)] for image in q.images], first) for q in questions]
         rows = zip(questions, bodies, strict=True)
-        return self.servers.run([self._one(question, body, parse, first) for question, body in rows])
+        return readable(self.servers.run([self._one(question, body, parse, first) for question, body in rows]))
 
-    async def _one(self, question: Question, body: dict[str, Any], parse: Callable[[Reply], T], first: bool) -> T:
+    async def _one(
+        self, question: Question, body: dict[str, Any], parse: Callable[[Reply], T], first: bool
+    ) -> T | Unscored:
         from diffrl.serving.client import RemoteError
 
         on = f'on the prompt "{question.prompt}"'
@@ -132,6 +145,8 @@ class Server:
                 answer = await self.servers.send("/chat/completions", partial(_as_json, body))
             except RemoteError as error:
                 raise RewardError(f"vlm: no answer {on}: {error}") from error
+            if answer.status == 400 and REFUSALS.search(answer.problem):
+                return Unscored(f"vlm: the server {answer.url} refuses {on}: {answer.problem}")
             try:
                 return parse(_reply(_content(answer), first, question.lines))
             except Unreadable as error:
@@ -142,9 +157,10 @@ class Server:
             if trial < self.retries:
                 await asyncio.sleep(self.backoff * 2**trial)
         text = " ".join(str(last).split()) or "no message"
-        raise RewardError(
-            f"vlm: no usable answer from the server {answer.url} {on} in {self.retries + 1} tries; the last: {text}"
-        ) from last
+        text = f"vlm: no usable answer from the server {answer.url} {on} in {self.retries + 1} tries; the last: {text}"
+        if isinstance(last, Unreadable):
+            return Unscored(text)
+        raise RewardError(text) from last
 
     def _body(self, question: Question, urls: Sequence[str], first: bool) -> dict[str, Any]:
         images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
@@ -177,6 +193,8 @@ def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"] or ""
+        if (no := choice["message"].get("refusal")) or choice.get("finish_reason") == "content_filter":
+            raise Unreadable(f"the judge refuses: {str(no or text)[:200]!r}")
         if not first:
             return Reply(text)
         content = choice["logprobs"]["content"]
@@ -200,7 +218,7 @@ def data_url(image: Tensor) -> str:
 class LocalModel:
     """A vision-language model of transformers (hub id or folder), answering greedily in batches.
 
-    Its answers are the same every time, so an unreadable one is an error at once.
+    Its answers are the same every time, so an unreadable one is no score at once.
     """
 
     def __init__(self, settings: Judge) -> None:
@@ -225,12 +243,12 @@ class LocalModel:
         }
 
     @torch.no_grad()
-    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T]:
+    def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T | None]:
         """The parsed answers, in order; see `Server.ask`."""
         spelled = {plain(word) for word in self.candidates.values()} == set(ANSWERS)
         if first and not spelled and not all(question.words for question in questions):
             raise RewardError(f'vlm: yes and no are not single tokens of "{self.name}"; use another mode')
-        answers = []
+        answers: list[T | Unscored] = []
         for start in range(0, len(questions), self.batch_size):
             part = questions[start : start + self.batch_size]
             inputs = self._inputs(part)
@@ -239,10 +257,9 @@ class LocalModel:
                 try:
                     answers.append(parse(reply))
                 except Unreadable as error:
-                    raise RewardError(
-                        f'vlm: no usable answer of "{self.name}" on the prompt "{question.prompt}": {error}'
-                    ) from error
-        return answers
+                    text = f'vlm: no usable answer of "{self.name}" on the prompt "{question.prompt}": {error}'
+                    answers.append(Unscored(text))
+        return readable(answers)
 
     def _inputs(self, questions: Sequence[Question]) -> Any:
         chats = []

@@ -81,7 +81,7 @@ class VlmBetter(Judge):
         if self.order == "both":
             asked += [Question([reference, image], text, prompt) for image, reference, text, prompt in rows]
         answers = self.backend.ask(asked, partial(yes_probability, least=self.least), first=True)
-        wins = torch.tensor(answers).view(-1, len(rows))
+        wins = torch.tensor([torch.nan if one is None else one for one in answers]).view(-1, len(rows))
         return wins[0] if self.order == "first" else (wins[0] + 1.0 - wins[1]) / 2
 
 

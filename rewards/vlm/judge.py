@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.rewards.protocol import Card, RewardError
+from diffrl.rewards.protocol import Card, RewardError, Unscored
 from diffrl_zoo.loading import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
@@ -112,21 +112,24 @@ class Vlm(Judge):
 
     def rewrite(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
         """The prompts (B,) written anew after a critique of their images (B, 3, H, W), as in RationalRewards."""
-        return self.backend.ask(of_each(images, ASK_REWRITE, prompts), parse.rewritten, first=False)
+        texts = self.backend.ask(of_each(images, ASK_REWRITE, prompts), parse.rewritten, first=False)
+        return [prompt if text is None else text for text, prompt in zip(texts, prompts, strict=True)]
 
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B,) of images (B, 3, H, W) in [0, 1]."""
         if self.mode in ("questions", "points"):
             kind = self.combine if self.mode == "questions" else "arithmetic"
-            return torch.tensor([parse.mean_of(row, kind) for row in self.answers(images, prompts, metadata)])
+            rows = self.answers(images, prompts, metadata)
+            return torch.tensor([parse.mean_of(row, kind) if row else torch.nan for row in rows])
         questions = of_each(images, self.asked, prompts)
-        return torch.tensor(self.backend.ask(questions, self.parse, first=self.mode == "yes"))
+        scores = self.backend.ask(questions, self.parse, first=self.mode == "yes")
+        return torch.tensor([torch.nan if score is None else score for score in scores])
 
     def answers(
         self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> list[list[float]]:
         """In modes questions and points, of each image (B, 3, H, W) in [0, 1]: how right each of its answers is, in
-        [0, 1]."""
+        [0, 1]; an empty list where the judge gave none."""
         if self.mode == "points":
             return self._points(images, prompts, metadata)
         lists = [parse.questions_of(prompt, data) for prompt, data in zip(prompts, metadata, strict=True)]
@@ -137,10 +140,13 @@ class Vlm(Judge):
         answers = []
         for prompt, pairs in zip(prompts, lists, strict=True):
             mine = [next(replies) for _ in range(1 if self.together else len(pairs))]
+            said = [reply for reply in mine if reply is not None]
             try:
-                answers.append(parse.soft_answers(mine, pairs, self.least))
+                answers.append(parse.soft_answers(said, pairs, self.least) if len(said) == len(mine) else [])
             except Unreadable as error:
-                raise RewardError(f'vlm: no usable answer on the prompt "{prompt}": {error}') from error
+                if len(images) == 1:
+                    raise Unscored(f'vlm: no usable answer on the prompt "{prompt}": {error}') from error
+                answers.append([])
         return answers
 
     def _asked(self, image: Tensor, prompt: str, pairs: parse.Pairs) -> list[Question]:
@@ -165,5 +171,5 @@ class Vlm(Judge):
             asked = [Question([images[i]], metadata[i]["request"], prompts[i]) for i in chosen]
             replies = self.backend.ask(asked, partial(parse.points, count=count), first=False)
             for i, values in zip(chosen, replies, strict=True):
-                answers[i] = values
+                answers[i] = values or []
         return answers

@@ -23,12 +23,15 @@ Order = tuple[int, int]  # who is shown first, and who then
 
 
 def win_rates(wins: Mapping[Order, float], count: int) -> Tensor:
-    """(count,) mean result of every image against the others: `wins[i, j]` is 1 where i, shown first, beat j."""
+    """(count,) mean result of every image against the others: `wins[i, j]` is 1 where i, shown first, beat j; NaN for
+    an image that is in none."""
     rates = torch.zeros(count, dtype=torch.float64)
+    counts = torch.zeros(count, dtype=torch.float64)
     for (i, j), win in wins.items():
-        rates[i] += win
-        rates[j] += 1.0 - win
-    return (rates / (2 * (count - 1))).float()
+        for image, value in ((i, win), (j, 1.0 - win)):
+            rates[image] += value
+            counts[image] += 1
+    return (rates / counts).float()
 
 
 def tournament(ask: Callable[[Sequence[Order]], Mapping[Order, float]], count: int, seed: str) -> Tensor:
@@ -93,7 +96,11 @@ class VlmPairs(Judge):
 
         def ask(order: Sequence[Order]) -> dict[Order, float]:
             questions = [Question([rows[i], rows[j]], text, prompts[0]) for i, j in order]
-            return dict(zip(order, self.backend.ask(questions, read, first=self.mode == "yes"), strict=True))
+            answers = self.backend.ask(questions, read, first=self.mode == "yes")
+            # A refused pair is left out; a knockout needs a result of each, and takes it for a draw.
+            missing = 0.5 if self.compare == "tournament" else None
+            wins = zip(order, (missing if answer is None else answer for answer in answers), strict=True)
+            return {pair: win for pair, win in wins if win is not None}
 
         if self.compare == "tournament":
             return tournament(ask, len(images), prompts[0])

@@ -108,7 +108,8 @@ class VlmRubric(Judge):
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B, C) of images (B, 3, H, W) in [0, 1]; NaN where the judge says that a criterion does not apply."""
         parse = partial(read_columns, names=self.columns, low=self.chosen.low, high=self.chosen.high)
-        numbers = torch.tensor(self.backend.ask(of_each(images, self.asked, prompts), parse, first=False))
+        rows = self.backend.ask(of_each(images, self.asked, prompts), parse, first=False)
+        numbers = torch.tensor([[torch.nan] * len(self.columns) if row is None else row for row in rows])
         return -numbers if self.chosen.faults else numbers
 
 

@@ -201,14 +201,14 @@ def test_the_key_follows_code_arguments_and_files(plugin: str, tmp_path: Path) -
 def test_failures_are_not_kept(tmp_path: Path) -> None:
     class Bad:
         name = "bad"
-        answer: Any = torch.full((6,), torch.nan)
+        answer: Any = torch.full((6,), torch.inf)
 
         def __call__(self, images: Tensor, prompts: list[str], metadata: list[dict]) -> Any:
             return self.answer
 
     reward = Bad()
     cached = Cached(reward, tmp_path, "")
-    for answer, said in ((reward.answer, "returned nan"), (torch.ones(5), r"shape \(5,\)"), (None, "NoneType")):
+    for answer, said in ((reward.answer, "returned inf"), (torch.ones(5), r"shape \(5,\)"), (None, "NoneType")):
         reward.answer = answer
         with pytest.raises(RewardError, match=said):
             scored(cached, IMAGES)

@@ -126,11 +126,12 @@ def test_groupwise_rewards_see_whole_groups() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (torch.tensor([0.0, torch.nan, 0.0, 0.0]), 'reward "x" returned nan for the prompt "a dog"'),
+        (torch.tensor([0.0, torch.inf, 0.0, 0.0]), 'reward "x" returned inf for the prompt "a dog"'),
         (torch.tensor([0.0, 0.0, 1e300, 0.0], dtype=torch.float64), 'returned inf for the prompt "a cow"'),
         (torch.zeros(4, 1), "returned the shape (4, 1) instead of (4,)"),
         (torch.zeros(3), "returned the shape (3,) instead of (4,)"),
-        ([0.0] * 4, "returned a list instead of a tensor of shape (4,)"),
+        (["0.0"] * 3 + ["?"], "returned a list instead of a tensor of shape (4,)"),
+        ([0.0] * 3, "returned the shape (3,) instead of (4,)"),
     ],
 )
 def test_wrong_answers_name_reward_and_prompt_and_are_not_retried(answer: Any, said: str) -> None:

@@ -1,0 +1,134 @@
+"""What a reward is made of, as digests: whole files, hashed once; its code with what it imports; package versions."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import sqlite3
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def whole(file: Path) -> str:
+    """SHA-256 of a file's bytes. Those of a megabyte or more are hashed once: kept for its path as long as size, times
+    and inode stay the same (in `$XDG_CACHE_HOME/diffrl/digests.sqlite`; nowhere if that cannot be written)."""
+    stat = file.stat()
+    if stat.st_size < 2**20:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    key = "|".join(map(str, (file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)))
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(root / "digests.sqlite", timeout=60, isolation_level=None)) as store:
+            store.execute("CREATE TABLE IF NOT EXISTS digests (key TEXT PRIMARY KEY, digest TEXT) WITHOUT ROWID")
+            row = store.execute("SELECT digest FROM digests WHERE key = ?", [key]).fetchone()
+            if row is None:
+                row = [_hashed(file)]
+                store.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", [key, row[0]])
+            return str(row[0])
+    except (OSError, sqlite3.Error):
+        return _hashed(file)
+
+
+def _hashed(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:
+    """The Python files that make a module, by module names: `source` and what it imports, inside functions too, as far
+    as that is not installed; and the top-level names of installed packages that are imported.
+
+    top: a package whose modules count as files wherever they lie, the plugin's own.
+    """
+    files: dict[str, Path] = {"": source.resolve()}
+    installed: set[str] = set()
+    waiting = [(source, _package_of(source, top))]
+    while waiting:
+        file, package = waiting.pop()
+        for name in _imports(file, package):
+            found = _origin(name, file)
+            if found is None or found in files.values():
+                continue
+            own = name.partition(".")[0] == top or not _is_installed(found)
+            if own and name.partition(".")[0] != "diffrl":
+                files[name] = found
+                waiting.append((found, name if found.name == "__init__.py" else name.rpartition(".")[0]))
+            elif name.partition(".")[0] not in sys.stdlib_module_names:
+                installed.add(name.partition(".")[0])
+    return files, installed
+
+
+def _is_installed(file: Path) -> bool:
+    return str(file).startswith(_INSTALLED) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+def _package_of(source: Path, top: str) -> str:
+    known = (
+        name for name, module in list(sys.modules.items()) if _same_file(getattr(module, "__file__", None), source)
+    )
+    name = next((name for name in known if top and name.startswith(top)), "")
+    return name if source.name == "__init__.py" else name.rpartition(".")[0]
+
+
+def _same_file(one: Any, other: Path) -> bool:
+    return isinstance(one, str) and os.path.basename(one) == other.name and Path(one).resolve() == other.resolve()
+
+
+def _imports(file: Path, package: str) -> Iterable[str]:
+    """The names of modules that a file may import, `from a import b` as both a and a.b."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package else []
+            base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+            base = base if node.level else str(node.module)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _origin(name: str, beside: Path) -> Path | None:
+    """A module's file; None where there is none, such as of a class."""
+    module = sys.modules.get(name)
+    origin = getattr(module, "__file__", None)
+    if module is None:
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if "." in name and parent is None:
+            return None
+        with suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(name)
+            origin = spec.origin if spec is not None else None
+    file = Path(origin).resolve() if isinstance(origin, str) and origin.endswith(".py") else None
+    return file if file is None or file.is_file() else None
+
+
+def code_digest(files: Mapping[str, Path]) -> str:
+    """Of the files' names and contents, wherever they lie."""
+    total = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        total.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of installed packages, by the names that code imports them by; those that have none are left out."""
+    found, owners = {}, importlib.metadata.packages_distributions()
+    for name in sorted(names):
+        for package in owners.get(name, [name]):
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+    return found
