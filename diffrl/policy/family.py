@@ -22,7 +22,7 @@ from transformers import CLIPTokenizer
 
 from diffrl.forward import FlowMatching, Prediction, Process
 from diffrl.policy.conditioning import Conditioning
-from diffrl.policy.meaning import known_autoencoder, known_flow
+from diffrl.policy.meaning import known_flow, known_latents, solver_of
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution, latent_size, load_pipeline, schedule_shift, settings_of
 
 
@@ -73,6 +73,7 @@ class Family:
         self.max_length = self.text_length if max_sequence_length is None else max_sequence_length
         self.plain_call: Mapping[str, Any] = {"max_sequence_length": self.max_length}
         self.check_meaning()
+        self.solver = solver_of(pipe.scheduler, self.solver)
         self.scale = self.pixels_per_latent()
         self.latent_shape: tuple[int, int, int]
         self.set_size(resolution)
@@ -86,7 +87,7 @@ class Family:
     def check_meaning(self) -> None:
         """UserError if the model's scheduler, network or autoencoder mean something else than this family computes."""
         known_flow(self.pipe)
-        known_autoencoder(self.pipe, self.autoencoders, self.channels(), self.vae_channels())
+        known_latents(self.pipe, self.denoiser, self.autoencoders, self.channels(), self.vae_channels())
 
     # ---- sizes, from configs
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from diffusers import AutoencoderKL
 
-from diffrl.errors import UserError
+from diffrl.errors import UserError, nearest
 
 PART = re.compile(r"(transformer|unet|vae|text_encoder)(_\d+)?")  # with weights that training needs
 PLAIN = ("diffusion_pytorch_model", "model")  # diffusers' and transformers' names
@@ -52,6 +53,20 @@ def find_variant(folder: Path, index: Mapping[str, Any]) -> str | None:
     if len(variants) > 1:
         raise UserError(f"model: the parts of {folder} are saved as different variants: {', '.join(sorted(variants))}")
     return variants.pop() if variants else None
+
+
+def refuse_missing(index: Mapping[str, Any]) -> None:
+    """UserError for a part of model_index.json whose class the installed diffusers or transformers has not."""
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry[0] not in ("diffusers", "transformers"):
+            continue
+        library = import_module(entry[0])
+        if not hasattr(library, str(entry[1])):
+            near = nearest(str(entry[1]), (one for one in dir(library) if one[0].isupper()))
+            text = (
+                f'model: model_index.json: {name}: the installed {entry[0]} {library.__version__} has no "{entry[1]}"'
+            )
+            raise UserError(f"{text}{near}; a newer {entry[0]} may")
 
 
 def refuse_quantised(source: str, index: Mapping[str, Any]) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from diffusers import Flux2KleinPipeline
 from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, channelwise
+from diffrl.policy.meaning import refuse_others
 from diffrl.policy.pipelines import JOINT_ATTENTION, Resolution
 
 
@@ -34,6 +36,11 @@ class Flux2(Family):
         super().__init__(pipe, resolution, max_sequence_length)
         self.embedded = bool(self.network.config.guidance_embeds)
         self.classifier_free = not self.embedded
+
+    def check_meaning(self) -> None:
+        super().check_meaning()
+        embedded = not isinstance(self.pipe, Flux2KleinPipeline)  # klein's pipeline hands the network no guidance
+        refuse_others("transformer/config.json", self.network.config, {"guidance_embeds": embedded})
 
     def pixels_per_latent(self) -> int:
         return 2 * super().pixels_per_latent()

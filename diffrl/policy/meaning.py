@@ -6,12 +6,16 @@ rollouts and losses would be those of a model that nobody trained. What is not k
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from diffrl.errors import UserError
+
+log = logging.getLogger(__name__)
 
 SCHEDULER = "scheduler/scheduler_config.json"
 # Solvers of one process: x_t = alpha_t x_0 + sigma_t eps on the training grid, whatever they do between its steps.
@@ -44,19 +48,55 @@ EITHER = (
     "DPMSolverSinglestepScheduler",
     "UniPCMultistepScheduler",
 )
+# Those that step by T / steps wherever their timesteps are.
+EVEN = ("DDIMScheduler", "DDIMParallelScheduler", "DDPMScheduler", "DDPMParallelScheduler", "PNDMScheduler")
+# Of these our step is the very same, as long as no field of `SOLVER` is another than the class's own.
+EXACT = {
+    "FlowMatchEulerDiscreteScheduler": "euler",
+    "DPMSolverMultistepScheduler": "dpm2",
+    "DDIMScheduler": "ddim",
+    "DDIMParallelScheduler": "ddim",
+    "EulerDiscreteScheduler": "ddim",
+}
+BETAS = ("beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr")
+UNREAD = ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value")  # without thresholding and clipping
+SHIFTS = ("use_dynamic_shifting", "time_shift_type")
+SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+SPACED = ("timestep_spacing", "steps_offset", "set_alpha_to_one", "skip_prk_steps", "original_inference_steps")
+# Fields whose every value is drawn as the plain pipeline draws it; of any other a scheduler has its class's own value.
+FLOW_FIELDS = {
+    *("shift", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "shift_terminal"),
+    *(*SHIFTS, *SPACINGS),
+}
+EITHER_FIELDS = {
+    *("flow_shift", "shift_terminal", "use_flow_sigmas", "prediction_type"),
+    *(*SHIFTS, *BETAS, *UNREAD, *SPACED),
+}
+DIFFUSION_FIELDS = {"num_train_timesteps", "prediction_type", *BETAS, *UNREAD, *SPACED, *SPACINGS}
+# Of the step between two levels: another value is another solver of the same process.
+SOLVER = {
+    *("algorithm_type", "solver_order", "solver_type", "lower_order_final", "euler_at_final", "final_sigmas_type"),
+    *("lambda_min_clipped", "variance_type", "predict_x0", "disable_corrector", "solver_p", "predictor_order"),
+    *("corrector_order", "tau_func", "timestep_scaling"),
+}
 
 
 def known_flow(pipe: Any) -> None:
     """UserError unless the pipeline's scheduler draws a flow-matching model, x_t = (1 - t) x_0 + t eps."""
     name, config = type(pipe.scheduler).__name__, pipe.scheduler.config
-    refuse_others(SCHEDULER, config, {"num_train_timesteps": 1000})  # pipelines divide the network's t by 1000
+    # Pipelines divide the network's t by 1000; inverted levels rise.
+    refuse_others(SCHEDULER, config, {"num_train_timesteps": 1000, "invert_sigmas": False})
+    if config.get("stochastic_sampling"):
+        text = f"{SCHEDULER}: stochastic_sampling true draws fresh noise at each step"
+        _refuse(text, "stochastic_sampling false, with rollout.sampler renoise for such steps")
     if name in FLOW_MATCHING:
+        refuse_unread(pipe.scheduler, FLOW_FIELDS)
         return
     if name not in EITHER:
         _refuse(f"{SCHEDULER}: {name} is not supported with a flow-matching model", FLOW_MATCHING[0])
-    if not config.get("use_flow_sigmas") or config.get("prediction_type") != "flow_prediction":
-        words = "use_flow_sigmas true and prediction_type flow_prediction"
-        _refuse(f"{SCHEDULER}: {name} draws a flow-matching model with", words)
+    plain = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "thresholding": False}
+    refuse_others(SCHEDULER, {key: config.get(key) for key in plain if key in config}, plain)
+    refuse_unread(pipe.scheduler, EITHER_FIELDS)
 
 
 def known_diffusion(pipe: Any) -> None:
@@ -70,6 +110,9 @@ def known_diffusion(pipe: Any) -> None:
     if config.get("rescale_betas_zero_snr") and kind == "epsilon":
         text = "rescale_betas_zero_snr with prediction_type epsilon divides by zero at its first step"
         _refuse(f"{SCHEDULER}: {text}", "v_prediction, or rescale_betas_zero_snr false")
+    if name in EVEN and config.get("timestep_spacing") == "linspace":
+        text = f"timestep_spacing linspace with {name}, which steps by T / steps from wherever it is"
+        _refuse(f"{SCHEDULER}: {text}", "timestep_spacing leading, trailing")
     plain: Mapping[str, Any] = {
         "clip_sample": False,
         "thresholding": False,
@@ -79,6 +122,7 @@ def known_diffusion(pipe: Any) -> None:
         "timestep_type": "discrete",
     }
     refuse_others(SCHEDULER, config, plain)
+    refuse_unread(pipe.scheduler, DIFFUSION_FIELDS | SOLVER | set(plain))
     unet = pipe.unet.config
     pooled = getattr(pipe, "text_encoder_2", None) is not None
     refuse_others(
@@ -96,14 +140,37 @@ def known_diffusion(pipe: Any) -> None:
     )
 
 
-def known_autoencoder(pipe: Any, classes: tuple[str, ...], channels: int, latent: int) -> None:
-    """UserError if the autoencoder is of another class, or has other latents than the network's input."""
+def refuse_unread(scheduler: Any, read: set[str]) -> None:
+    """UserError for a field that is not `read`, known to us or not, with another value than the scheduler's class's."""
+    defaults = inspect.signature(type(scheduler).__init__).parameters
+    plain = {key: one.default for key, one in defaults.items() if key not in read and key in scheduler.config}
+    refuse_others(SCHEDULER, scheduler.config, plain)
+
+
+def solver_of(scheduler: Any, otherwise: str) -> str:
+    """Our solver whose steps are the scheduler's; `otherwise` where there is none, which is said in one line."""
+    name = type(scheduler).__name__
+    defaults = inspect.signature(type(scheduler).__init__).parameters
+    fields = (key for key in SOLVER - {"lambda_min_clipped", "variance_type"} if key in defaults)
+    if name in EXACT and all(scheduler.config.get(key) == defaults[key].default for key in fields):
+        return EXACT[name]
+    text = "model: %s: %s is drawn by the solver %s here: the same network and noise levels, other steps between them"
+    log.warning(text, SCHEDULER, name, otherwise)
+    return otherwise
+
+
+def known_latents(pipe: Any, denoiser: str, classes: tuple[str, ...], channels: int, latent: int) -> None:
+    """UserError if the autoencoder is of another class, or has other latents than the network's input and output."""
     name = type(pipe.vae).__name__
     if name not in classes:
         _refuse(f"vae/config.json: {name} is no autoencoder of a {type(pipe).__name__} here", ", ".join(classes))
     if channels != latent:
         text = f"a network with {channels} input channels for {latent} latent ones is not text-to-image"
         raise UserError(f"model: {text} (inpainting, editing and control models are not supported)")
+    network = getattr(pipe, denoiser)
+    outputs = network.config.get("out_channels")
+    if outputs not in (None, channels, network.config.in_channels, 2 * channels):
+        _refuse(f"{denoiser}/config.json: out_channels {outputs}", f"out_channels {channels}")
 
 
 def falling(scheduler: str, timesteps: Callable[[int], Tensor], steps: int) -> Tensor:
@@ -114,8 +181,8 @@ def falling(scheduler: str, timesteps: Callable[[int], Tensor], steps: int) -> T
     """
     try:
         levels = timesteps(steps)
-    except TypeError as error:
-        raise UserError(f"model: {SCHEDULER}: {scheduler} takes no levels from outside ({error})") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model: {SCHEDULER}: {scheduler} has no levels for {steps} steps ({error})") from None
     if len(levels) == steps + 1 and levels[0] <= 1 and levels[-1] >= 0 and bool((levels.diff() < 0).all()):
         return levels
     text = f"{steps} steps of {scheduler} are not {steps} falling noise levels: {_numbers(levels)}"

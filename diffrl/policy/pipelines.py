@@ -14,7 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from diffrl.errors import UserError, foreign
+from diffrl.errors import UserError, foreign, in_one_line
 
 # Joint attention's projections of image and text; Flow-GRPO's choice for SD3.5 (2505.05470).
 JOINT_ATTENTION = tuple(
@@ -78,8 +78,9 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
     from diffrl.hub import pinned
-    from diffrl.policy.files import find_variant, refuse_quantised
+    from diffrl.policy.files import find_variant, refuse_missing, refuse_quantised
 
+    refuse_missing(index)
     refuse_quantised(source, index)
     folder = Path(source)
     if folder.is_dir() and (variant := find_variant(folder, index)) is not None:
@@ -91,7 +92,16 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
     with _quiet() if folder.is_dir() else nullcontext():
-        return pipeline.from_pretrained(where, dtype=types, use_safetensors=True, **at, **absent)
+        try:
+            return pipeline.from_pretrained(where, dtype=types, use_safetensors=True, **at, **absent)
+        except (
+            AttributeError,
+            ImportError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # of libraries, on its files
+            raise UserError(f'model: "{source}" cannot be loaded: {in_one_line(error, most=200)}') from None
 
 
 @contextmanager

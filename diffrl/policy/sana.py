@@ -11,7 +11,7 @@ import inspect
 from typing import Any
 
 import torch
-from diffusers import SanaPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
 from torch import Tensor, nn
 
 from diffrl.policy.conditioning import Conditioning
@@ -69,7 +69,9 @@ class Sana(Family):
 
     def forward(self, network: nn.Module, x_t: Tensor, t: Tensor, cond: Conditioning, guidance: float) -> Tensor:
         config: Any = self.network.config
-        grid = (t * self.pipe.scheduler.config.num_train_timesteps).floor()  # the pipeline's solver has whole steps
+        grid = t * self.pipe.scheduler.config.num_train_timesteps
+        if not isinstance(self.pipe.scheduler, FlowMatchEulerDiscreteScheduler):
+            grid = grid.floor()  # the pipeline's own solver has whole steps
         output = network(
             x_t,
             encoder_hidden_states=cond.embeds,

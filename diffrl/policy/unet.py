@@ -11,13 +11,13 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import DDIMScheduler
+from diffusers import PNDMScheduler
 from torch import Tensor, nn
 
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, channelwise
-from diffrl.policy.meaning import known_autoencoder, known_diffusion
+from diffrl.policy.meaning import known_diffusion, known_latents
 from diffrl.policy.pipelines import Resolution, load_pipeline
 
 WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: nothing that is trained here
@@ -28,8 +28,7 @@ class StableDiffusion(Family):
 
     SDXL has a pooled embedding, too, and is told the picture's size: an uncropped one of the latent's own size.
 
-    Noise levels are those of diffusers' DDIM scheduler with the pipeline's own settings, whatever solver the pipeline
-    comes with (PNDM, Euler): grid, spacing and offset are the model's, and all of them agree on these. The last step
+    Noise levels are those of the pipeline's own scheduler: grid, spacing and offset are the model's. The last step
     ends on the clean latent (`set_alpha_to_one`); where the pipeline's config ends on the first grid step instead, as
     Stable Diffusion 1.5's does, pictures differ by less than 1 of 255.
     """
@@ -51,9 +50,8 @@ class StableDiffusion(Family):
         super().__init__(pipe, resolution)
         self.plain_call = {}
         self.xl = len(self.text_encoders) > 1
-        self.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
-        self.process: VariancePreserving = VariancePreserving(self.scheduler.alphas_cumprod)
-        self.kind = self.scheduler.config.prediction_type
+        self.process: VariancePreserving = VariancePreserving(pipe.scheduler.alphas_cumprod)
+        self.kind = pipe.scheduler.config.prediction_type
 
     @classmethod
     def load(cls, source: str, index: Mapping[str, Any], dtype: torch.dtype, resolution: Resolution = None) -> Any:
@@ -63,7 +61,7 @@ class StableDiffusion(Family):
         return cls(load_pipeline(getattr(diffusers, name), source, index, dtype, **without), resolution)
 
     def check_meaning(self) -> None:
-        known_autoencoder(self.pipe, self.autoencoders, self.channels(), self.vae_channels())
+        known_latents(self.pipe, self.denoiser, self.autoencoders, self.channels(), self.vae_channels())
         known_diffusion(self.pipe)
 
     def own_side(self) -> int:
@@ -115,7 +113,11 @@ class StableDiffusion(Family):
         return (encoded - channelwise(mean, encoded)) * factor / channelwise(std, encoded)
 
     def timesteps(self, steps: int) -> Tensor:
-        scheduler = copy.deepcopy(self.scheduler)
+        scheduler = copy.deepcopy(self.pipe.scheduler)
         scheduler.set_timesteps(steps, device="cpu")
-        levels = (scheduler.timesteps.float() + 1) / self.process.steps
+        # Solvers of the second order have two forwards a step; PNDM begins with more of them than its grid has.
+        grid = scheduler.timesteps[:: scheduler.order].float()
+        if isinstance(scheduler, PNDMScheduler):
+            grid = torch.from_numpy(scheduler._timesteps[::-1].copy()).float()
+        levels = (grid + 1) / self.process.steps
         return torch.cat([levels, levels.new_zeros(1)])

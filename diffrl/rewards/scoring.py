@@ -283,6 +283,8 @@ class Scorer:
         self, out: Tensor, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None
     ) -> None:
         """Put the reward's answers for those of the images to which it applies into `out` (B,) or (B, C)."""
+        from diffrl.process_state import unchanged
+
         reward = self.rewards[name]
         rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
         size = ability(reward, "batch_size") or max(len(rows), 1)
@@ -293,7 +295,8 @@ class Scorer:
             out[batch] = self._call(name, part, owners)
             if keys is not None and name in self.learning:
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                self.learning[name].observe(part, *context)
+                with unchanged(partial(self._tell, name)):
+                    self.learning[name].observe(part, *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
