@@ -11,7 +11,6 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import PNDMScheduler
 from torch import Tensor, nn
 
 from diffrl.forward import Prediction, VariancePreserving
@@ -113,11 +112,11 @@ class StableDiffusion(Family):
         return (encoded - channelwise(mean, encoded)) * factor / channelwise(std, encoded)
 
     def timesteps(self, steps: int) -> Tensor:
-        scheduler = copy.deepcopy(self.pipe.scheduler)
+        scheduler: Any = copy.deepcopy(self.pipe.scheduler)
         scheduler.set_timesteps(steps, device="cpu")
         # Solvers of the second order have two forwards a step; PNDM begins with more of them than its grid has.
         grid = scheduler.timesteps[:: scheduler.order].float()
-        if isinstance(scheduler, PNDMScheduler):
+        if hasattr(scheduler, "_timesteps"):
             grid = torch.from_numpy(scheduler._timesteps[::-1].copy()).float()
         levels = (grid + 1) / self.process.steps
         return torch.cat([levels, levels.new_zeros(1)])
