@@ -19,14 +19,12 @@ Features = Callable[[Tensor], Tensor]
 
 
 def group_diversity(features: Tensor, groups: Tensor) -> Tensor:
-    """Mean pairwise `1 - cos` inside groups, averaged over groups: () in [0, 2]; 0 for identical images.
+    """Mean pairwise `1 - cos` inside groups, averaged over groups: () in [0, 2], 0 for identical images; NaN where no
+    group has two images.
 
     Args:
         features: (N, F).
         groups: (N,) integers; groups of one image count nothing.
-
-    Returns:
-        A scalar; NaN if no group has two images.
     """
     return group_distances(features, groups).mean()
 
@@ -49,12 +47,13 @@ def pixel_features(images: Tensor) -> Tensor:
     return (small - 0.5).cpu()
 
 
-def _vit_features(model: nn.Module, size: int, mean: Tensor, std: Tensor, images: Tensor) -> Tensor:
-    device = next(model.parameters()).device
-    x = F.interpolate(images.to(device).float(), size=(size, size), mode="bicubic", antialias=True).clamp(0, 1)
+def _vit_features(model: nn.Module, edge: int, crop: list[int], mean: Tensor, std: Tensor, images: Tensor) -> Tensor:
+    device, (h, w) = next(model.parameters()).device, images.shape[-2:]
+    size = [int(edge * h / min(h, w)), int(edge * w / min(h, w))] if edge else crop  # as the processor does it
+    x = F.interpolate(images.to(device).float(), size=size, mode="bicubic", antialias=True).clamp(0, 1)
+    x = x[..., (size[0] - crop[0]) // 2 :, (size[1] - crop[1]) // 2 :][..., : crop[0], : crop[1]]
     with torch.no_grad():
-        output = model((x - mean.to(device)) / std.to(device))
-    return output.pooler_output.float().cpu()
+        return model((x - mean.to(device)) / std.to(device)).pooler_output.float().cpu()
 
 
 def default_features(model: str) -> str:
@@ -89,7 +88,8 @@ def load_features(name: str, device: torch.device | str = "cpu") -> Features:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"evaluate.features: no vision model {name!r} ({reason}); choose pixels or clip") from error
-    crop = getattr(processor, "crop_size", None) or processor.size
-    side = crop.get("height") or crop.get("shortest_edge")
+    size = dict(processor.size)
+    crop = dict((getattr(processor, "do_center_crop", None) and processor.crop_size) or size)
+    side = [int(crop.get(name) or crop["shortest_edge"]) for name in ("height", "width")]
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (processor.image_mean, processor.image_std))
-    return partial(_vit_features, model, side, mean, std)
+    return partial(_vit_features, model, size.get("shortest_edge") or 0, side, mean, std)

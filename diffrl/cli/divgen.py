@@ -37,10 +37,7 @@ def add_divgen(add: Callable[..., Any]) -> None:
     _add_generate(action)
     _add_score(action)
     _add_reference(action)
-    text = "one self-contained page that compares folders that were scored"
-    report = action("report", _report, text, "diffrl divgen report divgen/base divgen/nft --out divgen.html")
-    report.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="scored folders; NAME=DIR gives a name")
-    report.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    _add_report(action)
 
 
 def _add_set(parser: Any) -> None:
@@ -90,12 +87,18 @@ def _add_score(action: Callable[..., Any]) -> None:
     )
     text = "images: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
     score.add_argument("folder", metavar="DIR", type=Path, help=f"{text}; or hub:OWNER/NAME")
-    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, none, or a file"
-    score.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
     text = "general or playground: whose extractors are used (default: what the images were drawn with)"
-    score.add_argument("--world", default="", metavar="WORLD", help=text)
+    _add_looking(score)
+    score.add_argument("--out", type=Path, metavar="FILE.json", help="the scores (default: DIR/scores.json)")
+
+
+def _add_looking(command: Any) -> None:
+    """How folders are read and looked at."""
+    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, none, or a file"
+    command.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
+    command.add_argument("--world", default="", metavar="WORLD", help=text)
     text = "id, style, layout or tonal: what images are that no manifest and no sub-folder gives a dimension"
-    score.add_argument("--dimension", default="", metavar="NAME", help=text)
+    command.add_argument("--dimension", default="", metavar="NAME", help=text)
     shown = {
         "identity": "arcface[:PACK] or playground",
         "style": "csd[:FILE], clip, vit:MODEL or pixels",
@@ -105,11 +108,29 @@ def _add_score(action: Callable[..., Any]) -> None:
     }
     for kind in KINDS:
         text = f"extractor: {shown[kind]}, a class of yours as path/to/file.py:Class, or none"
-        score.add_argument(f"--{kind}", metavar="NAME", help=text)
+        command.add_argument(f"--{kind}", metavar="NAME", help=text)
     text = "real images' style features for ASC, a file of `divgen reference` (the playground renders its own)"
-    score.add_argument("--reference", type=Path, metavar="FILE", help=text)
-    score.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
-    score.add_argument("--out", type=Path, metavar="FILE.json", help="the scores (default: DIR/scores.json)")
+    command.add_argument("--reference", type=Path, metavar="FILE", help=text)
+    command.add_argument("--device", metavar="DEVICE", help="cpu or cuda (default: an accelerator if there is one)")
+
+
+def _add_report(action: Callable[..., Any]) -> None:
+    report = action(
+        "report",
+        _report,
+        "one self-contained page that compares 2 to 30 folders of images with the first of them",
+        "diffrl divgen report divgen/base divgen/nft --out divgen.html",
+        "diffrl divgen report models/ --features pixels --by vendi --out models.html --csv models.csv",
+    )
+    text = "folders of images, scored or not; NAME=DIR names one; a DIR of folders, a pattern, a .csv of model,folder"
+    report.add_argument("folders", nargs="+", metavar="DIR", help=text)
+    text = "order of the sets below the first, most diverse at the top: ids, asc, sdi, pvs, diversity, vendi or lpips"
+    report.add_argument("--by", default="", metavar="SCORE", help=text)
+    report.add_argument("--base", default="", metavar="NAME", help="the set with which others are compared")
+    _add_looking(report)
+    report.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page to write")
+    report.add_argument("--json", type=Path, metavar="FILE.json", help="the same as JSON")
+    report.add_argument("--csv", type=Path, metavar="FILE.csv", help="the same as a table")
 
 
 def _add_reference(action: Callable[..., Any]) -> None:
@@ -216,25 +237,27 @@ def _some(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     return chosen
 
 
-def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
+def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any]]:
+    """The extractors by kind that were named, and the other options of `_add_looking`."""
     from diffrl.divgen.prompts import world_names
 
     _choice("--world", arguments.world, tuple(world_names()))
     _choice("--dimension", arguments.dimension, DIMENSIONS)
+    options = {name: getattr(arguments, name) for name in ("world", "reference", "dimension", "prompts_from")}
+    options["device"] = _device(arguments)
+    return {kind: name for kind in KINDS if (name := getattr(arguments, kind))}, {
+        **options,
+        "device": _device(arguments),
+    }
+
+
+def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".json")
     from diffrl.divgen.run import score_folder
     from diffrl.divgen.score import FILE, METRICS
 
-    scores = score_folder(
-        arguments.folder,
-        {kind: name for kind in KINDS if (name := getattr(arguments, kind))},
-        world=arguments.world,
-        reference=arguments.reference,
-        dimension=arguments.dimension,
-        prompts_from=arguments.prompts_from,
-        device=_device(arguments),
-        out=arguments.out,
-    )
+    names, options = _looking(arguments)
+    scores = score_folder(arguments.folder, names, out=arguments.out, **options)
     print(scores.about["read"])
     for name, score in scores.metrics.items():
         metric = METRICS[name]
@@ -283,12 +306,17 @@ def _reference(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".html")
+    from diffrl.divgen.score import METRICS
+    from diffrl.divgen.sets import sets_of
     from diffrl.report.divgen import write_divgen_report
 
-    named = [str(folder).partition("=") for folder in arguments.folders]
-    folders = {(name if equals else Path(name).name): Path(path if equals else name) for name, equals, path in named}
-    if len(folders) < len(named):
-        raise UserError("report: two folders have the same name; name them, as in base=divgen/base")
-    write_divgen_report(folders, arguments.out)
+    _choice("--by", arguments.by, tuple(METRICS))
+    folders = sets_of(arguments.folders)
+    if arguments.base:
+        _choice("--base", arguments.base, tuple(folders))
+        folders = {arguments.base: folders[arguments.base], **folders}
+    files = {"json_file": _file("--json", arguments.json, ".json"), "csv_file": _file("--csv", arguments.csv, ".csv")}
+    names, options = _looking(arguments)
+    write_divgen_report(folders, arguments.out, names or None, by=arguments.by, **files, **options)
     print(f"report: {arguments.out}")
     return 0

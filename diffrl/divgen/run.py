@@ -15,7 +15,8 @@ import yaml
 
 from diffrl.divgen.extractors import NONE, check_extractor, defaults_of, load_extractor
 from diffrl.divgen.fair import SetOf, drawn_with
-from diffrl.divgen.folders import read_folder, show
+from diffrl.divgen.folders import read_folder
+from diffrl.divgen.listings import show
 from diffrl.divgen.observe import MANIFEST, Item
 from diffrl.divgen.reference import drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score

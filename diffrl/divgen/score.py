@@ -13,7 +13,7 @@ import numpy as np
 
 from diffrl.divgen import metrics
 from diffrl.divgen.asc import coverage, nearest
-from diffrl.divgen.folders import show
+from diffrl.divgen.listings import show
 from diffrl.divgen.metrics import FEWEST, Array
 from diffrl.divgen.observe import Seen, Sight
 from diffrl.divgen.prompts import DIMENSIONS

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from diffrl.divgen.extractors import NONE, Device, Extractor, Found, load_extractor
-from diffrl.divgen.folders import show
+from diffrl.divgen.listings import show
 from diffrl.divgen.observe import Item, Seen, Sight, in_batches, looks_at, observe
 from diffrl.errors import UserError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,19 @@ from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.divgen.score import FILE, METRICS, Score, Scores, load_scores
 from diffrl.errors import UserError
+from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.records.verdict import listed
 from diffrl.report.data import PALETTE
-from diffrl.report.page import Markup, Page, figure, img
+from diffrl.report.models import SCRIPT, STYLE, as_csv, as_json, ordered, table
+from diffrl.report.page import Markup, Page, figure
 from diffrl.report.plots import Dots, dots, radar
-from diffrl.stats import LEVEL
+from diffrl.report.walls import FEW, TITLES, apart, lost, walls
+from diffrl.stats import LEVEL, holm
 
 SURE = 1 - LEVEL  # p-value below which a difference is called one
 LOST_SIGHT = 0.1  # a share of images without a find that is so much above the first set's makes a metric doubtful
-COLUMNS = 6  # images of one row of a wall, at most
-KEYWORDS = 6  # keywords of a dimension that are shown as walls
-LOST = 6  # prompts that lost most, of each model
 ROWS = 24  # keywords of one chart
-TITLES = {"id": "ID", "style": "Style", "layout": "Layout", "tonal": "Tonal", "": "All images"}
 _STYLE = "<style>@media (max-width: 520px) { .meaning { display: none } }</style>"
 EMPTY = {"ids": "face", "sdi": "object"}
 SPREAD = {
@@ -42,21 +41,42 @@ SPREAD = {
 
 @dataclass
 class Entry:
-    """One scored folder: its name, colour, scores, and images by (dimension, keyword, prompt) and member."""
+    """One scored folder: its name, colour, scores, and images by (dimension, keyword, prompt) and member.
+
+    tests: of every score the difference from the first set, and its p-value, corrected for all tests of the page.
+    """
 
     name: str
     color: str
     scores: Scores
     images: dict[tuple[str, str, str], dict[int, Path]]
+    tests: dict[str, tuple[Difference, float]] = field(default_factory=dict)
+    doubtful: set[str] = field(default_factory=set)
+
+    def verdict(self, name: str) -> str:
+        """Surely "less" or "more" diverse than the first set; "" else."""
+        change, p = self.tests.get(name, (None, 1.0))
+        if change is None or p >= SURE or name in self.doubtful:
+            return ""
+        return "more" if _gain(name, change.change) > 0 else "less"
 
 
 def write_divgen_report(
-    folders: Mapping[str, Path], out: Path, names: Mapping[str, str] | None = None, **options: Any
+    folders: Mapping[str, Path],
+    out: Path,
+    names: Mapping[str, str] | None = None,
+    *,
+    by: str = "",
+    json_file: Path | None = None,
+    csv_file: Path | None = None,
+    **options: Any,
 ) -> Path:
     """Write one self-contained page that compares folders (name -> folder) with the first, and return its path.
 
     Args:
         names: extractors by kind; else those with which a folder was scored, else the first one's, else the default.
+        by: the score by which the sets stand below the first, the most diverse at the top; "" as they are given.
+        json_file, csv_file: the same as data.
         options: as `diffrl.divgen.run.seen_folder` takes them.
 
     Raises:
@@ -80,12 +100,28 @@ def write_divgen_report(
     differences = make_fair(sets)
     entries = []
     for i, (one, shown) in enumerate(zip(sets, images, strict=True)):
-        entries.append(Entry(one.name, f"c{i % PALETTE}", replace(one.scores, metrics=one.fair), shown))
-    page = Page(f"DivGenBench: {', '.join(folders)}", "DivGenBench")
+        entries.append(Entry(one.name, f"c{i}", replace(one.scores, metrics=one.fair), shown))
+    _test(entries)
+    base, *others = entries
+    entries = [base, *ordered(others, by)]
+    page = Page(f"DivGenBench: {', '.join(folders)}" if len(folders) < FEW else "DivGenBench", "DivGenBench")
     _head(page, entries, differences)
-    for part in (_charts, _keywords, _lost, _walls, _facts):
+    for part in (_charts, _keywords, lost, walls, _facts):
         part(page, entries)
-    return page.write(out)
+    for file, text in ((json_file, as_json(entries, differences)), (csv_file, as_csv(entries))):
+        if file is not None:
+            write_text(file, text)
+    return page.write(out, SCRIPT if len(entries) >= FEW else "")
+
+
+def _test(entries: Sequence[Entry]) -> None:
+    """Every score of every set against the first set's, p-values corrected for their number (Holm)."""
+    first = entries[0]
+    found = [(e, name, change) for e in entries[1:] for name in METRICS if (change := _against(e, first, name))]
+    for (entry, name, change), p in zip(found, holm([change.p for *_, change in found]), strict=True):
+        entry.tests[name] = (change, float(p if p is not None else 1.0))
+        if _doubtful(entry, first, name):
+            entry.doubtful.add(name)
 
 
 def _images(items: Sequence[Item]) -> dict[tuple[str, str, str], dict[int, Path]]:
@@ -117,24 +153,32 @@ def _gain(name: str, change: float) -> float:
 
 
 def _head(page: Page, entries: Sequence[Entry], differences: Sequence[str]) -> None:
-    first, names = entries[0], _measured(entries)
+    first, names, many = entries[0], _measured(entries), len(entries) >= FEW
     key = Markup('<span><i class="block" style="background-color: var(--{})"></i>{}</span>')
-    page.add(_STYLE).lead(f"{len(entries)} sets of images", "sub")
-    page.lead(Markup("").join(key.format(entry.color, entry.name) for entry in entries), "legend")
-    for entry in entries[1:]:
-        page.lead(_verdict(entry, first, names), "lead")
+    page.add(_STYLE + STYLE + str(_colors(len(entries)))).lead(f"{len(entries)} sets of images", "sub")
+    if many:
+        for text in _verdicts(entries, names):
+            page.lead(text, "lead")
+    else:
+        page.lead(Markup("").join(key.format(entry.color, entry.name) for entry in entries), "legend")
+        for entry in entries[1:]:
+            page.lead(_verdict(entry, first, names), "lead")
     for entry in entries[1:]:
         for text in _doubts(entry, first, names):
             page.lead(text, "warning")
     for line in differences:
         page.lead(line, "note")
+    tests = sum(len(entry.tests) for entry in entries)
     page.section(
         "Scores",
-        "In brackets: 95 % intervals over prompts. Below: the change against the first column; in colour where it is "
-        f"sure (p < {SURE:g}), green for more diversity, red for less. The same prompts are compared pairwise. "
-        "↑: higher is more diverse, ↓: lower is.",
+        f"In brackets: 95 % intervals over prompts. Below: the change against {first.name}; marked where it is sure "
+        f"(p < {SURE:g}, corrected for {tests} tests by Holm), green for more diversity, red for less. The same "
+        "prompts are compared pairwise. ↑: higher is more diverse, ↓: lower is." + " A click on a head sorts." * many,
     )
-    page.table([_row(name, entries) for name in names], ["", *(entry.name for entry in entries)])
+    if many:
+        page.add(table(entries, names))
+    else:
+        page.table([_row(name, entries) for name in names], ["", *(entry.name for entry in entries)])
     if lines := _absent(entries):
         items = Markup("").join(Markup("<li><b>{}</b>: {}</li>").format(*line) for line in lines)
         page.insert(
@@ -142,16 +186,34 @@ def _head(page: Page, entries: Sequence[Entry], differences: Sequence[str]) -> N
         )
 
 
+def _colors(count: int) -> Markup:
+    """Colours of the sets beyond the page's own: hues far from one another."""
+    more = "; ".join(
+        f"--c{i}: hsl({i * 137.5 % 360:.0f} {55 + i % 3 * 15}% {42 + i % 4 * 6}%)" for i in range(PALETTE, count)
+    )
+    return Markup("<style>:root {{ {} }}</style>").format(Markup(more)) if more else Markup("")
+
+
+def _verdicts(entries: Sequence[Entry], names: Sequence[str]) -> Iterable[Markup]:
+    """Of many sets: who is less diverse than the first, who more, and how many are neither."""
+    first, neither = entries[0], 0
+    for entry in entries[1:]:
+        less = [METRICS[name].title for name in names if entry.verdict(name) == "less"]
+        more = [METRICS[name].title for name in names if entry.verdict(name) == "more"]
+        neither += not less and not more
+        if less or more:
+            yield _verdict(entry, first, [name for name in names if entry.verdict(name)])
+    if neither:
+        text = "The others" if neither < len(entries) - 1 else "All"
+        yield Markup("{} ({}): no sure difference from {}.").format(text, neither, first.name)
+
+
 def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> Markup:
-    more: list[str] = []
-    less: list[str] = []
-    alike: list[str] = []
+    titles: dict[str, list[str]] = {"more": [], "less": [], "": []}
     for name in names:
-        change = _against(entry, first, name)
-        if change is None or _doubtful(entry, first, name):
-            continue
-        sure = change.p < SURE
-        (alike if not sure else more if _gain(name, change.change) > 0 else less).append(METRICS[name].title)
+        if name in entry.tests and name not in entry.doubtful:
+            titles[entry.verdict(name)].append(METRICS[name].title)
+    more, less, alike = titles["more"], titles["less"], titles[""]
     parts = []
     if less:
         parts.append(Markup('<b class="bad">less diverse</b> in {}').format(listed(less)))
@@ -202,7 +264,7 @@ def _row(name: str, entries: Sequence[Entry]) -> list[str]:
         cell = Markup('<b>{}</b><br><span class="tag">{}</span>').format(number(score.value), span)
         cell = cell.replace("</span>", Markup("<br>{}</span>").format(empty)) if empty else cell
         if entry is not first:
-            cell += _change(name, _against(entry, first, name), not _doubtful(entry, first, name))
+            cell += _change(entry, name)
         cells.append(cell)
     return cells
 
@@ -211,11 +273,12 @@ def _direction(name: str) -> str:
     return "lower is more diverse" if METRICS[name].lower else "higher is more diverse"
 
 
-def _change(name: str, difference: Difference | None, judged: bool) -> Markup:
-    if difference is None:
+def _change(entry: Entry, name: str) -> Markup:
+    if name not in entry.tests:
         return Markup('<br><span class="tag">not comparable</span>')
-    kind = ("good" if _gain(name, difference.change) > 0 else "bad") if judged and difference.p < SURE else "tag"
-    chance = "p < 0.001" if difference.p < 0.001 else f"p = {difference.p:.2g}"
+    difference, p = entry.tests[name]
+    kind = {"more": "good", "less": "bad", "": "tag"}[entry.verdict(name)]
+    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     change = f"{difference.change:+.3f}".replace("-", "−")
     return Markup('<br><span class="{}" style="font-size: 13px">{}, {}</span>').format(kind, change, chance)
 
@@ -255,7 +318,7 @@ def _relative(name: str, score: Score, first: Score) -> float | None:
 def _charts(page: Page, entries: Sequence[Entry]) -> None:
     names, first = _measured(entries), entries[0].scores.metrics
     page.section("Charts", "Bars: 95 % intervals over prompts.")
-    if len(names) > 2:
+    if len(names) > 2 and len(entries) <= PALETTE:
         series = [
             Dots([_relative(name, entry.scores.metrics[name], first[name]) for name in names], entry.color)
             for entry in entries
@@ -273,8 +336,8 @@ def _charts(page: Page, entries: Sequence[Entry]) -> None:
             ends = (score.low, score.high) if score.low is not None and score.high is not None else None
             series.append(Dots(_only(i, score.value, len(entries)), entry.color, _only(i, ends, len(entries))))
         text = f"{METRICS[name].title} of every set"
-        svg = dots([entry.name for entry in entries], series, METRICS[name].meaning, text)
-        page.add(figure(METRICS[name].title, svg, _direction(name)), "loose")
+        svg = dots([entry.name for entry in entries], series, "", text)
+        page.add(figure(METRICS[name].title, svg, f"{METRICS[name].meaning}; {_direction(name)}"), "loose")
 
 
 def _only(place: int, value: Any, length: int) -> list[Any]:
@@ -284,6 +347,7 @@ def _only(place: int, value: Any, length: int) -> list[Any]:
 def _keywords(page: Page, entries: Sequence[Entry]) -> None:
     """One chart for each dimension; with many keywords those whose values differ most between the sets."""
     page.section("By keyword")
+    entries = apart(entries, PALETTE)
     for dimension in DIMENSIONS:
         tables = [entry.scores.keywords.get(dimension, {}) for entry in entries]
         words = list(dict.fromkeys(word for one in tables for word in one))
@@ -307,78 +371,6 @@ def _tall(card: str) -> str:
 def _range(tables: Sequence[Mapping[str, float]], word: str) -> float:
     values = [one[word] for one in tables if word in one]
     return max(values) - min(values)
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
-def _wall(title: str, tag: str, rows: Iterable[tuple[str, Sequence[Path | None]]]) -> str:
-    """Rows of images, one of each set, in columns of the same seed."""
-    body, style = Markup(""), "display: block; width: 100%; height: auto; border-radius: 4px"
-    for name, paths in rows:
-        cells = Markup("").join(
-            Markup("<span></span>") if path is None else img(path, f"{title}, {name}, {i + 1}", style)
-            for i, path in enumerate(paths)
-        )
-        layout = f"display: grid; grid-template-columns: repeat({len(paths)}, minmax(0, 104px)); gap: 4px"
-        line = Markup('<div class="tag" style="margin-top: 6px">{}</div><div style="{}">{}</div>')
-        body += line.format(name, layout, cells)
-    return figure(title, body, tag)
-
-
-def _walls(page: Page, entries: Sequence[Entry]) -> None:
-    """By dimension and keyword: images of one prompt with the same seeds, or of several prompts where each has one."""
-    shared = [key for key in entries[0].images if all(key in entry.images for entry in entries)]
-    for dimension in [*DIMENSIONS, ""]:
-        words: dict[str, list[tuple[str, str, str]]] = {}
-        for key in shared:
-            if key[0] == dimension:
-                words.setdefault(key[1], []).append(key)
-        note = "Each row is one set of images; a column has the same prompt and the same seed."
-        page.section(f"{TITLES[dimension]}: images", note)
-        for word in _spread(list(words), KEYWORDS):
-            page.add(_keyword_wall(entries, word, words[word]), "charts")
-
-
-def _keyword_wall(entries: Sequence[Entry], word: str, keys: Sequence[tuple[str, str, str]]) -> str:
-    key = max(keys, key=lambda key: len(entries[0].images[key]))
-    members = sorted(entries[0].images[key])
-    if len(members) > 1:
-        rows = [(entry.name, [entry.images[key].get(m) for m in members[:COLUMNS]]) for entry in entries]
-        return _wall(word or key[2], key[2] if word else "", rows)
-    chosen = _spread(keys, COLUMNS)
-    rows = [(entry.name, [next(iter(entry.images[k].values()), None) for k in chosen]) for entry in entries]
-    return _wall(word or "images", f"{len(chosen)} prompts", rows)
-
-
-def _spread(values: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of them, evenly."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def _lost(page: Page, entries: Sequence[Entry]) -> None:
-    """For each set but the first: the prompts whose images became alike most."""
-    first = entries[0]
-    before = {(p["dimension"], p["prompt"]): p for p in first.scores.prompts if "diversity" in p}
-    for entry in entries[1:]:
-        changes = []
-        for after in entry.scores.prompts:
-            key = (after["dimension"], after["prompt"])
-            if "diversity" in after and key in before:
-                changes.append((after["diversity"] - before[key]["diversity"], key, after))
-        down = sum(change < 0 for change, *_ in changes)
-        note = f"The images of {down} of {len(changes)} prompts are more alike than {first.name}'s; here most."
-        page.section(f"{entry.name}: prompts on which diversity was lost most", note)
-        for change, (dimension, text), after in sorted(changes, key=lambda one: one[0])[:LOST]:
-            path = (dimension, after["keyword"], text)
-            if change >= 0 or path not in first.images or path not in entry.images:
-                continue
-            members = sorted(first.images[path])[:COLUMNS]
-            rows = [(one.name, [one.images[path].get(m) for m in members]) for one in (first, entry)]
-            values = f"{before[dimension, text]['diversity']:.3f} → {after['diversity']:.3f}"
-            page.add(_wall(text, f"{TITLES[dimension]}; diversity {values}", rows), "charts")
 
 
 def _facts(page: Page, entries: Sequence[Entry]) -> None:

@@ -95,10 +95,10 @@ class Page:
             text += section(title, html, note) if title else html
         return text
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path, script: str = "") -> Path:
         """Write the page at once, its folder too; returns the path. DiskError if it cannot be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, page(f"{self.title} · diffrl", f"<header>{self._head}</header>{self.sections()}"))
+        write_text(path, page(f"{self.title} · diffrl", f"<header>{self._head}</header>{self.sections()}", script))
         return path
 
 

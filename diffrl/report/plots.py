@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from diffrl.records.progress import PARTS
 
 # Names of the style sheet's colours, each with the placeholder that it replaces.
-COLORS = ("ink", "muted", "grid", "warn", *PARTS, "other", *(f"c{i}" for i in range(8)))
+COLORS = ("ink", "muted", "grid", "warn", *PARTS, "other", *(f"c{i}" for i in range(30)))
 _PLACEHOLDER = {name: f"#0f{i:02x}f0" for i, name in enumerate(COLORS)}
 LEAST = 0.02  # of the largest value: what the y axis spans at least
 _MOST_POINTS = 400  # longer curves are averaged in this many pieces: more cannot be seen

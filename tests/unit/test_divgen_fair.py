@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from diffrl.cli.main import main
 from diffrl.divgen import extractors, store
 from diffrl.divgen.fair import SetOf, make_fair
 from diffrl.divgen.metrics import difference
 from diffrl.divgen.run import score_folder, seen_folder
+from diffrl.divgen.sets import sets_of
 from diffrl.errors import UserError
+from diffrl.prompts import Prompt
 
 PIXELS = {"identity": "none", "style": "none", "layout": "none", "features": "pixels", "lpips": "none"}
 
@@ -174,3 +179,61 @@ def test_features_that_are_here_in_the_place_of_those_that_are_not(
     assert score_folder(folder, rest).about["extractors"]["features"] == "pixels"
     asked = score_folder(folder, {**PIXELS, "features": "dinov2"})
     assert asked.metrics["diversity"].value is None and "dinov2" in asked.metrics["diversity"].why
+
+
+def test_pictures_are_prepared_as_the_models_processor_does(tmp_path: Path) -> None:
+    """A wide picture is cut, not squashed."""
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    model = Dinov2Model(Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28)).eval()
+    model.save_pretrained(tmp_path / "dino")
+    processor = BitImageProcessor(size={"shortest_edge": 36}, crop_size={"height": 28, "width": 28}, resample=3)
+    processor.save_pretrained(tmp_path / "dino")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((96, 64), Image.Resampling.BICUBIC)
+    images = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255
+    found = extractors.load_extractor("features", f"vit:{tmp_path}/dino")(images, [Prompt("a")])[0]
+    with torch.no_grad():
+        expected = model(**processor(image, return_tensors="pt")).pooler_output[0].numpy()
+    assert found is not None
+    assert found @ expected / np.linalg.norm(found) / np.linalg.norm(expected) > 0.9999
+
+
+def test_ten_models_are_one_table_that_marks_the_collapsed_one(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    for i in range(10):
+        folder_of(root / f"model_{i:02d}", seed=i, prompts=20)
+    for path in (root / "model_07").glob("*-[123].png"):
+        image = Image.open(path.with_name(path.name.replace(path.name[-5:], "0.png"))).convert("RGB")
+        image.putpixel((0, 0), (int(path.name[-5]), 0, 0))
+        image.save(path)
+    files = [f"--{kind}={tmp_path / 'out'}.{kind}" for kind in ("json", "csv")]
+    words = ["divgen", "report", str(root), "--features=pixels", "--by=diversity", f"--out={tmp_path}/out.html", *files]
+    words += [f"--{kind}=none" for kind in ("identity", "style", "layout", "lpips")]
+    assert main([*words, "--device=cpu"]) == 0
+    page = (tmp_path / "out.html").read_text()
+    names = [part.partition('"')[0] for part in page.split('<th scope="row" data-value="')[1:]]
+    assert names[0] == "model_00" and names[-1] == "model_07" and len(names) == 10
+    assert (
+        "&lt;style" not in page and page.count('<tr class="less">') == 1 and "<b>model_07</b> against model_00" in page
+    )
+    assert "All (" not in page and "The others (8): no sure difference" in page and "<script>" in page
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["set"] for row in rows if row["verdict"]} == {"model_07"} and len(rows) == 70
+    assert all(float(row["p"]) <= float(row["p_holm"]) for row in rows if row["p"])
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [one["name"] for one in content["sets"]] == names and len(content["scores"]) == 70
+
+
+def test_sets_are_named_by_a_pattern_a_table_and_a_root(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder_of(tmp_path / "runs" / name / "samples", members=1, prompts=2)
+    (tmp_path / "models.csv").write_text(f"model,folder\nfirst,runs/a/samples\nsecond,{tmp_path}/runs/b/samples\n")
+    root = str(tmp_path / "runs")
+    assert list(sets_of([f"{root}/*/samples"])) == list(sets_of([root])) == ["a", "b"]
+    assert list(sets_of([f"{tmp_path}/models.csv"])) == ["first", "second"]
+    assert list(sets_of([f"x={root}/a/samples", f"{root}/b/samples"])) == ["x", "samples"]
+    with pytest.raises(UserError, match="no folder is named as"):
+        sets_of([f"{root}/c*"])

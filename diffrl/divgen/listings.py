@@ -1,0 +1,151 @@
+"""Files of rows that name pictures and their prompts: JSON lines, CSV, TSV, parquet; and data sets of the hub."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffrl.divgen.embedded import PROMPTS, SEEDS, settings_of, whole
+from diffrl.divgen.observe import MANIFESTS, Item
+from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.errors import UserError, foreign, in_one_line
+from diffrl.prompts import Prompt
+
+COLUMNS = {
+    "file": ("file", "file_name", "filename", "image", "image_path", "img", "path", "file_path"),
+    "prompt": PROMPTS,
+    "member": ("member", "sample", "sample_id"),
+    "seed": SEEDS,
+}
+LISTS = (*MANIFESTS, "metadata.jsonl", "metadata.csv")  # then any other file of rows
+ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
+SPLITS = ("train", "test", "validation", "val", "data")
+HUB = "hub:"
+
+
+def show(path: Path | None) -> str:
+    """A path as text that can be written and printed, whatever bytes it has."""
+    return "" if path is None else os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def lists_in(folder: Path) -> list[Path]:
+    for name in LISTS:
+        if (folder / name).is_file() and _has_columns(folder / name):
+            return [folder / name]
+    others = sorted(file for file in folder.iterdir() if file.suffix in ROWS and file.is_file())
+    return [file for file in others if _has_columns(file)][: None if _parquet(others) else 1]
+
+
+def _parquet(files: Sequence[Path]) -> bool:
+    return bool(files) and all(file.suffix == ".parquet" for file in files)
+
+
+def lists_below(folder: Path, wanted: str) -> list[Path]:
+    """Of a data set's splits; UserError where they are sets of several models."""
+    below = {sub: lists for sub in sorted(folder.iterdir()) if sub.is_dir() and (lists := lists_in(sub))}
+    others = [sub.name for sub in below if sub.name.lower() not in SPLITS]
+    if len(others) > 1 and not wanted:
+        raise UserError(several(folder, others))
+    return [file for lists in below.values() for file in lists]
+
+
+def several(folder: Path, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    return (
+        f"{show(folder)} holds {len(names)} sets of the same prompts ({shown}): score each of them, or compare them "
+        f"with `diffrl divgen report {show(folder)} --out report.html`"
+    )
+
+
+def _has_columns(file: Path) -> bool:
+    """Whether rows name pictures; manifest.jsonl is ours, and is read whatever it holds."""
+    if file.name in MANIFESTS:
+        return True
+    try:
+        _, row = next(iter(entries(file)), (0, {}))
+    except UserError:
+        return False
+    return _column(row, "file") is not None
+
+
+def _column(row: Mapping[str, Any], name: str) -> str | None:
+    lower = {str(key).strip().lower(): key for key in row if key is not None}
+    return next((lower[key] for key in COLUMNS[name] if key in lower), None)
+
+
+def entries(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a file of rows."""
+    if file.suffix == ".parquet":
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(f'{file}: a .parquet file needs pyarrow: pip install "diffrl[hub]"') from None
+        with foreign(file):
+            rows = (row for batch in parquet.ParquetFile(file).iter_batches(64) for row in batch.to_pylist())
+            yield from enumerate(rows, start=1)
+        return
+    try:
+        data = file.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not UTF-8 text ({in_one_line(error)})") from error
+    if file.suffix != ".jsonl":
+        head = data.partition("\n")[0]
+        lines = data.replace("\r\n", "\n").split("\n")  # U+2028 and U+0085 end no line
+        table = csv.DictReader((f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count))
+        for row in table:
+            yield table.line_num, dict(row)
+        return
+    for number, line in enumerate(data.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, dict(json.loads(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise UserError(f'{file}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
+
+
+def rows_of(file: Path, root: Path) -> Iterator[Item]:
+    for number, row in entries(file):
+        columns = {name: _column(row, name) for name in COLUMNS}
+        try:
+            values = {name: row.pop(key, None) if key is not None else None for name, key in columns.items()}
+            path, text = values["file"], values["prompt"]
+            if path is None or not isinstance(text, str):
+                missing = "file" if path is None else "prompt"
+                raise KeyError(missing)
+            path = _unpacked(path, root, f"{file.stem}-{number:06d}") if isinstance(path, dict) else root / path
+            text.encode()  # a lone surrogate is no text that could be written or printed
+            member = None if values["member"] in (None, "") else int(values["member"])
+            seed = whole(values["seed"])
+            if row.get("keyword") is not None and not isinstance(row["keyword"], str):
+                raise TypeError("keyword: expected a text")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise UserError(f'{file}:{number}: expected {{"file": ..., "prompt": ...}} ({error!r})') from error
+        if (dimension := row.get("dimension", "")) not in ("", None, *DIMENSIONS):
+            raise UserError(f'{file}:{number}: unknown dimension "{dimension}"')
+        metadata = {key: value for key, value in row.items() if isinstance(key, str) and value is not None}
+        stated = member if member is not None else -1
+        yield Item(Prompt(text, metadata), stated, path, seed=seed, settings=settings_of(metadata))
+
+
+def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:
+    """The picture of a data set's row; one that stands in the row itself is written beside it."""
+    if image.get("bytes") is None:
+        return root / str(image["path"])
+    path = root / "unpacked" / f"{name}{Path(str(image.get('path') or '')).suffix or '.png'}"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image["bytes"])
+    return path
+
+
+def from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name.removeprefix(HUB), repo_type="dataset"))
+    except Exception as error:  # no connection, no such data set, no right to read it
+        raise UserError(f"{name}: cannot be loaded ({in_one_line(error, most=200)})") from error
