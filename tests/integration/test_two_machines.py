@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from children import child, signal_at
+from hub_cache import COMMITS, put
 from launching import free_port, train_joined
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.long
+LORA = "pytorch_lora_weights.safetensors"
 REDNESS = Path(__file__).parents[1] / "data" / "redness.py"
 
 
@@ -24,13 +28,17 @@ def machine(
     """In a child: `diffrl train WORDS` as the one process of machine `rank`, in a working folder of its own."""
     os.environ |= {"LOCAL_WORLD_SIZE": "1", **more}
     socket.gethostname = lambda: folder.name
+    if (folder / "hub").is_dir():
+        from huggingface_hub import constants
+
+        constants.HF_HUB_CACHE = str(folder / "hub")
     if act is not None:
         act()
     train_joined(rank, port, said, words, folder, local=0)
 
 
 @pytest.fixture
-def cluster(config_file: Any, tmp_path: Path) -> Callable[..., list[tuple[int | None, str]]]:
+def cluster(config_file: Any, tiny_model: Path, tmp_path: Path) -> Callable[..., list[tuple[int | None, str]]]:
     """Runs both machines, the second one with `words`, environment `more` and `act`; exit codes and what was said."""
 
     def run(words: list[str] | None = None, act: Any = None, alone: bool = False, **more: str) -> Any:
@@ -45,6 +53,13 @@ def cluster(config_file: Any, tmp_path: Path) -> Callable[..., list[tuple[int | 
             (folders[1] / "reward.py").unlink()
         elif act == "no prompts":
             (folders[1] / "prompts.txt").unlink()
+        elif act == "no revision":
+            words = [*given, "model=acme/tiny@v9"]
+        elif act == "other snapshot":
+            given.append("model=acme/tiny")
+            for folder, commit in zip(folders, COMMITS, strict=True):
+                (folder / "hub").mkdir()
+                put(folder / "hub", "acme/tiny", tiny_model, commit)
         port, said = free_port(), [tmp_path / f"said{rank}" for rank in range(2)]
         both = [(0, given, {"DIFFRL_JOINING": "5"} if alone else {}, None), (1, words or given, more, act)]
         running = [
@@ -81,12 +96,19 @@ def full_disk() -> None:
     diffrl.api.make_config = fail  # type: ignore[assignment]
 
 
+NO_STORE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 ONE_ALONE: dict[str, tuple[dict[str, Any], int, str]] = {
     "no plugin": ({"act": "no plugin"}, 2, "reward.py"),
     "no prompts": ({"act": "no prompts"}, 2, "prompts.txt"),
     "no config": ({"words": ["nowhere.yaml"]}, 2, "nowhere.yaml"),
     "an unknown key": ({"words": ["playground/nft", "optimise.learnig_rate=1"]}, 2, "learnig_rate"),
     "no run to resume": ({"words": ["--resume", "nowhere"]}, 2, "nowhere"),
+    "no such revision": ({"act": "no revision"}, 2, 'no revision "v9"'),
+    "a store that does not answer": (
+        {"words": ["playground/nft", "prompts.train=s3://there/prompts.txt"], **NO_STORE},
+        2,
+        "s3://there/prompts.txt",
+    ),
     "a full disk": ({"act": full_disk}, 1, "No space left"),
     "killed": ({"act": killed}, -signal.SIGKILL, ""),
 }
@@ -106,6 +128,7 @@ def test_what_one_machine_meets_ends_both_with_its_name(cluster: Any, event: str
     ("given", "text"),
     [
         ({"act": other_version}, "0.0.1"),
+        ({"act": "other snapshot"}, f'model (commit of acme/tiny) ("{COMMITS[0]}" and "{COMMITS[1]}")'),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "the launcher's engine"),
     ],
 )
@@ -118,3 +141,28 @@ def test_other_versions_and_launchers_are_refused_on_both(cluster: Any, given: d
 def test_a_machine_that_does_not_come_is_waited_for_within_bounds(cluster: Any) -> None:
     ((code, said),) = cluster(alone=True)
     assert code == 2 and "rank 0 of 2 has not met all others at 127.0.0.1:" in said and "within 5 s" in said
+
+
+def test_a_run_s_folder_on_one_machine_s_disk_is_handed_on(config_file: Any, tmp_path: Path) -> None:
+    folders = [tmp_path / "machine0", tmp_path / "machine1"]
+    for folder in folders:
+        folder.mkdir()
+    path = str(config_file("two", evaluate={"every": 2, "prompts": 2, "per_prompt": 2}))
+
+    def both(*words: str) -> None:
+        port, said = free_port(), [tmp_path / f"said{rank}" for rank in range(2)]
+        running = [child(machine, rank, port, said[rank], [path, *words], folders[rank], {}, None) for rank in range(2)]
+        for one in running:
+            one.join(100)
+            one.kill()
+            one.join()
+        assert [one.exitcode for one in running] == [0, 0], [file.read_text() for file in said]
+
+    both("run_dir=whole", "epochs=2")
+    both("run_dir=run", "epochs=1")
+    assert not (folders[1] / "run").exists()
+    both("run_dir=run", "epochs=2", "--resume", "auto")
+    whole, parts = (load_file(folders[0] / name / "lora" / LORA) for name in ("whole", "run"))
+    assert all(torch.equal(whole[name], tensor) for name, tensor in parts.items())
+    assert len((folders[0] / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert (folders[1] / "run" / "config.yaml").is_file() and not (folders[1] / "run" / "lora").exists()
