@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,6 @@ def prepare(
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
-    from diffrl.run.hand_on import hand_on
     from diffrl.store import is_address
 
     if str(resume).startswith("hub:") or is_address(str(resume)):
@@ -113,7 +113,7 @@ def prepare(
         own = None if config is None else _made(config, overrides, changes, outside).run_dir
         resume = fetch(str(resume), given.get("run_dir", own))
     if resume is not None and str(resume) != "auto":
-        hand_on(Path(resume))
+        _hand_on(Path(resume))
         stored = file_of_run(Path(resume), "config.yaml", "--resume")
     source = stored if config is None else config
     if source is None:
@@ -125,10 +125,18 @@ def prepare(
 
         from_store(checked.checkpoint.push, Path(checked.run_dir), folder)
     if str(resume) == "auto":
-        hand_on(Path(checked.run_dir))
+        _hand_on(Path(checked.run_dir))
     if folder is None or not (folder / "config.yaml").is_file():
         return checked, None
     return checked.model_copy(update={"run_dir": str(folder)}), folder
+
+
+def _hand_on(folder: Path) -> None:
+    """See `diffrl.run.hand_on`. Where there are other processes they have met, so that torch is here."""
+    if "torch" in sys.modules:
+        from diffrl.run.hand_on import hand_on
+
+        hand_on(folder)
 
 
 def _made(source: Base, overrides: Sequence[str], changes: dict[str, Any], outside: str) -> Config:
