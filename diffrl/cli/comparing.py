@@ -46,7 +46,7 @@ def add_comparing(add: Callable[..., Any]) -> None:
         words_anywhere=True,
     )
     usage = "diffrl sweep CONFIG [CONFIG ...] [section.key=value ...] [--seeds N]\n"
-    usage += "                    [--vary section.key=A,B ...] [--jobs N] --out FOLDER"
+    usage += "                    [--vary section.key=A,B ...] [--jobs N] [--slurm KEY=VALUE,...] --out FOLDER"
     command.usage = usage
     text = (
         "YAML files or shipped configs, then overrides for all of them; the same command goes on where it was stopped"
@@ -61,6 +61,8 @@ def add_comparing(add: Callable[..., Any]) -> None:
         "(default: one run, on all threads)"
     )
     command.add_argument("--jobs", type=whole_number(1, 1024), metavar="N", help=text)
+    text = "run them as jobs of Slurm, in an array: partition=gpu,gpus_per_node=1,timeout_min=600 (extra: sweep)"
+    command.add_argument("--slurm", metavar="KEY=VALUE,...", help=text)
     command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs are")
 
 
@@ -132,11 +134,29 @@ def _run(members: list[Member], arguments: argparse.Namespace) -> int:
     if done := len(members) - len(waiting):
         print(f"{done} of {len(members)} runs are done already")
     jobs, one_thread = arguments.jobs or 1, arguments.jobs is not None
+    work = [member.job for member in waiting]
     try:
-        failed = run_jobs([member.job for member in waiting], jobs, one_thread)
+        if arguments.slurm is None:
+            failed = run_jobs(work, jobs, one_thread)
+        else:
+            from diffrl.sweep.cluster import run_on_slurm
+
+            failed = run_on_slurm(work, jobs, _slurm(arguments.slurm), arguments.out)
     except Interrupted as ended:
         say(f"diffrl: stopped; the same command goes on  ({ended}; exit code {EXIT_CODE})")
         return EXIT_CODE
     command = shlex.join(["diffrl", *sys.argv[1:]])
     print(conclude(members, {job.name for job in failed}, command, arguments.out))
     return 1 if failed else 0
+
+
+def _slurm(text: str) -> dict[str, str]:
+    """submitit's options in `KEY=VALUE,...`; UserError for another form, and without submitit."""
+    import importlib.util
+
+    pairs = dict(pair.partition("=")[::2] for pair in text.split(","))
+    if not all(key.isidentifier() and value for key, value in pairs.items()):
+        raise UserError(f'--slurm: "{text}": write KEY=VALUE,..., for example partition=gpu,gpus_per_node=1')
+    if importlib.util.find_spec("submitit") is None:
+        raise UserError('sweep: submitit is not installed: pip install "diffrl[sweep]"')
+    return pairs

@@ -150,3 +150,25 @@ def test_what_the_second_node_lacks_ends_the_job_with_its_line(cluster: dict[str
     lines = [line for line in log.read_text().splitlines() if line.startswith("diffrl: error:")]
     assert state(cluster, job) == "FAILED" and all("n2.pt" in line for line in lines)
     assert any(" (process " in line for line in lines) and not list((tmp_path / "lacking").glob("*.jsonl"))
+
+
+def test_a_sweep_is_an_array_whose_stopped_runs_go_on(cluster: dict[str, str], tmp_path: Path) -> None:
+    """The warning before a time limit comes to the first run: it saves, is queued again, and all end as one table."""
+    pytest.importorskip("submitit", reason="needs the extra sweep")
+    out = tmp_path / "sweep"
+    words = [WORDS[0], "epochs=8", *WORDS[2:], "--seeds", "2", "--jobs", "2", "--out", str(out)]
+    command = [sys.executable, "-m", "diffrl", "sweep", *words, "--slurm", "partition=main,cpus_per_task=1"]
+    sweep = subprocess.Popen(
+        command, env=cluster, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    first = out / "nft" / "seed-0"
+    until(lambda: any((first / "checkpoints").glob("step-*")), 240, "no checkpoint")
+    array = ask(cluster, "squeue", "-h", "-o", "%F").split()[0]
+    assert ask(cluster, "scancel", "--signal=USR2", f"{array}_0") == ""
+    log = first.with_name("seed-0.log")
+    until(lambda: "continue with: diffrl train --resume" in log.read_text(), 60, "it does not save")
+    until(lambda: state(cluster, f"{array}_0") != "RUNNING", 60, "it is not queued again")
+    ask(cluster, "scontrol", "update", f"JobId={array}_0", "StartTime=now")  # else two minutes later
+    told, _ = sweep.communicate(timeout=400)
+    assert sweep.returncode == 0 and "2 of 2 runs are done" in told, told
+    assert (out / "sweep.json").is_file()
