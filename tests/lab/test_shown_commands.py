@@ -1,0 +1,219 @@
+"""Every command that README, docs and a help text show is read by the real parser, and run on a small world.
+
+A command is changed by the one table below: real models and judges become tiny or shipped ones, sizes become small.
+What is not run has its reason there; it is still parsed, so that an option that is gone is noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from diffrl.api import prepare
+from diffrl.cli.main import _parser, main
+from diffrl.prompts import load_prompts
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    "README.md",
+    "AGENTS.md",
+    "rewards/README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")),
+)
+SHELLS = ("", "bash", "sh", "shell", "console")
+
+# Of every command that trains: seconds in the place of minutes.
+TINY = """epochs=1 rollout.groups=2 rollout.group_size=4 rollout.batch_size=8 optimise.batch_size=4
+optimise.micro_batch=null evaluate.prompts=2 evaluate.per_prompt=2"""
+
+# What stands for what: the first rows are tried first.
+INSTEAD = (
+    (
+        r"^(accelerate launch|torchrun|python -m diffrl.launch) .*?-m diffrl",
+        "diffrl",
+    ),  # several processes: tests/integration
+    (r"^diffrl demo$", "diffrl train playground/demo epochs=1 run_dir=runs/demo2"),
+    (r"^diffrl demo ", "diffrl train playground/demo run_dir=runs/demo3 "),
+    (r"stabilityai/stable-diffusion-3.5-medium|OWNER/MODEL|\bMODEL\b", "playground"),
+    (r"rewards\.(ocr|hpsv2)\.", "rewards.clip."),
+    (r"(watch\.)?clip\.(model|pretrained)=\S+", ""),  # the playground's own CLIP
+    (r"\bhpsv2\b", "artefact"),
+    (r"\bpickscore\b(?!/)", "clip"),
+    (r"pickscore/(test|train)|ocr/(test|train)", "test.txt"),
+    (r"--limit \d+", "--limit 2"),
+    (r"--per-prompt \d+", "--per-prompt 2"),
+    (r"--budget \d+", "--budget 24"),
+    (r"--seeds \d+", "--seeds 1"),
+    (r"--jobs \d+", "--jobs 1"),
+    (r"epochs=\d+", "epochs=1"),
+    (r"runs/reproduce/RUN|\bRUN\b(?!/)|runs/(NAME|words)", "runs/my"),
+    (r"^(diffrl replay \S+) \d+ \d+", r"\1 1 1"),
+    (r"^diffrl init my.yaml", "diffrl init fresh.yaml"),
+    (r"^diffrl init --objective mine", "diffrl init --objective fresh"),
+    (r"runs/sweep", "runs/a runs/b"),
+    (r"^(diffrl (evaluate|divgen generate) (?!.*--limit).*)", r"\1 --limit 2"),
+    (r"^(diffrl divgen generate .*)--out divgen/", r"\1--steps 2 --out NEW/"),
+    (r"rewards\.ocr=null", ""),
+    (r"my_objective\.py:MyObjective", "mine.py:Mine"),
+    (r"^diffrl rewards check sharpness", "diffrl rewards check sharpness/sharpness_reward.py:Sharpness"),
+    (r"--resume runs/my optimise", "--resume runs/b optimise"),
+    (r"^(diffrl train (?!.*(--resume|run_dir)).*)", r"\1 run_dir=runs/NEW"),
+    (r"run_dir=runs/mine", "run_dir=runs/NEW"),
+    (r"--out (searched|merged)", "--out NEW"),
+    (r"--step 300( --snapshot ema)?", "--step 2"),
+    (r"style\.safetensors", "runs/nft/lora"),
+    (r"path/to/", ""),
+)
+
+# What is not run here, and why.
+NOT_RUN = {
+    r"^(git|pip|hf|make|rm|cp|curl|export|grep|eval|cd|sbatch)\b": "not a command of diffrl",
+    r"hub:|--push|checkpoint\.push|OWNER/NAME": "needs the hub: tests/unit/test_hub.py has one",
+    r"^diffrl (watch|rewards serve)\b": "serves until it is stopped: test_watch.py, test_reward_serving.py",
+    r"^vllm|\.server=|remote:": "needs a judge: tests/unit/test_zoo_vlm.py has one",
+    r"diffrl bench (?!--list)": "needs a benchmark's files: tests/unit/test_bench.py writes them",
+    r"^diffrl rewards audit": "minutes: tests/unit/test_audit.py",
+    r"^python (?!-m diffrl.launch)|^(ENGINE=\w+ )?scripts/": "tests of that script",
+    r"\.\.\.|\[[A-Z]|\|": "a form, not a command",
+    r"tiny-(model|pipeline)|my_family": "tests/unit/test_families_2026.py checks a family of one's own",
+    r"csd:|wikiart": "needs weights",
+    r"^diffrl rewards fit": "needs people's votes: tests/unit/test_fit.py",
+    r"^diffrl d2align learn": "minutes: tests/integration/test_d2align_runs.py",
+    r"^diffrl sweep": "processes of its own: tests/unit/test_sweep.py",
+    r"mine\.py:clipped": "tests/unit/test_advantage_rules.py",
+    r"diffrl train (configs/)?(?!playground)\w+/\w+": "needs the model: the config is read",
+    r"^diffrl (version|completion)": "tests/unit/test_cli.py",
+    r"^diffrl models check": "minutes: tests/integration/test_matrix_families.py",
+}
+
+
+class Shown(NamedTuple):
+    where: str
+    line: str
+
+
+def in_pages() -> Iterator[Shown]:
+    for page in PAGES:
+        for language, block in re.findall(
+            r"^```(\w*)[^\n]*\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+        ):
+            if language in SHELLS:
+                for line in block.replace("\\\n", " ").splitlines():
+                    line = " ".join(line.split(" #")[0].split())
+                    if line and (language or re.match("(diffrl|accelerate|torchrun|python -m diffrl.launch) ", line)):
+                        yield Shown(page, line)
+
+
+def in_helps() -> Iterator[Shown]:
+    for parser in _parsers(_parser()):
+        text = re.sub(r"\\\n\s*", " ", (parser.epilog or "").partition("example")[2].partition(":")[2])
+        for line in text.splitlines():
+            if re.match(r"(diffrl|accelerate) ", line := " ".join(line.split())):
+                yield Shown(f"{parser.prog} --help", line)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in dict.fromkeys(action.choices.values()):
+                yield from _parsers(below)
+
+
+def reason(line: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), None)
+
+
+def words_of(line: str) -> list[str]:
+    for pattern, text in INSTEAD:
+        line = re.sub(pattern, text, line)
+    words = shlex.split(line)[1:]
+    trains = words[0] in ("train", "headroom", "sweep") or words[:2] == ["d2align", "learn"]
+    if trains and "--resume" not in words and "--help-config" not in words:
+        words += TINY.split()
+    return words
+
+
+ALL = [*in_pages(), *in_helps()]
+RUN = list({tuple(words_of(one.line)): one.line for one in ALL if reason(one.line) is None}.values())
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [one for one in ALL if re.match("(diffrl|accelerate|torchrun|python -m diffrl.launch) ", one.line)],
+    ids=lambda one: f"{one.where}: {one.line}"[:90],
+)
+def test_a_shown_command_is_read(shown: Shown, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    if reason(shown.line) == "a form, not a command":
+        return
+    line = re.split(
+        r" (?:\|\||>) ",
+        re.sub(r"^(accelerate launch|torchrun|python -m diffrl.launch) .*?-m diffrl|^diffrl", "", shown.line),
+    )[0]
+    words = shlex.split(line, comments=True)
+    arguments, rest = _parser().parse_known_args(words)
+    assert not [word for word in rest if word.startswith("-")]
+    assert arguments.words_anywhere or not rest
+    if words[0] == "train" and re.match(r"(configs/)?(?!playground)\w+/\w+", words[1]):
+        prepare(words[1], [word for word in words[2:] if "=" in word])
+
+
+def do(line: str) -> None:
+    assert main(line.split()) == 0, line
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of somebody who has trained: configs, prompts, rewards, one run and one scored set under many names."""
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        Path("configs").symlink_to(ROOT / "configs")
+        Path("examples").symlink_to(ROOT / "examples")
+        prompts = [prompt.text for prompt in load_prompts("playground/compositional/train")[:100]]
+        for name in ("test.txt", "my_test.txt"):
+            Path(name).write_text("\n".join(prompts[:8]))
+        Path("my_train.txt").write_text("\n".join(prompts[8:]))
+        Path("my.jsonl").write_text("".join(f'{{"prompt": "{text}", "kind": "plain"}}\n' for text in prompts[:4]))
+        reward = (
+            (ROOT / "tests" / "data" / "redness.py").read_text().replace(" = 1.0)", " = 1.0, threshold: float = 0)")
+        )
+        for name in ("my_reward.py", "my_rewards.py"):
+            Path(name).write_text(f"{reward}\n\nclass Mine(Redness):\n    name = 'mine'\n")
+        do("init my.yaml --model playground --rewards playground,clip --train my_train.txt --test my_test.txt")
+        do("init --objective mine")
+        config = yaml.safe_load(Path("my.yaml").read_text())
+        for key, value in (word.split("=") for word in TINY.split()):
+            section, _, name = key.rpartition(".")
+            (config.setdefault(section, {}) if section else config)[name] = yaml.safe_load(value)
+        Path("my.yaml").write_text(yaml.safe_dump(config))
+        do("train my.yaml run_dir=runs/my")
+        shutil.copytree("runs/my/lora", "runs/my/healthy", dirs_exist_ok=True)
+        for name in ("demo", "nft", "grpo", "a", "b", "mine"):
+            shutil.copytree("runs/my", f"runs/{name}")
+        do("divgen generate playground --small --limit 1 --per-prompt 2 --steps 2 --out divgen/base")
+        do("divgen score divgen/base")
+        for name in ("nft", "mine"):
+            shutil.copytree("divgen/base", f"divgen/{name}")
+    return place
+
+
+@pytest.mark.parametrize("line", RUN)
+def test_a_shown_command_runs(
+    line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    new = f"new{len(list(place.glob('**/new*')))}"
+    words = [word.replace("NEW", new) for word in words_of(line)]
+    code = main(words)
+    output = capsys.readouterr()
+    assert code == 0 or (code == 1 and words[0] == "doctor"), f"{' '.join(words)}\n{output.err}"  # it may not fit
