@@ -63,6 +63,7 @@ INSTEAD = (
     (r"^(diffrl divgen generate .*)--out divgen/", r"\1--steps 2 --out NEW/"),
     (r"rewards\.ocr=null", ""),
     (r"my_objective\.py:MyObjective", "mine.py:Mine"),
+    (r"^diffrl rewards new sharpness", "diffrl rewards new bluntness"),
     (r"^diffrl rewards check sharpness", "diffrl rewards check sharpness/sharpness_reward.py:Sharpness"),
     (r"--resume runs/my optimise", "--resume runs/b optimise"),
     (r"^(diffrl train (?!.*(--resume|run_dir)).*)", r"\1 run_dir=runs/NEW"),
@@ -191,6 +192,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Path(name).write_text(f"{reward}\n\nclass Mine(Redness):\n    name = 'mine'\n")
         do("init my.yaml --model playground --rewards playground,clip --train my_train.txt --test my_test.txt")
         do("init --objective mine")
+        do("rewards new sharpness")
         config = yaml.safe_load(Path("my.yaml").read_text())
         for key, value in (word.split("=") for word in TINY.split()):
             section, _, name = key.rpartition(".")
