@@ -95,7 +95,10 @@ def known_flow(pipe: Any) -> None:
     if name not in EITHER:
         _refuse(f"{SCHEDULER}: {name} is not supported with a flow-matching model", FLOW_MATCHING[0])
     plain = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "thresholding": False}
-    refuse_others(SCHEDULER, {key: config.get(key) for key in plain if key in config}, plain)
+    for key, value in plain.items():
+        if (given := config.get(key)) != value:
+            text = f"{SCHEDULER}: {name} draws a flow-matching model with {key} {_yaml(value)}, here {_yaml(given)}"
+            _refuse(text, f"{key} {_yaml(value)}")
     refuse_unread(pipe.scheduler, EITHER_FIELDS)
 
 
