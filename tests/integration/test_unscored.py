@@ -19,7 +19,7 @@ from diffrl.rewards.scoring import Scorer
 from diffrl.rewards.unscored import Tally
 from diffrl.run.train import train
 
-# Refuses by the pixels: about one image in eight, the same ones in every run.
+# Refuses by the pixels: about one image in three, the same ones in every run.
 JUDGE = """
 from diffrl.rewards import Unscored
 
@@ -30,7 +30,7 @@ class Judge:
 
     def __call__(self, images, prompts, metadata):
         light = images.mean((1, 2, 3))
-        refused = (light * 200).round().int() % 8 == 0
+        refused = (light * 200).round().int() % 3 == 0
         if len(images) == 1 and bool(refused):
             raise Unscored("I cannot help with that")
         return [None if no else float(one) for one, no in zip(light, refused)]
