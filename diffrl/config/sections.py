@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import FiniteFloat, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from diffrl.config.base import PAIR, Problem, PromptSource, Resolution, Section, Share, key, section
+from diffrl.config.base import PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
 from diffrl.config.caching import ScoutSection
 from diffrl.config.methods import ForwardProcess
+from diffrl.errors import UserError
 from diffrl.sampling import SamplerSpec
 
 
@@ -28,7 +31,34 @@ class Prompts(Section):
 class Lora(Section):
     rank: int = key(32, "rank of the update, at most the width of a large network", ge=1, le=8192)
     alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0, le=10**5)
-    targets: list[str] | None = key(None, "names of the adapted modules; null: the family's attention projections")
+    targets: list[str] | None = key(
+        None, "names of the adapted modules; null: the family's attention projections, and the layers of `start`"
+    )
+    start: PathText | None = key(
+        None,
+        "the LoRA that training begins as, exactly: a run, a folder, a file in any of the forms that people have, or "
+        "OWNER/NAME[@REVISION][:FILE]; its rank may be smaller than `rank`, what is new begins without effect; null: "
+        "none, the pretrained model",
+    )
+    reference: Literal["start", "base"] = key(
+        "start", "what penalties and references compare with: the LoRA `start`, if there is one, or the base model"
+    )
+
+    def check(self, config: Any) -> None:
+        if self.start is not None:
+            from diffrl.lora_files import find_lora
+
+            try:
+                find_lora(self.start)
+            except UserError as error:
+                raise Problem("lora.start", str(error)) from None
+
+    def contents(self, config: Any) -> Mapping[str, Path | str]:
+        if self.start is None:
+            return {}
+        from diffrl.lora_files import lora_file
+
+        return {"lora.start (file)": lora_file(self.start)}
 
 
 class Rollout(SamplerSpec):

@@ -61,7 +61,8 @@ class Job:
             raise UserError(f"--checkpoint: {folder} has no readable {config} ({error})") from error
         device = join_processes().device
         with foreign(config):
-            spec = LoraSpec(rank=int(lora["rank"]), alpha=float(lora["alpha"]), targets=lora["targets"])
+            layers = dict.fromkeys(key.rpartition(".lora_")[0] for key in tensors["lora"])
+            spec = LoraSpec(rank=int(lora["rank"]), alpha=float(lora["alpha"]), targets=[*layers])
         policy = load_policy(
             self.drawing.model,
             lora=spec,

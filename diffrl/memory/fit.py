@@ -163,6 +163,7 @@ class Estimator:
     def _parts(self) -> dict[str, int]:
         network, optimise = self.backbone.network, self.config.optimise
         copies = 1 + len(self.objective.snapshots) + self.cost.loras + bool(optimise.ema.decay)
+        copies += self.config.lora.start is not None and self.config.lora.reference == "start"
         frozen = bytes_of(network) - self.lora
         if self.sharded:
             kinds = getattr(network, "_no_split_modules", None) or ()

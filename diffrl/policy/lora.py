@@ -77,6 +77,7 @@ class Adapters:
         # requires_grad, which would take "default" out of a graph that is waiting for its backward pass. Empty means
         # the pretrained network.
         self._active: list[str] = [TRAINED]
+        self.reference: str | None = None  # the snapshot that stands for the pretrained network
         self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
@@ -131,9 +132,15 @@ class Adapters:
         self._inject(name, first.cast_input_dtype_enabled)
         self.copy(TRAINED, name)
 
+    def hold_start(self) -> None:
+        """From now on the trained LoRA as it is now is what counts as pretrained, in `using(None)`."""
+        self.add("start")
+        self.reference = "start"
+
     @contextmanager
     def using(self, name: str | None) -> Iterator[None]:
         """Inside the context the network runs with this LoRA, or with none (the pretrained network)."""
+        name = self.reference if name is None else name
         if name is not None:
             self._known(name)
         before = list(self._active)

@@ -159,12 +159,15 @@ def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
         precision=config.optimise.precision,
         device=device,
         resolution=config.rollout.resolution,
+        start=config.lora.start,
         seed=config.seed,
         family=config.family,
         text_length=config.text_length,
         base=config.engine.base,
         whole=whole,
     )
+    if config.lora.start is not None and config.lora.reference == "start":
+        policy.lora.hold_start()
     if config.optimise.gradient_checkpointing:
         policy.enable_gradient_checkpointing()
     return policy

@@ -61,6 +61,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
         f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
+        *([f"Its training began as the LoRA `{config.lora.start}`."] if config.lora.start else []),
         *_over(config),
         *([f"Weights of the hub: {read}."] if read else []),
         "## How to load it",
