@@ -30,7 +30,6 @@ REMOVED: dict[str, Any] = {"rollout.cache.kind": "off", "rollout.cache.interval"
 REMOVED |= {"rollout.noise_levels": None, "rollout.tail_solver": "dpm2", "optimise.max_skipped": 2}
 REMOVED |= {"advantages.least": 1e-3, "advantages.ban": None, "engine.merge": "exact"}
 REMOVED["checkpoint.push_every"] = 10
-REMOVED |= {"direct.align.branches": "both", "direct.align.noise": "initial"}
 # Methods' numbers and options that no recipe and no paper's result has at another value.
 REMOVED |= {"marble.uniform_after": None, "crd.loss": "squared", "crd.tau": None, "crd.weighted": True}
 REMOVED |= {"gdro.top": False, "dense.ode_steps": None, "dense.credit": "gain"}
@@ -94,7 +93,15 @@ for recipe in [f"sd35/{name}" for name in READ_128.split()] + [
 # Judges that large recipes watch since, of those that watched nothing that they do not train on: recipe, keys added.
 OF_LOOKS = ("watch.pickscore.", "watch.aesthetic.")  # where writing or objects are trained
 OF_TEXT = ("watch.clip.", "watch.aesthetic.")  # where a preference is
-SINCE = {"unscored": 0.02}  # keys of every reward that came later, at their default
+SINCE = {
+    "unscored": 0.02,
+    "lora.start": None,
+    "lora.reference": "start",
+}  # keys that came since, with what every recipe was before
+REMOVED |= {
+    "direct.align.branches": "both",
+    "direct.align.noise": "initial",
+}  # keys of every reward that came later, at their default
 ADDED: dict[str, tuple[str, ...]] = {
     **{
         f"{family}/grpo_ocr": OF_LOOKS
@@ -203,7 +210,11 @@ def test_no_value_has_changed(
         then = {RENAMED.get(key, key): value for key, value in leaves(entry["resolved"]) if not gone(key, value)}
         added = {key for key in now if key.startswith(ADDED.get(name, ())) and "." in key and name in ADDED}
         assert not added & then.keys() and len(added) >= 3 * len(ADDED.get(name, ())), name
-        later = {key for key, value in now.items() if SINCE.get(key.rpartition(".")[2], SINCE) == value}
+        later = {
+            key
+            for key, value in now.items()
+            if value in (SINCE.get(key, SINCE), SINCE.get(key.rpartition(".")[2], SINCE))
+        }
         now = {key: value for key, value in now.items() if key not in added | later}
         if added and then.get("watch") == {}:
             del then["watch"]
