@@ -35,6 +35,7 @@ TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers 
 PATIENCE = 600.0  # seconds, as a default
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds that a server rests after a failure, doubled from one to the next
 PASSING = (429, 502, 503, 504)  # statuses that another attempt, or another server, may not meet
+CUTS = 2  # times that a request is sent again for a plain-text 500
 MOST = 2**20  # bytes of an answer: some 40,000 scores
 DESCRIBING = 30.0  # seconds at most that a server may take to say what it serves
 NEWS = 30.0  # seconds after which a name is looked up again: servers come and go
@@ -205,14 +206,15 @@ class Servers:
 
         `make`: the body and its type, made in a thread when there is a place for the request. Raises `RemoteError`.
         """
-        loop, ticket, first = asyncio.get_running_loop(), next(self._tickets), None
+        loop, ticket, first, cuts = asyncio.get_running_loop(), next(self._tickets), None, 0
         while True:
             server = await self._place(ticket)
             began = loop.time()
             try:
                 body, kind = await asyncio.to_thread(make)
                 answer = await self._attempt("POST", server, path, self.timeout, body, {"Content-Type": kind})
-                if answer.status not in PASSING and not answer.cut:
+                cuts += answer.cut  # a server whose own fault is plain text is not waited for
+                if answer.status not in PASSING and not (answer.cut and cuts <= CUTS):
                     server.succeeded(self.at_once)
                     return answer
                 problem = f"server {server.url}: {answer.problem}"

@@ -243,7 +243,7 @@ def test_a_fault_that_passes_is_tried_again(judge: Judge, fault: str) -> None:
     ],
 )
 def test_a_fault_that_stays_is_an_error_and_no_number(judge: Judge, fault: str, said: str) -> None:
-    judge.script = [fault] * 3
+    judge.script = [fault] * 9
     message = failure(build(judge, mode="score", request_retries=2, concurrency=1), lit(0.5))
     assert said in message and judge.url in message and PROMPT in message and "in 3 tries" in message
 
