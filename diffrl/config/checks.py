@@ -113,6 +113,12 @@ def world_size() -> int:
 
 def check_model(model: str) -> None:
     """Raise UserError if `model` looks like a folder and is none in diffusers' format. Hub ids are left to the hub."""
+    from diffrl.single_file import split
+
+    if (single := split(model)) is not None:
+        if not single[0]:
+            return
+        model = single[0]
     path = Path(here(model))
     if model in worlds():
         return

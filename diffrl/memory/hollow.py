@@ -29,6 +29,7 @@ from diffrl.policy.pipelines import settings_of
 from diffrl.policy.quantised import quantise
 from diffrl.policy.text_length import set_text_length
 from diffrl.resources import shipped
+from diffrl.single_file import split
 
 TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 
@@ -42,8 +43,9 @@ def architecture(model: str) -> Path | None:
 
 def hollow_backbone(config: Config) -> Any:
     """The family's backbone over modules without weights (on the meta device), from the model's configs."""
-    shape = architecture(config.model)
-    source, index = find_model(config.model if shape is None else str(shape))
+    base = (split(config.model) or (config.model,))[0] or config.model
+    shape = architecture(base)
+    source, index = find_model(base if shape is None else str(shape))
     pipe = made_pipeline(source, index, PRECISIONS[config.optimise.precision])
     family = find_family(str(index["_class_name"]), config.family)
     length = settings_of(source).get("max_sequence_length")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
 
-from diffrl.errors import UserError, foreign, nearest
+from diffrl.errors import UserError, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
-from diffrl.worlds import folder_of, worlds
 
 __all__ = [
     "PRECISIONS",
@@ -93,32 +90,9 @@ def load_policy(
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:
     """Where the model is (folder, or OWNER/NAME@COMMIT, as far as it is known), and its model_index.json."""
-    folder = folder_of(model)
-    if folder.is_dir():
-        try:
-            with foreign(folder / "model_index.json"):
-                return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
-        except FileNotFoundError:
-            raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
-    if folder.is_file():
-        from diffrl.policy.files import refuse_file
+    from diffrl.policy.files import find
 
-        refuse_file(folder)
-    if model in worlds():
-        raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        hint = nearest(model, worlds()) if "/" not in model else ""
-        known = ", ".join(worlds())
-        raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME[@REVISION]{hint}')
-    from diffrl.hub import hub_failure, pinned
-
-    failure = hub_failure()
-    try:
-        source, at = pinned(model)
-        return "@".join([source, *at.values()]), DiffusionPipeline.load_config(source, **at)
-    except OSError as error:
-        reason = f"it is not in this machine's cache, and {failure}" if failure else _first_line(error)
-        raise UserError(f'model: no folder "{model}", and the hub does not give it: {reason}') from None
+    return find(model)
 
 
 def _first_line(error: Exception) -> str:

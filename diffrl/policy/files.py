@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, DiffusionPipeline, pipelines
 
-from diffrl.errors import UserError, nearest
+from diffrl.errors import UserError, foreign, nearest
+from diffrl.single_file import split
+from diffrl.worlds import folder_of, worlds
 
 PART = re.compile(r"(transformer|unet|vae|text_encoder)(_\d+)?")  # with weights that training needs
 PLAIN = ("diffusion_pytorch_model", "model")  # diffusers' and transformers' names
 POINTER = b"version https://git-lfs"
+
+
+def find(model: str) -> tuple[str, dict[str, Any]]:
+    """Where the model is (folder, or OWNER/NAME@COMMIT, as far as it is known), and its model_index.json, which has the
+    file of `BASE+FILE`, too (see `diffrl.policy.single`).
+
+    Raises:
+        UserError: there is no such model, or it cannot be read.
+    """
+    if (single := split(model)) is None:
+        source, index = _find(model)
+        refuse_code(source, index)
+        return source, index
+    from diffrl.policy.single import OF_FILE, base_of
+
+    base, file = single
+    try:
+        source, index = find(base or (base := base_of(file)))
+    except UserError as error:
+        if single[0]:
+            raise
+        text = f'"{file}" is read over the configs of its model; with a folder of them: FOLDER+{file}'
+        raise UserError(f"{error}; {text}") from None
+    return source, index | {OF_FILE: str(file)}
+
+
+def _find(model: str) -> tuple[str, dict[str, Any]]:
+    folder = folder_of(model)
+    if folder.is_dir():
+        try:
+            with foreign(folder / "model_index.json"):
+                return str(folder), dict(json.loads((folder / "model_index.json").read_text()))
+        except FileNotFoundError:
+            raise UserError(f'model: folder "{folder}" has no model_index.json (diffusers\' format)') from None
+    if folder.is_file():
+        raise UserError(f"model: {folder} is a file, expected a folder in diffusers' format, .safetensors or .gguf")
+    if model in worlds():
+        raise UserError(f'model: the {model}\'s weights are missing, no folder "{folder}"')
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        hint = nearest(model, worlds()) if "/" not in model else ""
+        known = ", ".join(worlds())
+        raise UserError(f'model: no folder "{model}"; give {known}, a folder, or a hub id OWNER/NAME[@REVISION]{hint}')
+    from diffrl.hub import hub_failure, pinned
+
+    failure = hub_failure()
+    try:
+        source, at = pinned(model)
+        return "@".join([source, *at.values()]), DiffusionPipeline.load_config(source, **at)
+    except OSError as error:
+        reason = f"it is not in this machine's cache, and {failure}" if failure else str(error).strip().splitlines()[0]
+        raise UserError(f'model: no folder "{model}", and the hub does not give it: {reason}') from None
 
 
 def parts_with_weights(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -83,10 +137,16 @@ def refuse_quantised(source: str, index: Mapping[str, Any]) -> None:
                 raise UserError(f"{text}, and engine.base: int8, fp8 or nf4")
 
 
-def refuse_file(path: Path) -> None:
-    """UserError where a single file was given as the model, with the way to a folder."""
-    convert = f"diffusers' PIPELINE.from_single_file({str(path)!r}).save_pretrained(FOLDER)"
-    raise UserError(f"model: {path} is a file, expected a folder in diffusers' format; {convert} makes one")
+def refuse_code(source: str, index: Mapping[str, Any]) -> None:
+    """UserError if the model brings code of its own: a community pipeline, or a component of a file beside it."""
+    known = ("diffusers", "transformers")
+    named = [index.get("_class_name"), *(entry for name, entry in index.items() if not name.startswith("_"))]
+    for entry in named:
+        if isinstance(entry, list) and entry and isinstance(entry[0], str):
+            module = entry[0]
+            if (entry is named[0] or module not in known) and not hasattr(pipelines, module):
+                text = f'model: "{source}" brings code of its own ({module}.py), which is not run'
+                raise UserError(f"{text}; give a model of a pipeline of diffusers, or `family: FILE.py:CLASS` for one")
 
 
 def _refuse_other_form(part: Path, files: Mapping[str, Path], kind: str) -> None:

@@ -82,13 +82,15 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
 
     refuse_missing(index)
     refuse_quantised(source, index)
-    folder = Path(source)
-    if folder.is_dir() and (variant := find_variant(folder, index)) is not None:
+    folder, (where, at) = Path(source), pinned(source)
+    if "_file" in index:
+        from diffrl.policy.single import load_file
+
+        more |= load_file(source, index, _types(source, index, dtype))
+    beside = {name: entry for name, entry in index.items() if name not in more}
+    if folder.is_dir() and (variant := find_variant(folder, beside)) is not None:
         more["variant"] = variant
-    where, at = pinned(source)
-    settings = AutoencoderKL.load_config(where, subfolder="vae", **at)
-    upcast = settings.get("force_upcast", index["vae"][1] == "AutoencoderKL")
-    types = {"default": dtype, "vae": torch.float32 if upcast else dtype}
+    types = _types(source, index, dtype)
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
     with _quiet() if folder.is_dir() else nullcontext():
@@ -102,6 +104,15 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
             ValueError,
         ) as error:  # of libraries, on its files
             raise UserError(f'model: "{source}" cannot be loaded: {in_one_line(error, most=200)}') from None
+
+
+def _types(source: str, index: Mapping[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    from diffrl.hub import pinned
+
+    where, at = pinned(source)
+    settings = AutoencoderKL.load_config(where, subfolder="vae", **at)
+    upcast = settings.get("force_upcast", index["vae"][1] == "AutoencoderKL")
+    return {"default": dtype, "vae": torch.float32 if upcast else dtype}
 
 
 @contextmanager

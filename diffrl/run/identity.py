@@ -32,8 +32,11 @@ def contents(config: Config) -> Identity:
     if config.drawn_groups:
         prompts = [[prompt.text, dict(prompt.metadata)] for prompt in load_prompts(config.prompts.train)]
         identity["prompts.train (texts)"] = _digest(prompts)
-    if Path(source := find_model(config.model)[0]).is_dir():
+    source, index = find_model(config.model)
+    if Path(source).is_dir():
         identity["model (files)"] = _digest(stamp(source))
+    if "_file" in index:
+        identity["model (one file)"] = _digest(stamp(index["_file"]))
     identity |= _commits({"model": source, "evaluate.features": config.evaluate.features})
     for section in (getattr(config, name) for name in type(config).model_fields):
         other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"

@@ -229,7 +229,3 @@ def test_each_other_form_is_named_with_what_to_do(models: dict[str, Path], tmp_p
     (quantised / "diffusion_pytorch_model.safetensors").rename(quantised / "model-q8.gguf")
     with pytest.raises(UserError, match=r"transformer has model-q8.gguf only, which is quantised"):
         load_policy(str(tmp_path / "gguf"), lora=SPEC)
-    single = tmp_path / "model.safetensors"
-    single.write_bytes(b"")
-    with pytest.raises(UserError, match=r"model.safetensors is a file, expected a folder .*from_single_file"):
-        load_policy(str(single), lora=SPEC)

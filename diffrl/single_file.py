@@ -1,0 +1,31 @@
+"""A model's name that ends in one file: `FILE`, or `BASE+FILE`, the model BASE with what FILE has instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from diffrl.errors import UserError
+
+FILE = re.compile(r"(?:(?P<base>.+)\+)?(?P<file>[^+]+\.(?:safetensors|gguf))", re.IGNORECASE)
+PICKLE = re.compile(r".*\.(ckpt|bin|pt|pth)", re.IGNORECASE)
+
+
+def split(model: str) -> tuple[str, Path] | None:
+    """The base ("": none is named) and the file; None for another name of a model.
+
+    Raises:
+        UserError: the file is not there, or it is a pickle.
+    """
+    if PICKLE.fullmatch(model) and Path(model).expanduser().is_file():
+        convert = f"diffusers' PIPELINE.from_single_file({model!r}).save_pretrained(FOLDER)"
+        raise UserError(f'"{model}" is a pickle, which can run code when it is read; convert it with {convert}')
+    if Path(model).expanduser().is_dir() or (match := FILE.fullmatch(model)) is None:
+        return None
+    file = Path(model).expanduser()
+    base = ""
+    if not file.is_file():
+        base, file = match["base"] or "", Path(match["file"]).expanduser()
+    if not file.is_file():
+        raise UserError(f'no file "{file}"')
+    return base, file

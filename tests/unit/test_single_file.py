@@ -1,0 +1,180 @@
+"""Models in one file: read by every door as the folder that has the same weights; what cannot be read is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tiny import SPEC, tiny_sd, velocity
+from tiny_models.recent import make
+from torch import Tensor
+
+from diffrl.cli.main import main
+from diffrl.config import check_model
+from diffrl.errors import UserError
+from diffrl.policy import find_model, load_policy
+from diffrl.policy.single import _text_encoder
+from diffrl.run.identity import contents
+
+
+@pytest.fixture(scope="module")
+def z_image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Tensor]]:
+    """A model's folder, a base of another seed without the network's weights, and the network's tensors."""
+    folder = tmp_path_factory.mktemp("z")
+    model, base = make("z-image", folder / "model"), folder / "base"
+    shutil.copytree(model, base)
+    file = base / "transformer/diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    return model, base, tensors
+
+
+def original(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """In the layout that Z-Image was published in, which ComfyUI reads, too."""
+    result = {}
+    for key, value in tensors.items():
+        for here, there in (
+            ("all_x_embedder.2-1", "x_embedder"),
+            ("all_final_layer.2-1", "final_layer"),
+            ("norm_q", "q_norm"),
+            ("norm_k", "k_norm"),
+            ("attention.to_out.0", "attention.out"),
+        ):
+            key = key.replace(here, there)
+        result[f"model.diffusion_model.{key}"] = value
+    for key in [key for key in result if ".to_q." in key]:
+        parts = [result.pop(key.replace("to_q", f"to_{part}")) for part in "qkv"]
+        result[key.replace("to_q", "qkv")] = torch.cat(parts)
+    return result
+
+
+def gguf_file(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Written by gguf's own writer, in 8 bits where rows are of whole blocks; returns what the blocks say."""
+    gguf = pytest.importorskip("gguf", reason="pip install 'diffrl[gguf]'")
+    writer, told = gguf.GGUFWriter(str(path), "z_image"), {}
+    for key, value in tensors.items():
+        kind, data = gguf.GGMLQuantizationType.F32, value.float().numpy()
+        if value.ndim == 2 and value.shape[1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            data = gguf.quants.quantize(data, kind)
+        writer.add_tensor(key, data, raw_dtype=kind)
+        told[key] = torch.from_numpy(gguf.quants.dequantize(data, kind).copy()).reshape(value.shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return told
+
+
+@pytest.mark.parametrize("form", ["diffusers", "original", "gguf", "original gguf"])
+def test_the_network_of_a_file_is_that_of_the_folder(z_image, form: str, tmp_path: Path) -> None:
+    model, base, tensors = z_image
+    file = tmp_path / ("net.gguf" if "gguf" in form else "net.safetensors")
+    written = original(tensors) if "original" in form else tensors
+    wanted = tensors
+    if "gguf" in form:
+        told = gguf_file(file, written)
+        wanted = {key: told[key] for key in tensors} if form == "gguf" else {}
+    else:
+        save_file({key: value.contiguous() for key, value in written.items()}, file)
+    policy = load_policy(f"{base}+{file}", lora=SPEC)
+    network = policy.backbone.network
+    for key, value in wanted.items():
+        layer = key.removesuffix(".weight")
+        name = f"{layer}.base_layer.weight" if f"{layer}.base_layer.weight" in dict(network.named_parameters()) else key
+        # diffusers multiplies a block's scale in half precision
+        torch.testing.assert_close(network.state_dict()[name], value, rtol=1e-3 if "gguf" in form else 0, atol=0)
+    expected = velocity(load_policy(str(model), lora=SPEC))
+    difference = float((velocity(policy) - expected).norm() / expected.norm())
+    assert difference == 0 if "gguf" not in form else 0 < difference < 0.05
+
+
+def test_the_text_encoder_of_a_checkpoint_is_read(tmp_path: Path) -> None:
+    model = tiny_sd(tmp_path / "model")
+    pipe = diffusers.StableDiffusionPipeline.from_pretrained(model)
+    text = {key: value + 0.1 for key, value in pipe.text_encoder.state_dict().items() if value.is_floating_point()}
+    prefix = "cond_stage_model.transformer.text_model."
+    tensors = {prefix + key.removeprefix("text_model."): value for key, value in text.items()}
+    entry = ["transformers", "CLIPTextModel"]
+    found = _text_encoder(tensors, entry, "text_encoder", str(model), torch.float32).state_dict()
+    assert all(torch.equal(found[key], value) for key, value in text.items())
+    assert _text_encoder({"x": torch.zeros(2)}, entry, "text_encoder", str(model), torch.float32) is None
+
+
+def test_training_doctor_sample_and_evaluate_read_it_by_one_loader(z_image, config_file, tmp_path, capsys) -> None:
+    _, base, tensors = z_image
+    file = tmp_path / "net.safetensors"
+    save_file(tensors, file)
+    model = f"{base}+{file}"
+    path = config_file(epochs=1, evaluate={"every": 1, "prompts": 2, "per_prompt": 2}, rollout={"resolution": 16})
+    config = yaml.safe_load(path.read_text()) | {"model": model}
+    path.write_text(yaml.safe_dump(config))
+    assert main(["train", str(path)]) == 0
+    assert main(["doctor", str(path)]) == 0
+    run, prompts = config["run_dir"], config["prompts"]["test"]
+    words = ["--lora", f"{run}/lora", "--prompts", prompts, "--limit", "1", "--steps", "2"]
+    assert main(["sample", model, *words, "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                model,
+                *words,
+                "--rewards",
+                config["rewards"]["redness"]["plugin"],
+                "--out",
+                str(tmp_path / "scores.json"),
+            ]
+        )
+        == 0
+    )
+    from diffrl import load_config
+
+    loaded = load_config(path)
+    before = contents(loaded)["model (one file)"]
+    save_file(tensors | {"cap_pad_token": tensors["cap_pad_token"] + 1}, file)
+    assert contents(loaded)["model (one file)"] != before, "another file is another model"
+
+
+def test_what_cannot_be_read_is_said_in_one_line(z_image, tiny_model: Path, tmp_path: Path) -> None:
+    _, base, tensors = z_image
+    file = tmp_path / "net.safetensors"
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"Z-Image.* not in this machine's cache.*with a folder of them: FOLDER\+"):
+        find_model(str(file))
+    odd = tmp_path / "odd.safetensors"
+    save_file({"x": torch.zeros(2)}, odd)
+    with pytest.raises(UserError, match=r"of which model is not known; write BASE\+"):
+        find_model(str(odd))
+    with pytest.raises(UserError, match="no file"):
+        check_model(f"{base}+{tmp_path / 'none.safetensors'}")
+    with pytest.raises(UserError, match="is not a SD3Transformer2DModel of"):
+        load_policy(f"{tiny_model}+{file}")
+    scaled = tmp_path / "fp8.safetensors"
+    save_file({"x.weight": torch.zeros(2), "x.scale_weight": torch.ones(1)}, scaled)
+    with pytest.raises(UserError, match="scales beside them"):
+        load_policy(f"{base}+{scaled}")
+    part = tmp_path / "part.safetensors"
+    save_file({key: value for key, value in tensors.items() if "layers.1." not in key}, part)
+    with pytest.raises(UserError, match=r"is not a|has no transformer"):
+        load_policy(f"{base}+{part}")
+    pickle = tmp_path / "model.ckpt"
+    pickle.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is a pickle.*from_single_file"):
+        check_model(str(pickle))
+
+
+@pytest.mark.parametrize("named", [{"_class_name": ["pipeline", "Mine"]}, {"transformer": ["my_net", "Net"]}])
+def test_a_folder_with_code_of_its_own_is_refused(
+    tiny_model: Path, tmp_path: Path, named: dict[str, list[str]]
+) -> None:
+    index = json.loads((tiny_model / "model_index.json").read_text()) | named
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"brings code of its own \((pipeline|my_net)\.py\), which is not run"):
+        find_model(str(tmp_path))
