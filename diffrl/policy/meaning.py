@@ -113,6 +113,8 @@ def known_diffusion(pipe: Any) -> None:
     if config.get("rescale_betas_zero_snr") and kind == "epsilon":
         text = "rescale_betas_zero_snr with prediction_type epsilon divides by zero at its first step"
         _refuse(f"{SCHEDULER}: {text}", "v_prediction, or rescale_betas_zero_snr false")
+    if str(config.get("variance_type")).startswith("learned"):
+        _refuse(f"{SCHEDULER}: variance_type {config['variance_type']} is not supported", "fixed_small, null")
     if name in EVEN and config.get("timestep_spacing") == "linspace":
         text = f"timestep_spacing linspace with {name}, which steps by T / steps from wherever it is"
         _refuse(f"{SCHEDULER}: {text}", "timestep_spacing leading, trailing")
