@@ -221,10 +221,10 @@ def _check_plain(
 
 
 def check_plugin(plugin: str) -> None:
-    """Raise UserError unless this is an installed reward or a `path/to/file.py:Class` whose file exists."""
+    """Raise UserError unless this is an installed reward, `module:NAME`, or a `path/to/file.py:NAME` that is there."""
     from diffrl.plugins import unknown
     from diffrl.rewards import local
-    from diffrl.rewards.registry import exists, split_name
+    from diffrl.rewards.registry import exists, is_module, split_name
 
     if local.is_local(plugin):
         local.find(plugin)
@@ -235,7 +235,7 @@ def check_plugin(plugin: str) -> None:
         if outer != "remote":  # what a server has need not be installed here
             check_plugin(inner)
         return
-    if exists(plugin):  # "diffrl:clip", too, where a folder is called diffrl
+    if is_module(plugin) or exists(plugin):  # "diffrl:clip", too, where a folder is called diffrl
         return
     if ".py" in plugin or "/" in plugin or Path(plugin.partition(":")[0]).is_dir():
         path, _, name = plugin.rpartition(":")
@@ -257,11 +257,6 @@ def check_names_in_file(path: str, name: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UserError(f"{path}{line}: not Python: {getattr(error, 'msg', error)}") from None
-    if any(isinstance(node, ast.FunctionDef) and node.name == name for node in module.body):
-        text = (
-            "here a reward is a class with __call__(images, prompts, metadata); only from Python may it be a function"
-        )
-        raise UserError(f'"{name}" in {path} is a function: {text}')
     known: set[str] = set()
     for node in ast.walk(module):  # also what an `if` or a `try` defines
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -272,9 +267,9 @@ def check_names_in_file(path: str, name: str) -> None:
             known.add((node.asname or node.name).partition(".")[0])
     if name in known or known & {"*", "__getattr__", "globals"}:
         return
-    classes = [node.name for node in module.body if isinstance(node, ast.ClassDef)]
-    has = f"; it has {', '.join(classes)}" if classes else "; it has no class"
-    raise UserError(f'no class "{name}" in {path}{nearest(name, classes) if classes else ""}{has}')
+    things = [node.name for node in module.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    has = f"; it has {', '.join(things)}" if things else "; it has no class and no function"
+    raise UserError(f'no class or function "{name}" in {path}{nearest(name, things) if things else ""}{has}')
 
 
 def check_geometry(config: Config, world: int) -> None:

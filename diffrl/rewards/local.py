@@ -33,7 +33,10 @@ def register(name: str, thing: Any) -> str:
             f'reward "{name}": a {type(thing).__name__} cannot be called; give a function, a class or an object'
         )
     if not inspect.isclass(thing) and missing_of_class(type(thing)):  # a function, a bound method, a partial
-        thing = _from_function(name, thing)
+        from diffrl.rewards.functions import adapt
+
+        adapted = adapt(thing, name) if inspect.isfunction(thing) else thing
+        thing = adapted() if inspect.isclass(adapted) else _from_function(name, thing)
     _known[name] = thing
     return PREFIX + name
 

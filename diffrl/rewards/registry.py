@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import logging
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, cast
 
 from diffrl.errors import UserError, nearest, where
-from diffrl.plugins import by_package, find, here, installed, load
+from diffrl.plugins import by_package, find, here, installed, is_path, load, load_value
 from diffrl.rewards import local
 from diffrl.rewards.protocol import Reward, missing_of_class, missing_of_instance
 from diffrl.rewards.secrets import check_no_credentials
@@ -74,9 +78,24 @@ def split_name(name: str) -> tuple[str, str | None]:
         outer, colon, inner = rest.partition(":")
         return f"{package}:{outer}", inner if colon else None
     outer, colon, inner = name.partition(":")
-    if local.is_local(name):
+    if local.is_local(name) or is_module(name):
         return name, None
     return (outer, inner) if colon and re.fullmatch(r"[\w-]{2,}", outer) else (name, None)
+
+
+def is_module(name: str) -> bool:
+    """Whether a plugin's name is `module:NAME` of a module that can be imported, from the current folder too."""
+    module, _, thing = name.partition(":")
+    if is_path(name) or not thing.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return False
+    if find("reward", module) is not None or find("reward", name) is not None or module in _packages():
+        return False
+    if os.getcwd() not in sys.path and Path(*module.split(".")).with_suffix(".py").is_file():
+        sys.path.append(os.getcwd())
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except Exception:  # finding a.b imports a
+        return False
 
 
 def _packages() -> set[str]:
@@ -135,7 +154,11 @@ def load_class(name_or_path: str) -> type:
         thing = local.find(name_or_path)
         loaded = thing if inspect.isclass(thing) else type(thing)
     else:
-        loaded = load("reward", name_or_path, fits=_fits)
+        from diffrl.rewards.functions import adapt
+
+        module = is_module(name_or_path)
+        loaded = load_value("reward", *[name_or_path] * 2) if module else load("reward", name_or_path, fits=_fits)
+        loaded = adapt(loaded, name_or_path.rpartition(":")[2]) if ":" in name_or_path else loaded
     if missing := missing_of_class(loaded):
         raise UserError(f'"{name_or_path}" is not a reward: {"; ".join(missing)}')
     return loaded
@@ -165,4 +188,4 @@ def _accepted(reward_class: type) -> dict[str, inspect.Parameter]:
 
 
 def _fits(thing: object) -> bool:
-    return inspect.isclass(thing) and not missing_of_class(thing)
+    return inspect.isfunction(thing) or (inspect.isclass(thing) and not missing_of_class(thing))

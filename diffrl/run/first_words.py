@@ -10,7 +10,9 @@ import torch
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.rewards.building import Entry, build_rewards
+from diffrl.rewards.local import is_local
 from diffrl.rewards.protocol import Reward, RewardError, ability
+from diffrl.rewards.registry import is_module
 from diffrl.rewards.scoring import Scorer, applies
 from diffrl.worlds import worlds
 
@@ -32,7 +34,7 @@ def ask_rewards(config: Config, device: torch.device) -> None:
         (f"{table}.{name}", name, entry, entry.plugin)
         for table in ("rewards", "watch")
         for name, entry in getattr(config, table).items()
-        if entry.plugin is not None and ".py:" in entry.plugin
+        if entry.plugin is not None and (".py:" in entry.plugin or is_local(entry.plugin) or is_module(entry.plugin))
     ]
     if not files:
         return

@@ -189,7 +189,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (ROOT / "tests" / "data" / "redness.py").read_text().replace(" = 1.0)", " = 1.0, threshold: float = 0)")
         )
         for name in ("my_reward.py", "my_rewards.py"):
-            Path(name).write_text(f"{reward}\n\nclass Mine(Redness):\n    name = 'mine'\n")
+            mine = "class Mine(Redness):\n    name = 'mine'"
+            function = "def redness(images):\n    return images[:, 0].mean((1, 2))"
+            Path(name).write_text(f"{reward}\n\n{mine}\n\n{function}\n")
         do("init my.yaml --model playground --rewards playground,clip --train my_train.txt --test my_test.txt")
         do("init --objective mine")
         do("rewards new sharpness")

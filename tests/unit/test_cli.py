@@ -407,9 +407,10 @@ def test_doctor_neither_downloads_nor_builds_what_lies_on_the_hub(monkeypatch, t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("class Redness:\n    pass\n", 'no class "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
+        ("class Redness:\n    pass\n", 'no class or function "Rednes" in mine.py (nearest: "Redness"); it has Redness'),
         ("x = 1\n\nclass Rednes\n", "mine.py, line 3: not Python: expected ':'"),
-        ("def Rednes(images):\n    pass\n", '"Rednes" in mine.py is a function: here a reward is a class'),
+        ("def Rednes(images):\n    pass\n", None),
+        ("def redness(images):\n    pass\n", 'in mine.py (nearest: "redness")'),
         ("from elsewhere import *\n", None),
         ("try:\n    Rednes = 1\nexcept ValueError: pass\n", None),
     ],

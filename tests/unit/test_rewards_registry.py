@@ -79,11 +79,10 @@ def test_a_missing_parameter_is_named(tmp_path: Path) -> None:
     [
         ("class R:\n    name = 'r'", "__call__(self, images, prompts, metadata) is missing"),
         (
-            "class R:\n    name = 'r'\n    def __call__(self, images): ...",
+            "class R:\n    name = 'r'\n    def __call__(self, images, prompts, metadata, more): ...",
             "does not take (self, images, prompts, metadata)",
         ),
-        ("class R:\n    def __call__(self, i, p, m): ...", "`name` (a string) is missing"),
-        ("def R(images, prompts, metadata): ...", "it is a function, not a class"),
+        ("def R(images, prompts, metadata, more): ...", "it is a function, not a class"),
         ("class R:\n    name = 'r'\n    embeds = True\n    def __call__(self, i, p, m): ...", "embed_text is missing"),
         ("class R:\n    name = 'r'\n    batch_size = 0\n    def __call__(self, i, p, m): ...", "`batch_size` is 0"),
         ("class R:\n    name = 'r'\n    figures = 1\n    def __call__(self, i, p, m): ...", "lacks the method applies"),
