@@ -19,7 +19,6 @@ from torch import Tensor
 from diffrl.errors import UserError
 from diffrl.evaluation import Evaluated, Evaluator, summarise
 from diffrl.features import default_features, load_features
-from diffrl.forward import FlowMatching
 from diffrl.pictures import grid
 from diffrl.policy import Backbone, Policy, load_policy
 from diffrl.policy.engine import join_processes
@@ -95,7 +94,7 @@ class Drawing:
         steps, guidance = (10, 1.0) if known is None else (known.steps, known.guidance)
         return replace(
             self,
-            sampler=self.sampler or plain_solver(backbone),
+            sampler=self.sampler or backbone.solver,
             steps=self.steps or steps,
             guidance_scale=guidance if self.guidance_scale is None else self.guidance_scale,
         )
@@ -114,11 +113,6 @@ class Drawing:
         if self.model in worlds() and (line := worlds()[self.model].foreign([prompt.text for prompt in chosen])):
             log.warning("%s", line)
         return chosen
-
-
-def plain_solver(backbone: Backbone) -> str:
-    """The plain pipeline's; DDIM for models of the DDPM type."""
-    return backbone.solver if isinstance(backbone.process, FlowMatching) else "ddim"
 
 
 def sample(

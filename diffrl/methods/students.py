@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from diffrl.config import Config
-from diffrl.drawing import plain_solver
 from diffrl.errors import UserError
 from diffrl.policy import Policy, load_policy
 from diffrl.rollout import SamplerSpec
@@ -78,7 +77,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
             raise UserError(f"evaluate.also.{name}: {error}") from None
         prepare_engine(plain, policy)
         spec = SamplerSpec(
-            sampler=plain_solver(policy.backbone),
+            sampler=policy.backbone.solver,
             steps=section.steps,
             guidance_scale=section.guidance_scale,
             noise_level=0.0,

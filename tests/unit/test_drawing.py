@@ -64,6 +64,32 @@ def test_base_and_lora_are_drawn_by_the_same_solver_and_steps(run: Path, tiny_mo
     assert (base.spec(policy).steps, base.spec(policy).guidance_scale) == (7, 4.5), "as the authors draw"
 
 
+COMMANDS = {
+    "sample": "sample {model} --prompts {texts} --out {out}",
+    "evaluate": "evaluate {model} --prompts {texts} --rewards jpeg --out {out}.json",
+    "draw-set": "draw-set {model} --prompts {texts} --rewards jpeg --out {out}",
+    "search": "search {model} --prompts {texts} --rewards jpeg --budget 40 --out {out}",
+    "divgen": "divgen generate {model} --limit 1 --out {out}",
+}
+
+
+def test_every_command_draws_a_lora_alike(run: Path, tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
+    seen: dict[str, Drawing] = {}
+    settled = Drawing.settled
+
+    def watched(self: Drawing, backbone: Any) -> Drawing:
+        seen[name] = settled(self, backbone)
+        raise diffrl.UserError("seen")
+
+    (texts := tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    monkeypatch.setattr(Drawing, "settled", watched)
+    for name, line in COMMANDS.items():
+        words = line.format(model=tiny_model, texts=texts, out=tmp_path / name).split()
+        assert main([*words, "--lora", str(run / "lora")]) == 2 and name in seen
+    ways = {name: (one.sampler, one.steps, one.guidance_scale, one.shift, one.resolution) for name, one in seen.items()}
+    assert set(ways.values()) == {("euler", 10, 2.0, None, ways["sample"][-1])}, ways
+
+
 def test_base_beside_the_lora(run: Path, tiny_model: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"model": str(tiny_model), "prompts": TEXTS, "steps": 2, "per_prompt": 2}
     lora = how | {"lora": str(run / "lora")}
