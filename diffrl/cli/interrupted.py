@@ -9,13 +9,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from diffrl.errors import say
+from diffrl.errors import discard, say
 
 
 def loading() -> None:
     """Say that it has begun, where what follows imports torch and reads a model: half a minute without a word."""
     if os.environ.get("RANK", "0") == "0":
-        print("diffrl: loading ...", flush=True)
+        try:
+            print("diffrl: loading ...", flush=True)
+        except (OSError, ValueError, AttributeError):  # nobody reads it, or it was closed
+            discard(sys.stdout)
 
 
 def resumable(folder: str | Path, train: Callable[[], object]) -> int:

@@ -129,7 +129,11 @@ def _scores(judge: str, reward: Reward, images: Tensor, prompts: Sequence[Prompt
     for prompt in prompts:
         if not applies(reward, prompt.text, prompt.metadata):
             raise RewardError(f'"{judge}" does not judge the prompt "{prompt.text}"')
-    return Scorer({judge: reward}).score(images, prompts)[:, 0].double().tolist()
+    scores = Scorer({judge: reward}).score(images, prompts)[:, 0].double()
+    for prompt, score in zip(prompts, scores, strict=True):  # a benchmark's figure is one of all its pictures
+        if not score.isfinite():
+            raise RewardError(f'"{judge}" answered the prompt "{prompt.text}" with other than 1 finite number')
+    return scores.tolist()
 
 
 def answers_of(shots: Sequence[Shot], known: Mapping[str, Mapping[str, list[float]]]) -> Answers:

@@ -71,7 +71,7 @@ def test_a_failing_reward_stops_the_run_and_leaves_a_checkpoint(config_file, tmp
         "    name, calls = 'flaky', 0\n"
         "    def __call__(self, images, prompts, metadata):\n"
         "        self.calls += 1\n"
-        "        value = float('nan') if self.calls == 5 else 0.5\n"
+        "        value = float('inf') if self.calls == 5 else 0.5\n"
         "        return torch.full((len(images),), value) + images.mean((1, 2, 3))\n"
     )
     config = load_config(config_file(rewards={"redness": {"plugin": f"{reward}:Flaky"}}))

@@ -339,8 +339,8 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(1)
     state = {k: 0.1 * torch.randn(v.shape, generator=generator) for k, v in policy.state("default").items()}
     policy.load_state("default", state)
-    policy.save_lora(tmp_path_factory.mktemp("lora"))
-    return tmp_path_factory.getbasetemp() / "lora0"
+    policy.save_lora(folder := tmp_path_factory.mktemp("lora"))
+    return folder
 
 
 FOLDERS = {

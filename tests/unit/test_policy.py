@@ -292,7 +292,7 @@ def test_messages(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -
     def refused(*_: object) -> None:
         raise OSError("cannot reach the hub\nlong story")
 
-    monkeypatch.setattr("diffrl.policy.DiffusionPipeline.load_config", refused)
+    monkeypatch.setattr("diffrl.policy.files.DiffusionPipeline.load_config", refused)
     with pytest.raises(UserError, match=r'no folder "someone/model", and the hub does not give it: '):
         load_policy("someone/model")
     monkeypatch.setattr(type(worlds()["playground"]), "pipeline", tmp_path / "absent")

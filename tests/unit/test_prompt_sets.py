@@ -180,7 +180,7 @@ def test_a_set_works_where_a_file_does(capsys: pytest.CaptureFixture[str]) -> No
     assert all(f"{name} " in listed for name in SETS) and "10000" in listed
     assert main(["prompts", "show", "ocr/test", "--limit", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3] == prompt.text and lines[5] == "... 600 prompts in all"
+    assert lines[3] == f"{prompt.text}   [text: {prompt.metadata['text']}]" and lines[5] == "... 600 prompts in all"
     assert main(["prompts", "show", "geneval/test", "--limit", "1", "--metadata"]) == 0
     assert json.loads(capsys.readouterr().out)["include"]
     assert main(["prompts", "show", "ocr/tset"]) == 2

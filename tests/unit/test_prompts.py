@@ -79,8 +79,8 @@ def test_bad_files_name_file_and_line(tmp_path, name, content, message):
         ("genevl/train", '(nearest: "geneval/train")'),
         ("ocr/tst", 'unknown split "tst" (nearest: "test")'),
         ("ocr", "write ocr/train or ocr/test"),
-        ("hub:nobody", "write hub:OWNER/NAME[:split[:column]]"),
-        ("hub:a/b:train::", "write hub:OWNER/NAME[:split[:column]]"),
+        ("hub:nobody", "write hub:OWNER/NAME[@REVISION][:split[:column]]"),
+        ("hub:a/b:train::", "write hub:OWNER/NAME[@REVISION][:split[:column]]"),
     ],
 )
 def test_bad_sources_name_the_nearest(tmp_path, monkeypatch, source, message):

@@ -30,7 +30,6 @@ def direct(**keys: Any) -> dict[str, Any]:
         (direct(align=None), r"direct\.pair: its discounts run over direct\.align\.range; give direct\.align, too"),
         (direct(align={"range": [0.9, 0.7]}), r"direct\.align\.range: expected two noise levels, .* got 0\.9, 0\.7"),
         (direct(align={"range": [0.9, 1.0]}), r"direct\.align\.range: .* high < 1"),
-        (direct(align={"step": 0}), r"direct\.align\.step: expected more than 0"),
         (direct(align={"rang": [0.7, 0.9]}), r'direct\.align\.rang: .* \(nearest: "direct\.align\.range"\)'),
         (direct(pair={"positive": []}), r"direct\.pair\.positive: expected at least one word"),
         (direct(pair={"negative": ["Oil", " "]}), r"direct\.pair\.negative: .* none that is empty"),
