@@ -46,10 +46,12 @@ class LearningRewards(RunHook):
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(learning.states(self.rewards))
+        with unchanged_by(", ".join(self.rewards)):
+            return dict(learning.states(self.rewards))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        learning.restore(self.rewards, state)
+        with unchanged_by(", ".join(self.rewards)):
+            learning.restore(self.rewards, state)
 
 
 def add_learning(build: Build) -> None:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from diffrl.methods.learning import LearningRewards
 from diffrl.process_state import unchanged
 from diffrl.prompts import Prompt
 from diffrl.rewards.registry import load_reward
@@ -125,3 +127,19 @@ def test_a_file_that_imports_torch_first_is_compared_with_torch_as_it_starts(tmp
     code += f"load('reward', {str(tmp_path / 'r.py')!r} + ':R'); import torch; print(torch.is_grad_enabled())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize("when", ["learn", "state_dict", "load_state_dict"])
+def test_a_reward_that_learns_leaves_the_process_as_it_was(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    def changing(*_: object) -> dict[str, object]:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        return {}
+
+    reward = SimpleNamespace(first={}, **dict.fromkeys(("learn", "state_dict", "load_state_dict"), changing))
+    processes = SimpleNamespace(sum=None, clock=SimpleNamespace(add=lambda *_: None))
+    scorer = SimpleNamespace(learning={f"never {when}": reward})
+    hook = LearningRewards(SimpleNamespace(scorer=scorer, processes=processes))  # type: ignore[arg-type]
+    before = state()
+    {"learn": hook._learn, "state_dict": hook.state_dict, "load_state_dict": lambda: hook.load_state_dict({})}[when]()
+    assert state() == before and any("put back" in line for line in caplog.messages)
