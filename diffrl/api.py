@@ -104,6 +104,10 @@ def prepare(
     if str(resume) == "auto" and config is None:
         raise UserError("--resume auto: give CONFIG, too; it says where the run's folder is (run_dir)")
     stored: Path | None = None
+    if "torch" in sys.modules:  # where there are other processes they have met, so that it is here
+        from diffrl.run.hand_on import agree
+
+        agree(None if resume is None else str(resume))
     from diffrl.store import is_address
 
     if str(resume).startswith("hub:") or is_address(str(resume)):
@@ -132,7 +136,7 @@ def prepare(
 
 
 def _hand_on(folder: Path) -> None:
-    """See `diffrl.run.hand_on`. Where there are other processes they have met, so that torch is here."""
+    """See `diffrl.run.hand_on`."""
     if "torch" in sys.modules:
         from diffrl.run.hand_on import hand_on
 

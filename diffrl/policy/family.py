@@ -73,7 +73,7 @@ class Family:
         self.max_length = self.text_length if max_sequence_length is None else max_sequence_length
         self.plain_call: Mapping[str, Any] = {"max_sequence_length": self.max_length}
         self.check_meaning()
-        self.solver = solver_of(pipe.scheduler, self.solver)
+        self.solver = solver_of(pipe.scheduler) or self.solver
         self.scale = self.pixels_per_latent()
         self.latent_shape: tuple[int, int, int]
         self.set_size(resolution)

@@ -39,8 +39,11 @@ class Flux2(Family):
 
     def check_meaning(self) -> None:
         super().check_meaning()
-        embedded = not isinstance(self.pipe, Flux2KleinPipeline)  # klein's pipeline hands the network no guidance
-        refuse_others("transformer/config.json", self.network.config, {"guidance_embeds": embedded})
+        # Klein's pipeline hands the network no guidance. What doctor counts on has the name of its class alone.
+        klein = isinstance(self.pipe, Flux2KleinPipeline) or (
+            getattr(self.pipe.config, "_class_name", "") == Flux2KleinPipeline.__name__
+        )
+        refuse_others("transformer/config.json", self.network.config, {"guidance_embeds": not klein})
 
     def pixels_per_latent(self) -> int:
         return 2 * super().pixels_per_latent()

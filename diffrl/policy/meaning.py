@@ -152,16 +152,21 @@ def refuse_unread(scheduler: Any, read: set[str]) -> None:
     refuse_others(SCHEDULER, scheduler.config, plain)
 
 
-def solver_of(scheduler: Any, otherwise: str) -> str:
-    """Our solver whose steps are the scheduler's; `otherwise` where there is none, which is said in one line."""
+def solver_of(scheduler: Any) -> str | None:
+    """Our solver whose steps are the scheduler's; None where there is none."""
     name = type(scheduler).__name__
     defaults = inspect.signature(type(scheduler).__init__).parameters
     fields = (key for key in SOLVER - {"lambda_min_clipped", "variance_type"} if key in defaults)
     if name in EXACT and all(scheduler.config.get(key) == defaults[key].default for key in fields):
         return EXACT[name]
-    text = "model: %s: %s is drawn by the solver %s here: the same network and noise levels, other steps between them"
-    log.warning(text, SCHEDULER, name, otherwise)
-    return otherwise
+    return None
+
+
+def say_solver(backbone: Any) -> None:
+    """One line where the plain pipeline's steps are others than the solver's that draws here."""
+    if solver_of(backbone.pipe.scheduler) is None:
+        text = "model: %s: %s is drawn by the solver %s here: the same network and noise levels, other steps between"
+        log.warning(text, SCHEDULER, type(backbone.pipe.scheduler).__name__, backbone.solver)
 
 
 def known_latents(pipe: Any, denoiser: str, classes: tuple[str, ...], channels: int, latent: int) -> None:

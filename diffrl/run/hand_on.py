@@ -14,11 +14,25 @@ from typing import Any
 
 import torch.distributed as dist
 
+from diffrl.errors import UserError
 from diffrl.records import checkpoint
 
 FILES = ("config.yaml", "metrics.jsonl", "held_out.jsonl", "history.jsonl", "environment.json")
 PIECE = 64 << 20  # bytes in one exchange
 WHOLE = 1 << 20  # files up to this size are compared byte by byte, larger ones by size: checkpoints check themselves
+
+
+def agree(resume: str | None) -> None:
+    """UserError where processes were started to go on with different runs: all of them come here, whatever they were
+    told, and those of one run alone to `hand_on`."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    given: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(given, resume)
+    said = [f"with --resume {word}" if word is not None else "without --resume" for word in given]
+    for rank, words in enumerate(said):
+        if words != said[0]:
+            raise UserError(f"rank {rank} was started {words}, rank 0 {said[0]}: start all alike")
 
 
 def hand_on(folder: Path) -> None:
