@@ -12,7 +12,6 @@ from diffrl.errors import UserError, nearest
 from diffrl.policy.base import Backbone, Policy
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.lora import LoraSpec
-from diffrl.policy.meaning import say_solver
 from diffrl.policy.pipelines import Resolution
 from diffrl.policy.registry import families, find_family
 
@@ -73,6 +72,8 @@ def load_policy(
         backbone: Backbone = family_class.load(source, index, PRECISIONS[precision], resolution)
     except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
         raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
+    from diffrl.policy.meaning import say_solver
+
     say_solver(backbone)
     if text_length is not None:
         from diffrl.policy.text_length import set_text_length
