@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from diffrl.errors import discard, say
+from diffrl.errors import say
 
 
 def loading() -> None:
     """Say that it has begun, where what follows imports torch and reads a model: half a minute without a word."""
     if os.environ.get("RANK", "0") == "0":
-        try:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it: the run will say so
             print("diffrl: loading ...", flush=True)
-        except (OSError, ValueError, AttributeError):  # nobody reads it, or it was closed
-            discard(sys.stdout)
 
 
 def resumable(folder: str | Path, train: Callable[[], object]) -> int:
