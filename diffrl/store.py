@@ -24,6 +24,11 @@ CURRENT, PUSHES = "current.json", "pushes"
 KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
 
 
+def cache_folder() -> Path:
+    """Where this machine keeps what can be made or fetched again; it need not be there."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl"
+
+
 def is_address(text: str) -> bool:
     """Is it an address, such as s3://BUCKET/PATH? Those of servers (http://) are none."""
     return re.match(r"(?!https?:)[a-z][a-z0-9+.-]*://", text) is not None
@@ -72,7 +77,7 @@ def local(address: str) -> Path:
         raise UserError(f'"{address}": there is no such file or folder')
     facts = [[name, info.get("size"), str(info.get("ETag") or info.get("mtime") or "")] for name, info in found.items()]
     digest = hashlib.sha256(json.dumps([address, sorted(facts)]).encode()).hexdigest()[:24]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl" / "store" / digest
+    root = cache_folder() / "store" / digest
     target = root / Path(path).name
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:  # one process of a machine fetches
@@ -96,7 +101,7 @@ def send(address: str, staged: Path, epoch: int) -> None:
     files = {}
     for file in sorted(file for file in staged.rglob("*") if file.is_file()):
         relative = file.relative_to(staged).as_posix()
-        files[relative] = [file.stat().st_size, _sha256(file)]
+        files[relative] = [file.stat().st_size, sha256(file)]
         fs.put_file(str(file), f"{path}/{PUSHES}/{name}/{relative}")
     table = {"push": name, "epoch": epoch, "files": files}
     fs.pipe_file(f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
@@ -133,7 +138,7 @@ def fetch(address: str, folder: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with _answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
                 fs.get_file(f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
-            if file.stat().st_size != size or _sha256(file) != digest:
+            if file.stat().st_size != size or sha256(file) != digest:
                 raise UserError(f"--resume: {address}/{PUSHES}/{table['push']}/{relative} is not what was sent")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
@@ -143,6 +148,7 @@ def fetch(address: str, folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Of all bytes of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -243,12 +243,9 @@ def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, A
 
     _choice("--world", arguments.world, tuple(world_names()))
     _choice("--dimension", arguments.dimension, DIMENSIONS)
+    names = {kind: name for kind in KINDS if (name := getattr(arguments, kind))}
     options = {name: getattr(arguments, name) for name in ("world", "reference", "dimension", "prompts_from")}
-    options["device"] = _device(arguments)
-    return {kind: name for kind in KINDS if (name := getattr(arguments, kind))}, {
-        **options,
-        "device": _device(arguments),
-    }
+    return names, options | {"device": _device(arguments)}
 
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -118,12 +118,7 @@ def look(
     sight, used = Sight(), dict(names)
     loaded: dict[str, Extractor] = {}
     missing: dict[str, str] = {}
-    digests: dict[Item, bytes] = {}
-    for item in items:
-        try:
-            digests[item] = store.digest(_file(item))
-        except OSError as error:
-            sight.unreadable.append((item, "missing" if isinstance(error, FileNotFoundError) else str(error.strerror)))
+    digests = _digests(items, store, sight)
     left, sight.copies = _once([item for item in items if item in digests], digests)
     groups: dict[str, list[Item]] = {}
     for item in left:
@@ -166,6 +161,17 @@ def look(
         sight += fresh
     titles = {kind: loaded[kind].name if kind in loaded else str(known[kind].get(_NAME, used[kind])) for kind in ready}
     return sight, loaded, {kind: titles.get(kind, NONE) for kind in names}, missing
+
+
+def _digests(items: Sequence[Item], store: Store, sight: Sight) -> dict[Item, bytes]:
+    """Of the images that can be read; the others are `sight`'s."""
+    digests: dict[Item, bytes] = {}
+    for item in items:
+        try:
+            digests[item] = store.digest(_file(item))
+        except OSError as error:
+            sight.unreadable.append((item, "missing" if isinstance(error, FileNotFoundError) else str(error.strerror)))
+    return digests
 
 
 def _file(item: Item) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, nearest
+from diffrl.store import cache_folder
 
 PREFIX = "hub:"
 COLUMNS = ("prompt", "text", "caption", "prompts")  # where a prompt is looked for if no column is named
@@ -38,9 +39,8 @@ class HubSource:
     @property
     def file(self) -> Path:
         """Where its prompts are kept."""
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         key = hashlib.blake2b(repr((self.name, self.split, self.column)).encode(), digest_size=6).hexdigest()
-        return root / "diffrl" / "prompts" / f"{self.name.replace('/', '--')}-{self.split}-{key}.jsonl"
+        return cache_folder() / "prompts" / f"{self.name.replace('/', '--')}-{self.split}-{key}.jsonl"
 
 
 def parse(source: str) -> HubSource:

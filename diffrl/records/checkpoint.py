@@ -351,6 +351,8 @@ def _sync(folder: Path) -> None:
 
 def _verify(folder: Path) -> list[str]:
     """Check every file against the manifest; the names of the files."""
+    from diffrl.store import sha256
+
     manifest_path = folder / "manifest.json"
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such checkpoint")
@@ -377,15 +379,6 @@ def _verify(folder: Path) -> list[str]:
             raise CheckpointError(f"{path}: missing, although the manifest lists it")
         if (size := path.stat().st_size) != expected["size"]:
             raise CheckpointError(f"{path}: {size} bytes instead of the manifest's {expected['size']}")
-        if _digest(path) != expected["sha256"]:
+        if sha256(path) != expected["sha256"]:
             raise CheckpointError(f"{path}: the checksum is not the manifest's; the file was damaged or changed")
     return list(files)
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces of 1 MiB."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

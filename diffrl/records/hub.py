@@ -15,11 +15,11 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, get_token, snapshot_download
 
-from diffrl import store
 from diffrl.errors import UserError, in_one_line
 from diffrl.hub import hub_failure
 from diffrl.records import checkpoint
-from diffrl.store import is_address
+from diffrl.store import current, is_address, send
+from diffrl.store import fetch as fetch_stored
 
 PREFIX = "hub:"
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -55,7 +55,7 @@ class Pusher:
             self.note(f"checkpoint.push: epoch {epoch} was not sent: {in_one_line(error, most=200)}")
             return
         if is_address(self.repository):
-            self._sending = self._store.submit(store.send, self.repository, self.folder / STAGE, epoch)
+            self._sending = self._store.submit(send, self.repository, self.folder / STAGE, epoch)
         else:
             self._sending = self._api.run_as_future(self._send, epoch)
         self._epoch = epoch
@@ -123,7 +123,7 @@ def fetch(resume: str, run_dir: str | None = None) -> Path:
         where = f"go on there with --resume {folder}, or " if (folder / "config.yaml").is_file() else ""
         raise UserError(f"--resume: {folder} is not empty; {where}name another folder with run_dir=")
     if stored:
-        store.fetch(repository, folder)
+        fetch_stored(repository, folder)
         return folder
     failure, temporary = hub_failure(), folder.with_name(f".{folder.name}.{os.getpid()}")
     wanted = [*FILES, *(f"{name}/*" for name in (*FIXED, "checkpoints"))]
@@ -150,7 +150,7 @@ def from_store(address: str | None, run_dir: Path, resumed: Path | None) -> None
     Raises:
         UserError: a new run, and there is one; the run here is behind the one there.
     """
-    if address is None or os.environ.get("RANK", "0") != "0" or (table := store.current(address)) is None:
+    if address is None or os.environ.get("RANK", "0") != "0" or (table := current(address)) is None:
         return
     if resumed is None:
         raise UserError(
@@ -159,7 +159,7 @@ def from_store(address: str | None, run_dir: Path, resumed: Path | None) -> None
     newest, _ = checkpoint.survey(resumed) if resumed.is_dir() else (None, [])
     epoch = 0 if newest is None else checkpoint.epoch_of(newest)
     if not (resumed / "config.yaml").is_file():
-        store.fetch(address, run_dir)
+        fetch_stored(address, run_dir)
     elif epoch < table["epoch"]:
         text = f"--resume: {resumed} has epoch {epoch}, and {address} epoch {table['epoch']}"
         raise UserError(f"{text}: move {resumed} away, and it is fetched from there")

@@ -15,6 +15,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from diffrl.store import cache_folder, sha256
+
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -23,25 +25,20 @@ def whole(file: Path) -> str:
     and inode stay the same (in `$XDG_CACHE_HOME/diffrl/digests.sqlite`; nowhere if that cannot be written)."""
     stat = file.stat()
     if stat.st_size < 2**20:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return sha256(file)
     key = "|".join(map(str, (file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffrl"
+    root = cache_folder()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(root / "digests.sqlite", timeout=60, isolation_level=None)) as store:
             store.execute("CREATE TABLE IF NOT EXISTS digests (key TEXT PRIMARY KEY, digest TEXT) WITHOUT ROWID")
             row = store.execute("SELECT digest FROM digests WHERE key = ?", [key]).fetchone()
             if row is None:
-                row = [_hashed(file)]
+                row = [sha256(file)]
                 store.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", [key, row[0]])
             return str(row[0])
     except (OSError, sqlite3.Error):
-        return _hashed(file)
-
-
-def _hashed(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return sha256(file)
 
 
 def code_files(source: Path, top: str = "") -> tuple[dict[str, Path], set[str]]:

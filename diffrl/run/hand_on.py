@@ -22,10 +22,14 @@ PIECE = 64 << 20  # bytes in one exchange
 WHOLE = 1 << 20  # files up to this size are compared byte by byte, larger ones by size: checkpoints check themselves
 
 
+def _alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+
+
 def agree(resume: str | None) -> None:
     """UserError where processes were started to go on with different runs: all of them come here, whatever they were
     told, and those of one run alone to `hand_on`."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _alone():
         return
     given: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(given, resume)
@@ -40,7 +44,7 @@ def hand_on(folder: Path) -> None:
 
     All processes call it together. Raises what writing a file does.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if _alone():
         return
     main, first = dist.get_rank() == 0, os.environ.get("LOCAL_RANK", "0") == "0"
     table = _sent(_table(folder) if main else None)

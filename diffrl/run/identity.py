@@ -26,6 +26,7 @@ from diffrl.version import __version__
 def contents(config: Config) -> Identity:
     """What the config names and needs no reward built."""
     from diffrl.rewards.wrappers import stamp
+    from diffrl.store import sha256
 
     # An epoch's prompts are a function of seed, epoch and this list, so a resume must find the same list.
     identity: Identity = {}
@@ -42,7 +43,7 @@ def contents(config: Config) -> Identity:
         other = isinstance(section, Section) and section.method is not None and section.method.kind == "objective"
         if isinstance(section, Section) and (section is config.objective_section or not other):
             for key, found in section.contents(config).items():
-                identity[key] = _file_digest(found) if isinstance(found, Path) else found
+                identity[key] = sha256(found)[:16] if isinstance(found, Path) else found
     outside = {} if config.method.trainer else {"objective": load("objective", config.objective)}
     if config.advantages is not None and config.advantages.rule not in RULES:
         outside["advantages"] = config.advantages.code()
@@ -113,9 +114,3 @@ def _plugin_files(config: Config) -> Identity:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _file_digest(file: Path) -> str:
-    """Of all its bytes: a LoRA that was trained on has the size of the one before."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
