@@ -82,6 +82,9 @@ def check_fit(
     print(f"{fit.read / GIB:9.2f} GiB  in main memory while the model is read{_reading(fit.read, here)}")
     print(_work(fit.work))
     print(_time(config, fit, world, card))
+    if fit.text is not None:
+        most = "the most this model reads: its tokenizer or the prompts are not on this machine"
+        print(f"{fit.text[0]:9d} tokens of each prompt, {'as the longest has' if fit.text[1] else most}")
     if fit.copied:
         seconds, rate = fit.copied / RATE, f"{RATE / 1e9:g} GB/s, assumed"
         print(f"{seconds:9.2f} s    of copies in an epoch, offloaded rewards' {fit.copied / GIB:.2f} GiB at {rate}")

@@ -241,6 +241,8 @@ def resident(subject: Subject) -> str:
         if estimate.parts.get(name, 0) != real:
             raise Failed(f"{name}: {estimate.parts.get(name, 0)} bytes expected, {real} there")
     x, t = torch.randn(estimate.rows, *policy.latent_shape), torch.full((estimate.rows,), 0.5)
+    if estimate.text is not None:
+        policy.backbone.max_length = estimate.text[0]
     cond = policy.backbone.blank(estimate.rows, torch.float32)
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()

@@ -58,6 +58,8 @@ class Fit:
     read: int = 0  # from the disk into main memory, where all of the model is for a moment, in the run's type
     copied: int = 0  # between main memory and the device in an epoch, for offloaded rewards
     unknown: tuple[str, ...] = ()  # rewards on the device that do not say what they take
+    # Where texts keep their own lengths: the tokens counted for each, and whether the run's longest prompt has so many.
+    text: tuple[int, bool] | None = None
 
     def evaluating(self, config: Config, world: int) -> float:
         """Floating-point operations of one evaluation's images on each device, without their judges."""
@@ -154,7 +156,8 @@ class Estimator:
         below = bytes_of(backbone.network) - self.lora if self.sharded or room else 0
         host = below + encoders + students + judges.host
         copied = judges.copied(parts["network"])
-        return Fit(parts, peaks, max(self.sizes), host, work, operations, self.read, copied, judges.unknown)
+        length = (backbone.max_length, backbone.prompts_length is not None) if backbone.own_lengths else None
+        return Fit(parts, peaks, max(self.sizes), host, work, operations, self.read, copied, judges.unknown, length)
 
     def merged(self) -> list[Tensor]:
         """Weights with the LoRA in them, which rollouts keep; inside of `counting`."""

@@ -22,6 +22,7 @@ from diffrl.config import Config
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.memory.layout import Layout, pretend
+from diffrl.memory.texts import longest_text
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
 from diffrl.policy.lora import find_layers
@@ -52,6 +53,9 @@ def hollow_backbone(config: Config) -> Any:
     backbone = family(pipe, config.rollout.resolution, length)
     if config.text_length is not None:
         set_text_length(backbone, config.text_length)
+    if family.own_lengths:
+        backbone.prompts_length = longest_text(family, base, str(index["_class_name"]), backbone.max_length, config)
+        backbone.max_length = backbone.prompts_length or backbone.max_length
     for module in (backbone.network, backbone.vae, *backbone.text_encoders):
         module.requires_grad_(False).eval()  # as a policy does: the layout of some depends on it
     return backbone

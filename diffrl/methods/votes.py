@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diffrl.objectives.advantages import Scored
+from diffrl.process_state import unchanged_by
 from diffrl.prompts import MixedStream, Prompt, PromptStream
 from diffrl.records.groups import FOLDER, ImageGroup, keep_newest, write_groups
 from diffrl.rewards.protocol import Answers, Asker
@@ -138,7 +139,8 @@ class Showing(RunHook):
             monitor.status(text)
             monitor.check()
 
-        answers = reward.ask(self.run_dir, epoch, groups, look)
+        with unchanged_by(name):
+            answers = reward.ask(self.run_dir, epoch, groups, look)
         if answers.note:
             self._notes.append(f'reward "{name}", epoch {epoch}: {answers.note}')
         self._figures |= {f"{name}/{key}": value for key, value in answers.figures.items()}

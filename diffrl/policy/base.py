@@ -46,6 +46,8 @@ class Backbone(Protocol):
     latent_shape: tuple[int, int, int]  # (C, h, w)
     scale: int  # pixels per side of one latent
     counted: bool  # can `diffrl doctor` count it, inside of `counting`?
+    own_lengths: bool  # is a prompt's text as long as itself? Else all are padded to one length
+    max_length: int  # tokens that are read of a prompt
     solver: str  # the plain pipeline's, in diffrl's names
     plain_call: Mapping[str, Any]  # what a plain `pipe(...)` must be told to give the same picture
 

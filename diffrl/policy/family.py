@@ -54,6 +54,7 @@ class Family:
     patch = 2  # latents per side of one token
     default_side = 128  # latents per side of the model's own pictures
     text_length = 512  # the pipeline's own max_sequence_length
+    own_lengths = False  # is a prompt's text as long as itself? Else padded to `text_length`
     max_shift = 1.15  # of `calculate_shift`, where the scheduler's config names none
     solver = "euler"  # of the plain pipeline, in diffrl's names
     known: tuple[Known, ...] = ()

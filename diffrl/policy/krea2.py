@@ -30,6 +30,7 @@ class Krea2(Family):
     autoencoders = ("AutoencoderKLQwenImage",)
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     folded = ("text_fusion.layerwise_blocks.",)
+    own_lengths = True
     known = (
         Known("Krea 2", 28, 5.5, "the plain pipeline's guidance_scale 4.5"),
         Known("Krea 2, distilled", 8, 1.0, "distilled, no guidance"),

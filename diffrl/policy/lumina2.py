@@ -21,6 +21,7 @@ class Lumina2(Family):
 
     targets = tuple(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
     empty = None
+    own_lengths = True
     text_length, longest_text = 256, 512
     known = (Known("Alpha-VLLM/Lumina-Image-2.0", 30, 4.0),)
     guidance_rule = "classifier-free, rescaled per row of the latent to the conditional norm"

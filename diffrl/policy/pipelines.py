@@ -93,7 +93,7 @@ def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: t
     types = _types(source, index, dtype)
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
-    with _quiet() if folder.is_dir() else nullcontext():
+    with without_bars() if folder.is_dir() else nullcontext():
         try:
             return pipeline.from_pretrained(where, dtype=types, use_safetensors=True, **at, **absent)
         except (
@@ -116,7 +116,7 @@ def _types(source: str, index: Mapping[str, Any], dtype: torch.dtype) -> dict[st
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """No progress bars: reading a local folder takes a moment, and a dozen bars would bury a run's own output."""
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()

@@ -23,6 +23,7 @@ class QwenImage(Family):
 
     autoencoders = ("AutoencoderKLQwenImage",)
     empty = " "
+    own_lengths = True
     longest_text = 1024
     known = (Known("Qwen/Qwen-Image", 50, 4.0), Known("Qwen/Qwen-Image-2512", 50, 4.0))
     guidance_rule = "classifier-free, rescaled per token to the conditional norm"

@@ -27,6 +27,7 @@ class QwenImage21(Family):
     patch = 2  # a slot of the sequence stands for 2 x 2 latents
     default_side = 64
     multiple = 32
+    own_lengths = True
     known = (Known("Qwen/Qwen-Image-2.1", 40, 1.0, "made for no guidance"),)
     restrictions = ("texts of different length run one length at a time",)
 

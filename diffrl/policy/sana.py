@@ -35,6 +35,7 @@ class Sana(Family):
     text_length = 300
     solver = "dpm2"
     multiple = 32
+    own_lengths = True
     known = (Known("Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", 20, 4.5),)
     restrictions = ("the solver is DPM-Solver++ (dpm2), its levels are not Euler's",)
 

@@ -24,6 +24,7 @@ class ZImage(Family):
     """
 
     targets = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
+    own_lengths = True
     known = (
         Known("Tongyi-MAI/Z-Image", 50, 6.0, "the plain pipeline's guidance_scale 5"),
         Known("Tongyi-MAI/Z-Image-Turbo", 8, 1.0, "distilled, no guidance"),

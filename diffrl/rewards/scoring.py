@@ -54,6 +54,16 @@ def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
         raise RewardError(problem) from error
 
 
+def judged(reward: Reward, prompts: Sequence[Prompt]) -> list[int]:
+    """The places of those prompts whose images `reward` can judge, see `applies`."""
+    from diffrl.process_state import unchanged_by
+
+    if ability(reward, "applies") is None:
+        return list(range(len(prompts)))
+    with unchanged_by(getattr(reward, "name", "?")):
+        return [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+
+
 class Scorer:
     """Scores images with `rewards`, whose order is the order of the columns (`names`).
 
@@ -286,7 +296,7 @@ class Scorer:
         from diffrl.process_state import unchanged
 
         reward = self.rewards[name]
-        rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+        rows = judged(reward, prompts)
         size = ability(reward, "batch_size") or max(len(rows), 1)
         for start in range(0, len(rows), size):
             batch = rows[start : start + size]
@@ -296,16 +306,19 @@ class Scorer:
             if keys is not None and name in self.learning:
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
                 with unchanged(partial(self._tell, name)):
-                    self.learning[name].observe(part, *context)
+                    self.learning[name].observe(part.clone(), *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
+        from diffrl.process_state import unchanged
+
         scores, self.figures = scores.clone(), {}
         for name in self.batchwise:
             reward = cast(Batchwise, self.rewards[name])
             rows = torch.full((len(images), reward.width), torch.nan)
             self._fill(rows, name, images, prompts)
-            found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
+            with unchanged(partial(self._tell, name)):
+                found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
             scores[:, self.names.index(name)] = found
         return scores
 

@@ -25,7 +25,7 @@ class CogView4(Family):
     """The network is told the level before the schedule's shift, and texts of one length only can share a call."""
 
     targets = tuple(f"attn1.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
-    text_length = 1024
+    text_length, own_lengths = 1024, True
     known = (Known("THUDM/CogView4-6B", 50, 3.5),)
     restrictions = ("one forward for each length of text in a batch: the network's mask is added, and masks nothing",)
 

@@ -20,6 +20,7 @@ from diffrl.errors import UserError
 from diffrl.plugins import short_name
 from diffrl.policy import Policy
 from diffrl.policy.engine import join_processes
+from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.records.pieces import Pieces
@@ -28,7 +29,7 @@ from diffrl.records.tracking import save_image
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
-from diffrl.rewards.scoring import Scorer, applies
+from diffrl.rewards.scoring import Scorer, applies, judged
 from diffrl.sampling import SamplerSpec
 from diffrl.version import __version__
 
@@ -139,11 +140,11 @@ class Value:
     def ascend(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The value (n,) of images (n, 3, H, W), with its graph; of rewards that are differentiable."""
         total = images.new_zeros(len(images))
-        for weight, reward in zip(self.weights, self.rewards.values(), strict=True):
-            rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
-            if rows:
+        for weight, (name, reward) in zip(self.weights, self.rewards.items(), strict=True):
+            if rows := judged(reward, prompts):
                 texts, more = [prompts[i].text for i in rows], [prompts[i].metadata for i in rows]
-                scores = reward(images[rows].to(ability(reward, "device") or images.device), texts, more)
+                with unchanged_by(name):
+                    scores = reward(images[rows].to(ability(reward, "device") or images.device), texts, more)
                 total = total.index_add(0, torch.tensor(rows, device=total.device), weight * scores.to(total))
         return total
 

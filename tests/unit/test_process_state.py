@@ -129,6 +129,56 @@ def test_a_file_that_imports_torch_first_is_compared_with_torch_as_it_starts(tmp
     assert done.stdout.split() == ["True"]
 
 
+class Changing:
+    """A reward of which one method changes the process's state."""
+
+    name, learns, first, width = "changing", True, None, 1
+
+    def __init__(self, when: str) -> None:
+        self.when, self.seen = when, dict[int, torch.Tensor]()
+
+    def _change(self, at: str) -> None:
+        if at == self.when:
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(not torch.is_grad_enabled())
+
+    def __call__(self, images, prompts, metadata):
+        return images.mean(dim=(1, 2, 3))
+
+    def applies(self, prompt, metadata):
+        self._change("applies")
+        return prompt != "b"
+
+    def observe(self, images, prompts, metadata, keys):
+        self._change("observe")
+        self.seen |= dict(zip(keys, images, strict=True))
+        images.zero_()
+
+    def describe(self, images, prompts, metadata):
+        return self(images, prompts, metadata)[:, None]
+
+    def gains(self, rows, wanted):
+        self._change("gains")
+        return rows[wanted, 0], 0.5
+
+
+@pytest.mark.parametrize("when", ["observe", "applies", "gains"])
+def test_whatever_is_asked_of_a_reward_leaves_the_process_and_the_images(when: str, caplog) -> None:
+    reward, before = Changing(when), state()
+    reward.batchwise = when == "gains"
+    images = torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    given, prompts = images.clone(), [Prompt("a"), Prompt("b"), Prompt("c")]
+    scorer = Scorer({"changing": reward})
+    scores = scorer.submit(given, prompts, keys=[10, 11, 12]).result()
+    assert sorted(reward.seen) == ([10, 12] if when != "gains" else [])  # of those that it judges
+    scores = scorer.finish(scores, [given], prompts, torch.arange(3))
+    expected = images.mean(dim=(1, 2, 3))
+    expected[1] = torch.nan
+    torch.testing.assert_close(scores[:, 0], expected, equal_nan=True)
+    assert state() == before and torch.equal(given, images)
+    assert sum("torch's default dtype; it was put back" in line for line in caplog.messages) == 1
+
+
 @pytest.mark.parametrize("when", ["learn", "state_dict", "load_state_dict"])
 def test_a_reward_that_learns_leaves_the_process_as_it_was(when: str, caplog: pytest.LogCaptureFixture) -> None:
     def changing(*_: object) -> dict[str, object]:

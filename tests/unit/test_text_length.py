@@ -11,10 +11,11 @@ import yaml
 from test_families_2026 import OLDER
 from tiny_models.recent import make
 
+from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
-from diffrl.memory import fit
+from diffrl.memory import fit, texts
 from diffrl.memory.hollow import hollow_backbone
 from diffrl.policy import load_policy
 
@@ -80,3 +81,38 @@ def test_what_a_lora_was_trained_with_is_what_commands_draw_with(config_file, tm
     (run / "config.yaml").write_text(yaml.safe_dump(config.resolved()), encoding="utf-8")
     assert Drawing(folder, lora=str(run / "lora")).text_length == 12
     assert Drawing(folder).text_length is None
+
+
+def prompts_of(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Files of training and held-out prompts; the longest of all is neither the first nor the longest line."""
+    lines = {"train": ["a red circle", "a blue hat. " * 2, "one", "two"], "test": ["a" * 19, "5.1, 'on'. " * 3]}
+    for split, of in lines.items():
+        (folder / f"{split}.txt").write_text("\n".join(of))
+    return {split: str(folder / f"{split}.txt") for split in lines}, [
+        line.strip() for of in lines.values() for line in of
+    ]
+
+
+OWN = ["z-image", "qwen-image", "qwen-image-2.1", "lumina2", "sana", "krea2"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_doctor_counts_the_longest_prompt_where_texts_keep_their_lengths(
+    config_file, tmp_path: Path, name: str
+) -> None:
+    folder, (prompts, lines) = model(name, tmp_path / name), prompts_of(tmp_path)
+    file = config_file("run", model=folder, prompts=prompts, rollout={"resolution": 32}, objective="rwr")
+    hollow, backbone = hollow_backbone(load_config(file)), load_policy(folder).backbone
+    lengths = [backbone.encode(text, torch.device("cpu")).embeds.shape[1] for text in lines]
+    assert hollow.prompts_length == hollow.max_length == max(lengths) > lengths[0]
+    assert hollow.blank(2, torch.float32).embeds.shape[1] == max(lengths)
+
+
+def test_doctor_says_whether_its_texts_are_the_prompts_own(config_file, tmp_path: Path, capsys) -> None:
+    folder, (prompts, _) = model("z-image", tmp_path / "z"), prompts_of(tmp_path)
+    file = config_file("run", model=folder, prompts=prompts, rollout={"resolution": 32}, objective="rwr")
+    assert main(["doctor", str(file), "--gpu", "80"]) == 0 and "as the longest has" in capsys.readouterr().out
+    (tmp_path / "z" / "tokenizer").rename(tmp_path / "elsewhere")
+    texts._longest.cache_clear()
+    assert main(["doctor", str(file), "--gpu", "80"]) == 0
+    assert f"{64:9d} tokens of each prompt, the most" in capsys.readouterr().out

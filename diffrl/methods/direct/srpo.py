@@ -25,7 +25,7 @@ from diffrl.methods.direct import Align, Pair
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
 from diffrl.rewards.protocol import Embedder
-from diffrl.rewards.scoring import applies
+from diffrl.rewards.scoring import judged
 from diffrl.seeds import seed_of
 
 Ends = tuple[float, float]
@@ -93,7 +93,7 @@ class Contrast:
 
 def column(reward: Any, images: Tensor, prompts: Sequence[Prompt], contrast: Contrast | None) -> Tensor:
     """(b,) scores of one reward, float32 on the images' device, 0 without gradient where it does not apply."""
-    rows = [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
+    rows = judged(reward, prompts)
     if not rows:
         return images.new_zeros(len(images))
     part = images if len(rows) == len(images) else images[rows]
