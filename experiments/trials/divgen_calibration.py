@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from diffrl.divgen.reference import Reference
 from diffrl.divgen.score import METRICS, score
 from diffrl.divgen.store import _once
 from diffrl.prompts import Prompt
+from diffrl.version import __version__
+from experiments.league.results import commit
 
 PROMPTS = (12, 20, 40)
 MISSING, COPIES = 0.1, 0.1
@@ -102,12 +105,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--power-pairs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=34, help="of the pairs; each has a stream of its own")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rng = np.random.default_rng(1)
-    rows = [(PROMPTS[i % 3], compared(rng, PROMPTS[i % 3], True)) for i in range(args.pairs)]
+    rows = []
+    for i in range(args.pairs):
+        count = PROMPTS[i % len(PROMPTS)]
+        rows.append((count, compared(np.random.default_rng([args.seed, i]), count, True)))
+    rng = np.random.default_rng([args.seed, args.pairs])
     result = {
-        "command": f"python -m experiments.trials.divgen_calibration --pairs {args.pairs}",
+        "command": " ".join(["python -m experiments.trials.divgen_calibration", *sys.argv[1:]]),
+        "commit": commit(),
+        "diffrl_version": __version__,
+        "seed": args.seed,
+        "standard error of 0.05": round((0.05 * 0.95 / max(args.pairs, 1)) ** 0.5, 4),
         "false alarms": share_below([row for _, row in rows]),
         "false alarms by prompts": {n: share_below([row for count, row in rows if count == n]) for n in PROMPTS},
         "power": {
