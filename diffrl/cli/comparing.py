@@ -1,4 +1,5 @@
-"""The commands for several runs: `sweep` makes them, `compare` puts them side by side."""
+"""The commands for runs that are there: `report` writes one's page again, `compare` puts several side by side; and
+`sweep`, which makes several."""
 
 from __future__ import annotations
 
@@ -23,6 +24,20 @@ SUFFIXES = (".md", ".tex")
 
 def add_comparing(add: Callable[..., Any]) -> None:
     """Register the commands with the command line's `add`."""
+    command = add(
+        "report",
+        report,
+        "write a run's page again; with --divgen also what DivGenBench says of its diversity",
+        "diffrl report runs/nft --divgen",
+    )
+    command.add_argument("run", metavar="RUN_DIR", type=Path, help="the folder of a run")
+    text = "draw prompts of DivGenBench with the base model and with the LoRA, as the run evaluates, and compare them"
+    command.add_argument("--divgen", action="store_true", help=text)
+    text = "with --divgen: prompts of each of its four dimensions (default 16)"
+    command.add_argument("--limit", type=whole_number(1), default=16, metavar="N", help=text)
+    text = "with --divgen: images per prompt (default 4)"
+    command.add_argument("--per-prompt", type=whole_number(2), default=4, metavar="M", help=text)
+
     command = add(
         "compare",
         compare,
@@ -64,6 +79,21 @@ def add_comparing(add: Callable[..., Any]) -> None:
     text = "run them as jobs of Slurm, in an array: partition=gpu,gpus_per_node=1,timeout_min=600 (extra: sweep)"
     command.add_argument("--slurm", metavar="KEY=VALUE,...", help=text)
     command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the runs are")
+
+
+def report(arguments: argparse.Namespace, rest: list[str]) -> int:
+    run: Path = arguments.run
+    file_of_run(run, "metrics.jsonl", "report")
+    from diffrl.report import write_report
+
+    if arguments.divgen:
+        from diffrl.report.divgen import report_of_run
+
+        if (page := report_of_run(run, arguments.limit, arguments.per_prompt)) is None:
+            return 0  # another process writes
+        print(f"DivGenBench: {page}")
+    print(f"report: {write_report(run)}")
+    return 0
 
 
 def compare(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -37,7 +37,8 @@ from diffrl.run.peers import joined
 from diffrl.version import __version__
 
 # Commands whose processes, where a launcher started several, join one another.
-JOINING = ("demo", "train", "sample", "evaluate", "search", "refine", "divgen", "draw-set", "d2align", "bench", "sweep")
+JOINING = {"demo", "train", "sample", "evaluate", "search", "refine", "divgen", "report"}
+JOINING |= {"draw-set", "d2align", "bench", "sweep"}
 
 # Errors that say what is to be done, raised by modules that import torch: looked up, not imported.
 FAILURES = (

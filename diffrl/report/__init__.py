@@ -18,7 +18,7 @@ from diffrl.report.gardo import gardo
 from diffrl.report.marble import balance
 from diffrl.report.page import page
 from diffrl.report.parts import by_part
-from diffrl.report.sections import curves, facts, headline, optimisation, others, samples, time_split
+from diffrl.report.sections import curves, divgen, facts, headline, optimisation, others, samples, time_split
 
 __all__ = [
     "RunData",
@@ -31,7 +31,7 @@ __all__ = [
 
 Section = Callable[[RunData], str]
 
-sections: list[Section] = [headline, by_part, curves, samples, gardo, balance, direction, optimisation]
+sections: list[Section] = [headline, by_part, curves, samples, gardo, balance, direction, optimisation, divgen]
 _LAST: tuple[Section, ...] = (others, time_split, facts)  # `others` draws what the sections before it have not
 
 

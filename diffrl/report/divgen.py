@@ -24,6 +24,7 @@ from diffrl.report.models import SCRIPT, STYLE, as_csv, as_json, ordered, table
 from diffrl.report.page import Markup, Page, figure
 from diffrl.report.plots import Dots, dots, radar
 from diffrl.report.walls import FEW, TITLES, apart, lost, walls
+from diffrl.resources import file_of_run
 from diffrl.stats import LEVEL, holm
 
 SURE = 1 - LEVEL  # p-value below which a difference is called one
@@ -112,6 +113,34 @@ def write_divgen_report(
         if file is not None:
             write_text(file, text)
     return page.write(out, SCRIPT if len(entries) >= FEW else "")
+
+
+def report_of_run(run: Path, each: int, per_prompt: int) -> Path | None:
+    """Draw `each` prompts of every dimension with a run's model and with its LoRA, as the run evaluates, into
+    `RUN/divgen/base` and `RUN/divgen/epoch-N`, and compare all epochs that were measured with the base model.
+
+    Returns the page, `RUN/divgen/report.html`, on the main process; `report.json` beside it has the same numbers.
+    """
+    from diffrl.divgen.prompts import benchmark, small, world_of
+    from diffrl.divgen.run import Job, generate_images
+    from diffrl.drawing import Drawing
+    from diffrl.policy.engine import join_processes
+    from diffrl.report.data import read_run
+
+    found, out = read_run(run), run / "divgen"
+    model, world = str(found.config["model"]), world_of(str(found.config["model"]))
+    kind: dict[str, Any] = {"like": str(run), "seed": int(found.config["seed"]), "family": found.config.get("family")}
+    lora = str(file_of_run(run / "lora", "pytorch_lora_weights.safetensors", "report").parent)
+    prompts = small(benchmark(world), each)
+    for name, trained in (("base", None), (f"epoch-{found.last['epoch']:05d}", lora)):
+        job = Job(Drawing(model, lora=trained, per_prompt=per_prompt, **kind), world)
+        generate_images(job, prompts, out / name)
+    process = join_processes()
+    if not process.is_main_process:
+        return None
+    folders = {folder.name: folder for folder in [out / "base", *sorted(out.glob("epoch-*"))]}
+    json_file = out / "report.json"
+    return write_divgen_report(folders, out / "report.html", json_file=json_file, device=str(process.device))
 
 
 def _test(entries: Sequence[Entry]) -> None:

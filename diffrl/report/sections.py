@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import fmean, mode
 
@@ -303,3 +304,22 @@ def _metric_chart(run: RunData, key: str, title: str, label: str) -> str:
         return ""
     axis = Axis(y=label, log=spans_decades(ys), description=f"{key} against images generated")
     return curves_of(title, [Line(xs, ys, "c0")], axis)
+
+
+def divgen(run: RunData) -> str:
+    """DivGenBench's scores, where `diffrl report RUN --divgen` has measured them."""
+    file = run.folder / "divgen" / "report.json"
+    if not file.is_file():
+        return ""
+    from diffrl.divgen.score import METRICS
+
+    found: dict[str, dict[str, str]] = {}
+    for row in json.loads(file.read_text(encoding="utf-8"))["scores"]:
+        if row["value"] is not None:
+            mark = {"less": " (surely less diverse)", "more": " (surely more diverse)"}.get(row["verdict"], "")
+            found.setdefault(row["score"], {})[row["set"]] = number(row["value"]) + mark
+    sets = list(dict.fromkeys(name for values in found.values() for name in values))
+    rows = [[METRICS[name].title, *(values.get(one, "–") for one in sets)] for name, values in found.items()]
+    page = Markup('<p><a href="divgen/report.html">With intervals, tests and pictures</a></p>')
+    note = "The same prompts and noise with the base model and with the LoRA after so many epochs."
+    return section("DivGenBench", page + Markup(table(rows, ["", *sets], "numbers")), note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
+from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.divgen import run as divgen_run
 from diffrl.divgen.extractors import NONE, load_extractors
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.observe import Item, as_written, observe
-from diffrl.divgen.prompts import DIMENSIONS
+from diffrl.divgen.prompts import DIMENSIONS, benchmark, small
 from diffrl.divgen.run import Job, generate_images, score_folder
 from diffrl.divgen.score import score
 from diffrl.drawing import Drawing
@@ -170,3 +172,34 @@ def test_every_kind_of_collapse_lowers_its_own_metric() -> None:
         for other in {"ids", "sdi", "pvs"} - {name}:
             assert full[other] == pytest.approx(base[other], rel=0.15), (kind, other)
     assert measured("image", 1.0) == {"ids": pytest.approx(1.0), "sdi": pytest.approx(0.0), "pvs": pytest.approx(0.0)}
+
+
+def test_a_runs_report_and_the_command_give_the_same_numbers(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    """Of a model's pictures as they are drawn, of the run's report, and of the same files in a folder of anybody's."""
+    config = load_config(config_file(epochs=1))
+    train(config)
+    run = Path(config.run_dir)
+    words = ["report", str(run), "--divgen", "--limit", "3", "--per-prompt", "2"]
+    assert main(words) == 0
+    own = json.loads((run / "divgen" / "report.json").read_text())["scores"]
+    sets = dict.fromkeys(row["set"] for row in own)
+    assert list(sets) == ["base", "epoch-00001"]
+    for name in sets:
+        shutil.copytree(run / "divgen" / name / "images", tmp_path / name)
+    folders = [str(tmp_path / name) for name in sets]
+    files = ["--out", str(tmp_path / "r.html"), "--json", str(tmp_path / "r.json")]
+    assert main(["divgen", "report", *folders, *files, "--device", "cpu"]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["scores"] == own
+    values = {row["score"]: row["value"] for row in own if row["set"] == "epoch-00001" and row["value"] is not None}
+    assert values.keys() >= {"pvs", "diversity", "vendi"}
+    drawing = Drawing(config.model, lora=str(run / "lora"), like=str(run), per_prompt=2, seed=config.seed)
+    policy, prompts = drawing.policy(), small(benchmark(), 3)
+    drawn = generate(policy, prompts, drawing.spec(policy), **drawing.amount())
+    batches = [([Item(prompts[i // 2], i % 2) for i in n.tolist()], as_written(images)) for n, images in drawn]
+    direct = score(observe(batches, load_extractors(NAMES)[0]), None).values()
+    assert {name: value for name, value in values.items() if name != "lpips"} == direct
+    page = (run / "report.html").read_text()
+    assert "DivGenBench</h2>" in page and "Vendi score" in page and 'href="divgen/report.html"' in page
+    drawn_at = {path: path.stat().st_mtime_ns for path in (run / "divgen").rglob("*.png")}
+    assert main(words) == 0 and (run / "report.html").read_text() == page
+    assert drawn_at == {path: path.stat().st_mtime_ns for path in (run / "divgen").rglob("*.png")}

@@ -62,6 +62,7 @@ INSTEAD = (
     (r"divgen report models/", "divgen report divgen/"),
     (r"^(diffrl (evaluate|divgen generate) (?!.*--limit).*)", r"\1 --limit 2"),
     (r"^(diffrl divgen generate .*)--out divgen/", r"\1--steps 2 --out NEW/"),
+    (r"^(diffrl report .*--divgen)", r"\1 --limit 1"),
     (r"rewards\.ocr=null", ""),
     (r"my_objective\.py:MyObjective", "mine.py:Mine"),
     (r"^diffrl rewards new sharpness", "diffrl rewards new bluntness"),
