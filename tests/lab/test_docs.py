@@ -42,7 +42,7 @@ def test_a_table_that_is_old_is_seen_and_written(tmp_path: Path, monkeypatch) ->
 def test_figures_inside_of_sentences_are_those_of_the_results(monkeypatch) -> None:
     assert sentences.missing() == []
     monkeypatch.setitem(sentences.FUNCTIONS, "together", lambda *files: "0.1234")
-    assert sentences.missing()[0].startswith('docs/methods/more.md: "0.1234" is not in it (together ')
+    assert sentences.missing()[0].startswith('docs/../experiments/notebook/more.md: "0.1234" is not in it (together ')
 
 
 def test_the_page_on_resuming_lists_what_may_change() -> None:

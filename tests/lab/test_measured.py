@@ -52,7 +52,7 @@ def test_a_method_that_began_elsewhere_is_refused(results: Path) -> None:
 
 
 def test_a_variant_that_was_not_run_is_named_and_a_share_that_was_not_logged_is_left_out(results: Path) -> None:
-    """As docs/methods/trust.md asks for it; its first row is older than the shares."""
+    """As experiments/notebook/trust.md asks for it; its first row is older than the shares."""
     words = (
         "playground grpo/stopped/positive",
         "clip=pilots/base.json",
