@@ -33,8 +33,8 @@ precision and evaluation: `diffrl/config/presets.py`); a run's `config.yaml` has
 
 **Evidence** says what is known of a recipe. *not verified*: its family passes `diffrl models check` on a tiny pipeline,
 and no training of the real model with it is known. *runs*: somebody has, for a few epochs. *reproduces*: a
-published figure was reached, and the file says which. Read [where paper, code and we differ](../experiments/notebook/differences.md)
-before you compare.
+published figure was reached, and the file says which. Before you compare, read
+[where paper, code and we differ](../experiments/notebook/differences.md).
 
 **Source** of a value: *code* (what the authors released, where there is such), *paper* or *ours*. *(unchecked)*: known
 from notes by others. `tests/data/facts.csv` in the repository names repository, file and key of each value of theirs.

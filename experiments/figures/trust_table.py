@@ -1,4 +1,4 @@
-"""What the clip of the ratio and the mask on the divergence stop, in closed form: the table of experiments/notebook/trust.md.
+"""What the clip of the ratio and the mask on the divergence stop, in closed form: the table of the notebook.
 
 At a divergence D of a step with n latent dimensions (both means over them), moved in a direction that has nothing to do
 with the noise, log r is normal with the mean -D and the variance 2 D / n; with it the total variation of the two steps.
