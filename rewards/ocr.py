@@ -200,7 +200,7 @@ class Ocr(Judge):
         refuses."""
         if self.engine == "vlm":
             questions = [Question([image], self.question, "(its text)") for image in images]
-            return self.backend.ask(questions, lambda reply: reply.text.replace("```", ""), first=False)
+            return self.backend.ask(questions, lambda reply: reply.said.replace("```", ""), first=False)
         detect = images.shape[-2] > _SMALL if self.detect is None else self.detect
         pictures = _pictures(images, self.resize or (256 if detect else _LINE_HEIGHT))
         if detect:

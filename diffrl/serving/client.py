@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from heapq import heappop, heappush
@@ -34,7 +35,8 @@ T = TypeVar("T")
 TOKEN = "DIFFRL_REWARD_TOKEN"  # environment variable of the token, for servers and clients
 PATIENCE = 600.0  # seconds, as a default
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds that a server rests after a failure, doubled from one to the next
-PASSING = (429, 502, 503, 504)  # statuses that another attempt, or another server, may not meet
+# Statuses that another attempt, or another server, may not meet; from 520 on those of proxies on the net.
+PASSING = (408, 425, 429, 502, 503, 504, *range(520, 531))
 CUTS = 2  # times that a request is sent again for a plain-text 500
 MOST = 2**20  # bytes of an answer: some 40,000 scores
 DESCRIBING = 30.0  # seconds at most that a server may take to say what it serves
@@ -43,9 +45,10 @@ IDLE = 4.0  # seconds that a connection is kept: uvicorn, and so vLLM, closes it
 
 
 class RemoteError(RuntimeError):
-    """A server did not answer, or did not serve a request: the message names it. `absent`: there was no connection."""
+    """A server did not answer, or did not serve a request: the message names it. `absent`: there was no connection.
+    `status`: what it answered, if it did."""
 
-    absent = False
+    absent, status = False, 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class Answer:
     def json(self) -> dict[str, Any]:
         """The object of an answer with status 200; else `RemoteError`."""
         if self.status != 200:
-            raise RemoteError(f"server {self.url}: {self.problem}")
+            refusal = RemoteError(f"server {self.url}: {self.problem}")
+            refusal.status = self.status
+            raise refusal
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -184,13 +189,14 @@ class Servers:
             future.cancel()
             raise
 
-    def each(self, path: str) -> dict[str, dict[str, Any] | RemoteError]:
-        """{server: the JSON object that it has there, or what is wrong with it}, asked once and side by side."""
+    def each(self, path: str, beside: str = "") -> dict[str, dict[str, Any] | RemoteError]:
+        """{server: the JSON object that it has there, or what is wrong with it}, asked once and side by side. `beside`:
+        an end of the servers' URLs in whose place the path stands."""
         limit = min(self.timeout, DESCRIBING)
 
         async def ask(server: _Server) -> dict[str, Any] | RemoteError:
             try:
-                return (await self._attempt("GET", server, path, limit)).json()
+                return (await self._attempt("GET", server, server.url.removesuffix(beside) + path, limit)).json()
             except httpx.HTTPError as error:
                 problem = RemoteError(f"server {server.url}: {_reason(error)}")
                 problem.absent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
@@ -212,13 +218,14 @@ class Servers:
             began = loop.time()
             try:
                 body, kind = await asyncio.to_thread(make)
-                answer = await self._attempt("POST", server, path, self.timeout, body, {"Content-Type": kind})
+                url, headers = server.url + path, {"Content-Type": kind}
+                answer = await self._attempt("POST", server, url, self.timeout, body, headers)
                 cuts += answer.cut  # a server whose own fault is plain text is not waited for
                 if answer.status not in PASSING and not (answer.cut and cuts <= CUTS):
                     server.succeeded(self.at_once)
                     return answer
                 problem = f"server {server.url}: {answer.problem}"
-                server.refused(began, loop.time(), False, _seconds(answer.headers.get("retry-after")))
+                server.refused(began, loop.time(), False, _wait(answer.headers))
             except httpx.HTTPError as error:
                 problem = f"server {server.url}: {_reason(error)}"
                 server.refused(began, loop.time(), True, 0.0)
@@ -271,7 +278,7 @@ class Servers:
             self._timer = asyncio.get_running_loop().call_at(min(rests), self._serve)
 
     async def _attempt(
-        self, method: str, server: _Server, path: str, limit: float, body: bytes | None = None, headers: Any = None
+        self, method: str, server: _Server, url: str, limit: float, body: bytes | None = None, headers: Any = None
     ) -> Answer:
         """One attempt, read piece by piece: httpx limits the wait for each, and a server may send a byte at a time."""
         extensions = server.extras.get("extensions")
@@ -279,7 +286,7 @@ class Servers:
         request = {"content": body, "headers": headers, "extensions": extensions}
         try:
             async with asyncio.timeout(limit):
-                async with self._client.stream(method, server.url + path, **request) as response:
+                async with self._client.stream(method, url, **request) as response:
                     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
                         raise RemoteError(f"server {server.url}: its answer is compressed, which was not asked for")
                     parts, size = [], 0
@@ -372,16 +379,18 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _seconds(text: str | None) -> float:
-    """Of a Retry-After: seconds, or a date."""
+def _wait(headers: Mapping[str, str]) -> float:
+    """Seconds by Retry-After: a number or a date, by the server's own clock; or by retry-after-ms."""
+    text, divisor = headers.get("retry-after", ""), 1.0
+    if more := headers.get("retry-after-ms"):
+        text, divisor = more, 1000.0
     try:
-        wait = (
-            0.0
-            if text is None
-            else float(text)
-            if text.strip().isdigit()
-            else parsedate_to_datetime(text).timestamp() - time()
-        )
-    except (ValueError, OverflowError):
-        return 0.0
-    return min(max(wait, 0.0), 1e6)
+        wait = float(text) / divisor
+    except ValueError:
+        try:
+            now = headers.get("date")
+            then = parsedate_to_datetime(text).timestamp()
+            wait = then - (parsedate_to_datetime(now).timestamp() if now else time())
+        except (ValueError, OverflowError, TypeError):
+            return 0.0
+    return min(max(wait, 0.0), 1e6) if math.isfinite(wait) else 0.0

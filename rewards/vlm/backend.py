@@ -33,10 +33,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TOP = 20  # first tokens whose probabilities a server tells: the most that the protocol allows
-PASSING = (408, 409, 425, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
+PASSING = (409, 500)  # statuses that are tries; those of a busy or absent server cost patience alone
+NO_SCHEMA = (400, 404, 415, 422, 501)  # what a server says that cannot bind an answer to a schema
+OF_NOW = ("created", "permission", "owned_by")  # what a server says of a model that does not make its answers
 MOST = 2**24  # bytes of an answer with its probabilities
 REFUSALS = re.compile("content.?(?:filter|policy)|moderation|safety|responsible.?ai", re.IGNORECASE)  # of one image
 ANSWERS = ("yes", "no")
+# Where text-generation-inference and SGLang say what vLLM says in its list of models.
+BESIDE = {"/info": ("model_id", "model_sha"), "/get_model_info": ("model_path", "weight_version")}
 A_LINE = 8  # tokens of an answer of one word, a number before it included
 KIND = "AutoModelForImageTextToText"
 
@@ -74,6 +78,7 @@ class Judge:
             raise UserError("vlm: name a `server` (its URL, ending in /v1), or a `model` (hub id or folder)")
         self.backend: Server | LocalModel = LocalModel(self) if self.server is None else Server(self)
         self.remote, self.device = self.server is not None, getattr(self.backend, "device", None)
+        self.identity = getattr(self.backend, "identity", "")
 
     @staticmethod
     def footprint(server: str | Sequence[str] | None, model: str | None, precision: str, **_: Any) -> int | None:
@@ -94,7 +99,8 @@ def readable(answers: Sequence[T | Unscored]) -> list[T | None]:
 class Server:
     """OpenAI-compatible servers as one, `concurrency` requests at once to each.
 
-    An unreadable answer is asked for again at temperature 0.5.
+    An unreadable answer is asked for again at temperature 0.5, bound to the question's JSON schema where the server
+    offers that.
     """
 
     def __init__(self, settings: Judge) -> None:
@@ -108,7 +114,11 @@ class Server:
         answers = self.servers.each("/models")
         if all(getattr(one, "absent", False) for one in answers.values()):
             raise UserError(f"vlm: no server is there: {'; '.join(map(str, answers.values()))}")
+        if denied := next((one for one in answers.values() if getattr(one, "status", 0) == 401), None):
+            raise UserError(f"vlm: {denied}; set the environment variable {settings.key} to its token (vlm.key)")
         self.model = settings.model or self._only_model(answers)
+        self.identity = self._identity(answers)
+        self.schemas = True  # until the server refuses one
 
     def _only_model(self, answers: Mapping[str, Any]) -> str:
         try:
@@ -124,6 +134,17 @@ class Server:
         if odd := [models for models in served if models != served[0]]:
             raise UserError(f"vlm: the servers serve {served[0][0]} and {', '.join(odd[0])}; name one as `model`")
         return served[0][0]
+
+    def _identity(self, answers: Mapping[str, Any]) -> str:
+        """What the servers say of the model: its name, its weights' place, revision or size, as each of them does."""
+        told = [one.get("data") for one in answers.values() if isinstance(one, dict)]
+        entries = [one for many in told if isinstance(many, list) for one in many if isinstance(one, dict)]
+        found = [{k: v for k, v in one.items() if k not in OF_NOW} for one in entries if one.get("id") == self.model]
+        asked = {} if any(one.get("owned_by") == "vllm" for one in entries) else BESIDE
+        for path, keys in asked.items():
+            more = self.servers.each(path, beside="/v1").values()
+            found += [{key: one.get(key) for key in keys} for one in more if isinstance(one, dict) and keys[0] in one]
+        return json.dumps(sorted({json.dumps([self.model, one], sort_keys=True) for one in found}))
 
     def ask(self, questions: Sequence[Question], parse: Callable[[Reply], T], first: bool) -> list[T | None]:
         """The parsed answers, in order; None for one that cannot be read, `Unscored` if there is no other. `first`: the
@@ -143,6 +164,9 @@ class Server:
         for trial in range(self.retries + 1):
             try:
                 answer = await self.servers.send("/chat/completions", partial(_as_json, body))
+                if answer.status in NO_SCHEMA and body.pop("response_format", None):
+                    self.schemas = False
+                    answer = await self.servers.send("/chat/completions", partial(_as_json, body))
             except RemoteError as error:
                 raise RewardError(f"vlm: no answer {on}: {error}") from error
             if answer.status == 400 and REFUSALS.search(answer.problem):
@@ -152,6 +176,9 @@ class Server:
             except Unreadable as error:
                 last: Exception = error
                 body = body | {"temperature": 0.5, "seed": trial + 1}
+                if question.form and self.schemas:
+                    schema = {"name": "answer", "schema": question.form, "strict": True}
+                    body |= {"response_format": {"type": "json_schema", "json_schema": schema}}
             except ValueError as error:
                 last = error
             if trial < self.retries:
@@ -180,9 +207,12 @@ def _content(answer: Answer) -> Any:
     """The JSON of an answer. ValueError where another try may help, `RewardError` where none does."""
     if answer.status == 200:
         try:
-            return json.loads(answer.body)
+            value = json.loads(answer.body)
         except RecursionError as error:
             raise ValueError("the answer is nested too deeply") from error
+        if isinstance(value, dict) and value.get("error") and not value.get("choices"):  # of a gateway
+            raise ValueError(answer.problem)
+        return value
     if answer.status in PASSING:
         raise ValueError(answer.problem)
     raise RewardError(f"vlm: the server {answer.url} answered {answer.problem}")
@@ -192,7 +222,9 @@ def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:
     """What a chat completion says; `Unreadable` if it is none, or lacks the probabilities."""
     try:
         choice = answer["choices"][0]
-        text = choice["message"]["content"] or ""
+        text = _text(choice["message"].get("content"))
+        if not first and choice.get("finish_reason") == "length":  # the last number may be a part of one
+            text = re.sub(r"[\d.,/]+$", "", text)
         if (no := choice["message"].get("refusal")) or choice.get("finish_reason") == "content_filter":
             raise Unreadable(f"the judge refuses: {str(no or text)[:200]!r}")
         if not first:
@@ -200,12 +232,23 @@ def _reply(answer: Any, first: bool, lines: int = 1) -> Reply:
         content = choice["logprobs"]["content"]
         starts = line_starts([str(entry["token"]) for entry in content]) if lines > 1 else [0]
         firsts = [[(e["token"], exp(float(e["logprob"]))) for e in content[i]["top_logprobs"]] for i in starts]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except Unreadable:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         what = "no probabilities of the first token (logprobs)" if first else "no chat completion"
         raise Unreadable(f"{what} in {str(answer)[:200]}") from error
     if len(firsts) < lines:
         raise Unreadable(f"{len(firsts)} lines of answers to {lines} questions: {text[:200]!r}")
     return Reply(text, firsts[0], firsts if lines > 1 else ())
+
+
+def _text(content: Any) -> str:
+    """Of a text, or of a list of parts with texts."""
+    parts = content if isinstance(content, list) else [content or ""]
+    texts = [part.get("text", "") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("the content is no text")
+    return "".join(texts)
 
 
 def data_url(image: Tensor) -> str:

@@ -25,6 +25,7 @@ from diffrl_zoo.vlm.question import (
     Question,
     Reply,
     Unreadable,
+    form_of,
     of_each,
 )
 
@@ -93,6 +94,7 @@ class Vlm(Judge):
         own = self.mode == "score" and self.question is not None and bool(after) and all(map(str.strip, after))
         if self.after is not None and not own:
             raise UserError("vlm: `after` is a text before the number, for mode: score with a `question` of your own")
+        self.form: dict[str, Any] | None = None
         if self.mode == "score":
             self.card = replace(self.card, range=(self.low, self.high))
             bounds: dict[str, Any] = {"low": self.low, "high": self.high}
@@ -100,6 +102,7 @@ class Vlm(Judge):
             if after:
                 self.parse = partial(parse.mean_after, after=after, **bounds)
             else:
+                self.form = form_of({"score": {"type": "number", "minimum": self.low, "maximum": self.high}})
                 self.asked += f'{END}"Score: X", where X is a number from {self.low:g} to {self.high:g}.'
         else:
             self.parse = partial(parse.yes_probability, least=self.least)
@@ -121,7 +124,7 @@ class Vlm(Judge):
             kind = self.combine if self.mode == "questions" else "arithmetic"
             rows = self.answers(images, prompts, metadata)
             return torch.tensor([parse.mean_of(row, kind) if row else torch.nan for row in rows])
-        questions = of_each(images, self.asked, prompts)
+        questions = of_each(images, self.asked, prompts, self.form)
         scores = self.backend.ask(questions, self.parse, first=self.mode == "yes")
         return torch.tensor([torch.nan if score is None else score for score in scores])
 

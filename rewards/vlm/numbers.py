@@ -19,8 +19,8 @@ _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 WORDS = {word: value for value, word in enumerate(_COUNTED)}
 _NAMES = (
     r"(?:scores?|ratings?|grades?|marks?|points?|rate|assessment|evaluation|verdict|result|answer|note|nota|bewertung|"
-    r"punktzahl|punkte|wertung|puntuación|calificación|valutazione|punteggio|оценка|балл|评分|得分|分数|打分|スコア|評価|"
-    r"評分|分數|答案|점수)"
+    r"punktzahl|punkte|wertung|puntuación|calificación|valutazione|punteggio|оценка|балл|评分|得分|分数|打分|总分|スコア|評価|"
+    r"評分|分數|總分|答案|점수|pontuação|classificação|skor|skóre|ocena|betyg|poäng|puan|arvosana|điểm|คะแนน|النتيجة|स्कोर)"
 )
 _WEAK = re.compile(
     r"(?:points?|marks?|verdict|result|answer|note|nota|punkte|rate)", re.IGNORECASE
@@ -41,13 +41,14 @@ _FINAL_LABEL = re.compile(
 _VERB = re.compile(
     r"\b(?:rate|rated|give|gave|assign|award|score|scored|scores|deserves?|gets?|receives?|earns?|say)\b"
     r"(?: (?:it|this|that|the|image|picture|photo|one|an?|as|at|with|of|score|rating|grade|solid|strong|overall|is))*"
-    rf" (?=[\d.]|(?:{'|'.join(WORDS)})\b)",
+    rf" (?=[\d.]|(?:{'|'.join(WORDS)})\b)|(?<=[打给給])(?=\d)|"
+    r"\b(?:it|this|that)(?:['’]s| is) an? (?=[\d.]+(?:[.!]?\s*$|/| out of))",
     re.IGNORECASE,
 )
 _DIGITS = r"(?:\d+(?:[.,]\d+)?|\.\d+)(?:e[+-]?\d+)?"
 _WORD = rf"(?:{'|'.join(WORDS)})\b(?:[ ]and[ ]a[ ]half\b)?"
 _VALUE = re.compile(
-    rf"""[\s"'“‘(\[{{<*_`$~≈]*(?:(?:about|around|roughly|approx\.?|approximately|only|just|an?|ca\.?|etwa)\s+)*
+    rf"""[\s"'“‘(\[{{<*_`$~≈]*(?:(?:about|around|roughly|approx\.?|approximately|only|just|an?|ca\.?|etwa|solid|strong|maybe|perhaps)\s+)*
     (?P<sign>[-+]|minus)?\s*(?:(?P<number>{_DIGITS})(?:[ ](?P<up>[123])/(?P<down>[234])(?![\d.]))?|(?P<word>{_WORD}))
     ["'”’*_`$]*""",
     re.IGNORECASE | re.VERBOSE,
@@ -61,7 +62,7 @@ _OF = re.compile(
 _PERCENT = re.compile(r"\s*(?:%|percent\b|per cent\b|prozent\b)", re.IGNORECASE)
 # After a number: a range, a list of numbers, a bound, or what makes it no number at all.
 _MORE = re.compile(
-    rf"""\s*(?:{_UNIT}\s*)?(?:(?:-|–|—|~|±|\+/-|\.{{2,}}|…|/|×|\*|to\b|or\b|and\b|bis\b|oder\b|through\b|,|;|至|到|或)\s*)*
+    rf"""\s*(?:{_UNIT}\s*)?(?:(?:->|=>|→|-|–|—|~|±|\+/-|\+|\.{{2,}}|…|/|×|·|\*|x\b|to\b|or\b|and\b|bis\b|oder\b|through\b|,|;|至|到|或)\s*)*
     (?:(?:maybe|perhaps|even|possibly)\s+)?[-+]?(?:{_DIGITS}|{_WORD})(?!\s*[.)]\s+[A-Z])""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -71,7 +72,10 @@ _BOUND = re.compile(
     r"\s*$",
     re.IGNORECASE,
 )
-_THOUGHT = re.compile(r"<(think|thinking|analysis|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_CORRECTION = re.compile(
+    r"\b(?:wait\b|actually,|correction\b|on second thought|scratch that|let me (?:re|correct)|i meant|revised|rather,)",
+    re.IGNORECASE,
+)
 _TAG = re.compile(rf"<((?:\w+_)?{_NAMES})>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _STARS = re.compile(r"^(?:.*[:=])?[^\w★☆⭐]*([★⭐]+)(☆*)[^\w★☆⭐]*$", re.MULTILINE)
 _REFUSAL = re.compile(r"\b(?:can(?:no|'|’)t|unable|won['’]t|will not|refuse|decline|sorry|not able)\b", re.IGNORECASE)
@@ -81,8 +85,7 @@ _LIST = re.compile(r"^\s*(?:[-*•|>#]+\s*|\d+[.)]\s+(?=[^\W\d]))*")
 
 
 def cleaned(text: str) -> str:
-    """The answer in plain signs: NFKC, ASCII digits and minus, no thoughts, code fences, stars of Markdown."""
-    text = _THOUGHT.sub(" ", text)
+    """The answer in plain signs: NFKC, ASCII digits and minus, no code fences, stars of Markdown."""
     text = re.sub(r"(\d?)([¼-¾⅐-⅞])", lambda m: f"{(int(m[1] or 0)) + unicodedata.numeric(m[2]):g}", text)
     signs = (" " if unicodedata.category(c) == "Zs" else c for c in unicodedata.normalize("NFKC", text))
     text = "".join(str(unicodedata.digit(c)) if unicodedata.category(c) == "Nd" else c for c in signs)
@@ -215,14 +218,27 @@ def score(text: str, low: float, high: float) -> float:
 
     Raises `Unreadable` where there is none, or several that differ.
     """
-    raw, text = _THOUGHT.sub(" ", text), cleaned(text)
+    raw, text = text, cleaned(text)
     bounds = rf"{low:g} ?(?:-|–|to|and) ?{high:g}"  # "on a scale from 1 to 5" is no answer
-    scale = rf"(?:of|from|between) {bounds}(?= ?[:,)])|(?:on|using)? ?(?:a|the) scale (?:of|from|between) {bounds}"
+    scale = rf"(?:on|using)? ?(?:a|the) scale (?:of|from|between) {bounds}|(?:of|from|between) {bounds}(?= ?[:,)])"
     text, places = re.sub(scale, " ", text, flags=re.IGNORECASE), (_structured, _final, _lines, _inside, _rated, _alone)
     for place in places[:3] if _REFUSAL.search(text) else places:  # "I cannot rate 2 people" is none either
         if values := list(place(text if place is not _structured else raw, low, high)):
-            return agreed(values)
+            return _corrected(agreed(values), text, low, high)
     raise Unreadable("there is no score in it")
+
+
+def _corrected(value: float, text: str, low: float, high: float) -> float:
+    """The value; `Unreadable` where the answer takes it back: "Score: 3. Wait, 4"."""
+    if again := _CORRECTION.search(text):
+        rest = text[again.end() :].lstrip(" ,.:;-")
+        try:
+            later = {score(rest, low, high)}
+        except Unreadable:
+            later = {float(one) for one in re.findall(r"\d+(?:\.\d+)?", rest) if low <= float(one) <= high}
+        if later - {value}:
+            raise Unreadable(f"{value:g} is taken back")
+    return value
 
 
 def _structured(text: str, low: float, high: float) -> Iterator[float]:
@@ -285,7 +301,7 @@ def _spelled(value: float) -> list[str]:
 
 def _alone(text: str, low: float, high: float) -> Iterator[float]:
     """A line that is a number alone; or the one number of an answer that begins with it."""
-    for line in text.splitlines():
+    for line in (line.lstrip(": ") for line in text.splitlines()):
         match = _VALUE.match(line)
         rest = re.sub(rf"^\s*-?(?:{_UNIT}|%)", "", line[match.end() :], flags=re.IGNORECASE) if match else "x"
         if match and not re.search(r"\w", rest) and len(line) < 40:

@@ -17,7 +17,7 @@ from diffrl_zoo.loading import check_choice
 from diffrl_zoo.vlm import parse
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
-from diffrl_zoo.vlm.question import ASK_PAIR, ASK_PAIR_YES, END, Question
+from diffrl_zoo.vlm.question import ASK_PAIR, ASK_PAIR_YES, END, Question, form_of
 
 Order = tuple[int, int]  # who is shown first, and who then
 
@@ -92,10 +92,11 @@ class VlmPairs(Judge):
         if len(images) < 2:
             raise RewardError("vlm_pairs: a group of one image has no pairs; set rollout.group_size to 2 or more")
         text, rows = self.asked.replace("{prompt}", prompts[0]), list(images)
+        form = form_of({"winner": {"type": "string", "enum": ["A", "B", "tie"]}}) if self.mode == "answer" else None
         read = parse.winner if self.mode == "answer" else partial(parse.yes_probability, least=self.least)
 
         def ask(order: Sequence[Order]) -> dict[Order, float]:
-            questions = [Question([rows[i], rows[j]], text, prompts[0]) for i, j in order]
+            questions = [Question([rows[i], rows[j]], text, prompts[0], form=form) for i, j in order]
             answers = self.backend.ask(questions, read, first=self.mode == "yes")
             # A refused pair is left out; a knockout needs a result of each, and takes it for a draw.
             missing = 0.5 if self.compare == "tournament" else None

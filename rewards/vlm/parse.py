@@ -72,7 +72,7 @@ def text_lines(text: str) -> list[str]:
 
 def last_line(reply: Reply, pattern: re.Pattern[str], form: str) -> re.Match[str]:
     """The whole last line by `pattern`; `Unreadable`, which says the `form`, for any other."""
-    lines = text_lines(reply.text)
+    lines = text_lines(reply.said)
     match = pattern.fullmatch(lines[-1]) if lines else None
     if match is None:
         raise Unreadable(f"the last line is not {form}: {reply.text[-200:]!r}")
@@ -103,12 +103,12 @@ def _quoted(text: str) -> Iterator[None]:
 def rubric_score(reply: Reply, low: float, high: float) -> float:
     """The answer's number; `Unreadable` where it has none from `low` to `high`, or several (`numbers.score`)."""
     with _quoted(reply.text):
-        return numbers.score(reply.text, low, high)
+        return numbers.score(reply.said, low, high)
 
 
 def mean_after(reply: Reply, after: Sequence[str], low: float, high: float) -> float:
     """The mean of the numbers that follow the texts `after`; `Unreadable` if one is not from `low` to `high`."""
-    text, total = numbers.cleaned(reply.text), 0.0
+    text, total = numbers.cleaned(reply.said), 0.0
     with _quoted(reply.text):
         for mark in after:
             ends = [m.end() for m in re.finditer(re.escape(numbers.cleaned(mark)), text, re.IGNORECASE)]
@@ -124,8 +124,8 @@ def read_columns(reply: Reply, names: Sequence[str], low: float, high: float) ->
 
     Raises `Unreadable` for a column without a number from `low` to `high`, or with several that differ.
     """
-    text = numbers.cleaned(reply.text)
-    tables = [value for value in numbers.objects(reply.text) if isinstance(value, dict)]
+    text = numbers.cleaned(reply.said)
+    tables = [value for value in numbers.objects(reply.said) if isinstance(value, dict)]
 
     def column(name: str) -> float:
         def wanted(key: str) -> bool:
@@ -152,9 +152,9 @@ def read_columns(reply: Reply, names: Sequence[str], low: float, high: float) ->
 
 def winner(reply: Reply) -> float:
     """1 if the answer's winner is image A, 0 for B, 0.5 for a tie; `Unreadable` for none, or several."""
-    text = numbers.cleaned(reply.text)
+    text = numbers.cleaned(reply.said)
     is_key = re.compile(r"(?:.*[ _-])?(?:winner|better|preferred|choice|verdict|answer)", re.IGNORECASE).fullmatch
-    inner = [v for table in numbers.objects(reply.text) for v in numbers.named(table, lambda k: bool(is_key(k)))]
+    inner = [v for table in numbers.objects(reply.said) for v in numbers.named(table, lambda k: bool(is_key(k)))]
     matches = [_SIDE_ALONE.fullmatch(str(v).strip()) for v in inner] or [*_WINNER.finditer(text)]
     if not matches:
         matches = [_SIDE_ALONE.fullmatch(line) for line in text.splitlines()[-1:]]
@@ -167,7 +167,7 @@ def winner(reply: Reply) -> float:
 
 def rewritten(reply: Reply) -> str:
     """The text after "Prompt:" in the answer's last line; `Unreadable` where there is none."""
-    return last_line(Reply(reply.text.replace("`", "")), _REWRITTEN, '"Prompt: ..."')[1]
+    return last_line(Reply(reply.said.replace("`", "")), _REWRITTEN, '"Prompt: ..."')[1]
 
 
 def points(reply: Reply, count: int) -> list[float]:
@@ -175,8 +175,8 @@ def points(reply: Reply, count: int) -> list[float]:
 
     Raises `Unreadable` for anything else.
     """
-    match = _POINTS.search(reply.text)
-    text = unicodedata.normalize("NFKC", match[1] if match else reply.text)
+    match = _POINTS.search(reply.said)
+    text = unicodedata.normalize("NFKC", match[1] if match else reply.said)
     lists = [text.strip(" \n[]")] if match and "[" not in text else []
     lists += [",".join(map(str, value)) for table in numbers.objects(text) for value in _lists(table)]
     words = [one.strip(" '\"").lower() for one in re.split("[,;]", lists[-1])] if lists else []

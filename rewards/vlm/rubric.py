@@ -17,7 +17,7 @@ from diffrl_zoo.loading import check_choice
 from diffrl_zoo.vlm.backend import Judge
 from diffrl_zoo.vlm.judge import LICENCE, WEIGHTS
 from diffrl_zoo.vlm.parse import read_columns
-from diffrl_zoo.vlm.question import of_each
+from diffrl_zoo.vlm.question import form_of, of_each
 
 ASK = 'The image was made for this prompt: "{prompt}". '
 GRADES = (
@@ -108,7 +108,9 @@ class VlmRubric(Judge):
     def __call__(self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Scores (B, C) of images (B, 3, H, W) in [0, 1]; NaN where the judge says that a criterion does not apply."""
         parse = partial(read_columns, names=self.columns, low=self.chosen.low, high=self.chosen.high)
-        rows = self.backend.ask(of_each(images, self.asked, prompts), parse, first=False)
+        number = {"type": "number", "minimum": self.chosen.low, "maximum": self.chosen.high}
+        form = form_of({name: {"anyOf": [number, {"type": "string", "enum": ["n/a"]}]} for name in self.columns})
+        rows = self.backend.ask(of_each(images, self.asked, prompts, form), parse, first=False)
         numbers = torch.tensor([[torch.nan] * len(self.columns) if row is None else row for row in rows])
         return -numbers if self.chosen.faults else numbers
 

@@ -82,7 +82,9 @@ def test_many_threads_may_be_the_first_to_ask(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("diffrl.serving.client._loops", {})
     judge, found = SlowJudge(0.0, 64), []
     with judges(judge):
-        monkeypatch.setattr("diffrl.serving.client.Servers.each", lambda *_: {judge.url: {"data": [{"id": "judge"}]}})
+        monkeypatch.setattr(
+            "diffrl.serving.client.Servers.each", lambda *_, **__: {judge.url: {"data": [{"id": "judge"}]}}
+        )
         reward = load_reward("vlm", server=judge.url)
         work = lambda: found.extend(reward(IMAGES[:4], ["a"] * 4, [{}] * 4).tolist())  # noqa: E731
         threads = [threading.Thread(target=work) for _ in range(16)]

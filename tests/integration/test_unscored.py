@@ -70,6 +70,27 @@ def test_a_run_with_refusals_ends_and_resumes_to_the_bit(config_file, tmp_path: 
     assert all(torch.equal(one[part][key], two[part][key]) for part in one for key in one[part])
 
 
+def test_two_per_cent_of_refusals_end_no_run_at_the_default_bound(config_file, tmp_path: Path) -> None:
+    """Some 2 % of the images have no score, and `unscored` is what it is when nobody sets it."""
+    (tmp_path / "judge.py").write_text(JUDGE.format(size=4).replace("* 200).round().int() % 3", "* 5000).int() % 50"))
+    entry, counts = {"plugin": f"{tmp_path}/judge.py:Judge"}, {"groups": 4, "group_size": 20, "batch_size": 40}
+    paths, size = [], {"batch_size": 80}
+    for name in ("whole", "broken"):
+        paths.append(config_file(name, epochs=3, checkpoint={"every": 1, "keep": 9}, rollout=counts, optimise=size))
+        config = yaml.safe_load(paths[-1].read_text())
+        paths[-1].write_text(yaml.safe_dump({**config, "rewards": {"judge": entry}}))
+        train(load_config(paths[-1]))
+    whole, broken = (Path(load_config(path).run_dir) for path in paths)
+    missing = sum(line.get("unscored/judge", 0) for line in read_metrics(whole))
+    assert 2 <= missing <= 9, "of 240 images"
+    assert any(f"judge had no score for {missing} images" in text for text in warnings_of(read_run(whole)))
+    for step in sorted((broken / "checkpoints").iterdir())[1:]:
+        step.rename(tmp_path / step.name)
+    train(load_config(paths[1]), resume=broken)
+    one, two = (checkpoint.load(checkpoint.latest(run))[0] for run in (whole, broken))  # type: ignore[arg-type]
+    assert all(torch.equal(one[part][key], two[part][key]) for part in one for key in one[part])
+
+
 def test_two_processes_count_together(config_file, tmp_path: Path) -> None:
     path = run_with_a_judge(config_file, tmp_path, "pair", epochs=1)
     done = launch(2, path)
