@@ -81,10 +81,12 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """The interval of a share, `count` of `total` independent cases (Wilson 1927)."""
-    found = scipy.stats.binomtest(count, total).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+def wilson(count: float, total: float) -> tuple[float, float]:
+    """The interval of a share, `count` of `total` independent cases (Wilson 1927); they need not be whole numbers."""
+    z2 = float(scipy.stats.norm.ppf((1 + LEVEL) / 2)) ** 2
+    middle, spread = (count + z2 / 2) / (total + z2), math.sqrt(z2 * (count * (1 - count / total) + z2 / 4))
+    low, high = middle - spread / (total + z2), middle + spread / (total + z2)
+    return (0.0 if count == 0 else low), (1.0 if count == total else high)
 
 
 def rank_correlation(one: Values, other: Values) -> float | None:

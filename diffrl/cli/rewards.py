@@ -32,11 +32,13 @@ def add_rewards(add: Callable[..., Any]) -> None:
     text = "check a reward: shapes, determinism, independence of the batch, range, gradients"
     example = "diffrl rewards check my_reward.py:Redness threshold=0.5"
     check = action("check", _check, text, example, words_anywhere=True)
-    check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET]"
+    check.usage = "diffrl rewards check NAME [parameter=value ...] [--prompts SET] [--requests N]"
     text = "a reward (or path/to/file.py:Class), and parameters of its constructor"
     check.add_argument("words", nargs="*", metavar="NAME [parameter=value ...]", help=text)
     text = "prompts to check it with, as a config names them; a .jsonl file gives their metadata, too"
     check.add_argument("--prompts", metavar="SET", help=text)
+    text = "images that it may have scored in all (default: 60 of a reward on other machines, else as many as it takes)"
+    check.add_argument("--requests", type=whole_number(1), metavar="N", help=text)
     add_fit(action)
     _add_serve(action)
     actions.metavar = "|".join(actions.choices)  # installed ones, too
@@ -127,7 +129,7 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
         from diffrl.prompts import load_prompts
 
         given = [(prompt.text, prompt.metadata) for prompt in load_prompts(arguments.prompts)]
-    return 0 if check(name, given, **parameters) else 1
+    return 0 if check(name, given, arguments.requests, **parameters) else 1
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:

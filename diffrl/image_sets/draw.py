@@ -45,10 +45,10 @@ def draw_set(*, rewards: Mapping[str, Mapping[str, Any]], out: Path, **drawing: 
         UserError: the folder holds a set of another job; RewardError; SamplingError; DiskError.
     """
     job, accelerator = Drawing(**drawing), join_processes()
-    chosen, policy = job.chosen(), job.policy()
     # Scores of path/to/file.py:Class are called Class.
     entries = {short_name(name): Entry(name, given) for name, given in rewards.items()}
-    scorer = scorer_for(job.model, entries, policy.device)
+    scorer = scorer_for(job.model, entries, accelerator.device)
+    chosen, policy = job.chosen(), job.policy()
     for name in scorer.batchwise:
         raise UserError(f'--rewards: "{name}" compares {compared(scorer.rewards[name])}; a set needs scores of its own')
     job = job.settled(policy.backbone)

@@ -11,7 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate
 
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
-from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, example_images
+from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
 from diffrl.rewards.figures import Breakdowns
@@ -32,6 +32,7 @@ from diffrl.rewards.scoring import applies
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4
 RAISED = "raised"
+REQUESTS = 60  # images that a remote reward scores in a check, where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -47,33 +48,17 @@ class Failed(Exception):
     """A check's finding that the reward does not conform."""
 
 
-@dataclass
-class Bench:
-    """The reward and what it is tried on: images (B, 3, H, W) in [0, 1] with prompts to which it applies."""
-
-    reward: Reward
-    images: Tensor
-    prompts: list[str]
-    metadata: list[Mapping[str, Any]] = field(default_factory=list)
-    offered: Sequence[tuple[str, Mapping[str, Any]]] = ()  # all prompts, also those to which it does not apply
-
-    def call(self, rows: Sequence[int] | None = None) -> Tensor:
-        """Scores of the rows, on the CPU. Images are handed over as copies."""
-        scores = self.raw(rows)
-        return scores.detach().cpu().float() if isinstance(scores, Tensor) else scores
-
-    def raw(self, rows: Sequence[int] | None = None) -> Tensor:
-        """What the reward returns for the rows."""
-        rows = range(len(self.prompts)) if rows is None else rows
-        images = self.images[list(rows)].clone()
-        with torch.no_grad():
-            return self.reward(images, [self.prompts[i] for i in rows], [self.metadata[i] for i in rows])
-
-
-def check(name: str, given: Sequence[tuple[str, Mapping[str, Any]]] | None = None, /, **params: Any) -> bool:
+def check(
+    name: str,
+    given: Sequence[tuple[str, Mapping[str, Any]]] | None = None,
+    requests: int | None = None,
+    /,
+    **params: Any,
+) -> bool:
     """Loads the reward `name` (or `file.py:Class`) with `params`, prints what was found, True if it conforms.
 
-    `given`: prompts with their metadata, in place of the check's own; images are those of the playground.
+    `given`: prompts with their metadata, in place of the check's own; images are those of the playground. `requests`:
+    images that it may have scored in all (None: `REQUESTS` of a remote reward, any number of one in this process).
     Raises `UserError` if the reward cannot be loaded.
     """
     from rich.console import Console
@@ -83,11 +68,20 @@ def check(name: str, given: Sequence[tuple[str, Mapping[str, Any]]] | None = Non
     reward = load_reward(name, **params)
     loading = f"{time.perf_counter() - begun:.1f} s, {max(_resident() - before, 0):.0f} MiB of main memory"
     images, prompts, metadata = None, None, None
+    if requests is None and ability(reward, "remote"):
+        requests = REQUESTS
+    if requests is not None:
+        count, total = most_images(requests)
+        console.print(
+            f"scores {total} images ({count} different ones) at most; a judge that is asked several questions about "
+            "one gets as many requests for each; --requests changes it",
+            soft_wrap=True,
+        )
     if given is not None:
         images = example_images()[0]
         rows = [given[i % len(given)] for i in range(len(images))]
         prompts, metadata = [text for text, _ in rows], [more for _, more in rows]
-    results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata)]
+    results = [Result("loading", True, loading), *examine(reward, images, prompts, metadata, requests)]
     for result in results:
         mark = "[green]ok[/]  " if result.passed else "[red]FAIL[/]"
         console.print(f"{mark} {result.title:<24} ", end="")
@@ -102,9 +96,10 @@ def examine(
     images: Tensor | None = None,
     prompts: Sequence[str] | None = None,
     metadata: Sequence[Mapping[str, Any]] | None = None,
+    requests: int | None = None,
 ) -> list[Result]:
     """All checks that concern `reward`, on `images` (B, 3, H, W) with `prompts` and their metadata (None: empty), or on
-    the playground's.
+    the playground's. `requests`: images that it may have scored in all; then what keeps memory is not asked.
 
     A group-wise reward is tried on one group: all images with the first prompt to which it applies.
     """
@@ -117,28 +112,33 @@ def examine(
     if not judged:
         detail = "applies() is False for all of the check's prompts, for example: " + "; ".join(prompts[:3])
         return [Result("applies", False, f"{detail}; name others with --prompts")]
+    if requests is not None:
+        count = min(most_images(requests)[0], len(judged))
+        judged = [judged[i * len(judged) // count] for i in range(count)]
     texts, more = [prompts[i] for i in judged], [known[i] for i in judged]
     images = images[judged].to(ability(reward, "device") or "cpu")
     if ability(reward, "groupwise"):
         texts, more = [texts[0]] * len(texts), [more[0]] * len(texts)
     offered = list(zip(prompts, known, strict=True))
-    benches = {"": Bench(reward, images, texts, more, offered)}
-    if names := ability(reward, "columns"):
-        benches = {f"{n}: ": _applying(Bench(Column(reward, n), images, texts, more, offered)) for n in names}
-    found = {title: _once([_run(check, work, b) for check, work in _checks(b.reward)]) for title, b in benches.items()}
+    few = requests is not None
+    benches = {"": Bench(reward, images, texts, more, offered, few)}
+    if names := (ability(reward, "columns") or [])[: 1 if few else None]:
+        benches = {f"{n}: ": _applying(Bench(Column(reward, n), images, texts, more, offered, few)) for n in names}
+    found = {title: _once([_run(c, work, b) for c, work in _checks(b.reward, few)]) for title, b in benches.items()}
     return [replace(one, title=title + one.title) for title, results in found.items() for one in results]
 
 
 def _applying(bench: Bench) -> Bench:
     """A column's bench with those of its images to which the column applies."""
     try:
-        rows = (~bench.raw().isnan()).nonzero().flatten().tolist()
+        rows = (~bench.first().isnan()).nonzero().flatten().tolist()
     except Exception:  # the checks tell it
         rows = []
     if not rows:
         return bench
     texts, metadata = [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows]
-    return replace(bench, images=bench.images[rows], prompts=texts, metadata=metadata)
+    kept = {**bench.kept, "first": bench.first()[rows]}
+    return replace(bench, images=bench.images[rows], prompts=texts, metadata=metadata, kept=kept)
 
 
 def _once(results: Sequence[Result]) -> list[Result]:
@@ -162,7 +162,7 @@ def _run(title: str, work: Callable[[Bench], str], bench: Bench) -> Result:
         return Result(title, False, f"{RAISED} {in_one_line(error)}")
 
 
-def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
+def _checks(reward: Reward, few: bool) -> Iterator[tuple[str, Callable[[Bench], str]]]:
     if ability(reward, "applies") is not None:
         yield "says where it applies", _applies
     yield "shape and type", _shape
@@ -182,10 +182,11 @@ def _checks(reward: Reward) -> Iterator[tuple[str, Callable[[Bench], str]]]:
         yield "embeddings", _embeddings
     if ability(reward, "figures") is not None:
         yield "figures of groups", _figures
-    if ability(reward, "breakdown") is not None:
+    if ability(reward, "breakdown") is not None and not few:
         yield "score by parts", _breakdown
     yield "throughput", _throughput
-    yield "memory", _memory
+    if not few:
+        yield "memory", _memory
 
 
 def _applies(bench: Bench) -> str:
@@ -199,21 +200,21 @@ def _applies(bench: Bench) -> str:
 
 
 def _shape(bench: Bench) -> str:
-    scores: object = bench.call()
+    scores: object = bench.scores()
     if not isinstance(scores, Tensor):
         raise Failed(f"returns a {type(scores).__name__}, not a tensor")
     if tuple(scores.shape) != (len(bench.prompts),):
         raise Failed(
             f"returns the shape {tuple(scores.shape)} for {len(bench.prompts)} images, not ({len(bench.prompts)},)"
         )
-    raw = bench.raw()
+    raw = bench.first()
     if not raw.is_floating_point():
         raise Failed(f"returns {raw.dtype}, not a floating-point type")
     return f"({len(bench.prompts)},) {str(raw.dtype).removeprefix('torch.')} on {raw.device} for {len(raw)} images"
 
 
 def _finite(bench: Bench) -> str:
-    scores = bench.call()
+    scores = bench.scores()
     if not (finite := scores.isfinite()).all():
         worst = int((~finite).nonzero()[0])
         raise Failed(f'{scores[worst].item()} for "{bench.prompts[worst]}", to which it says it applies')
@@ -223,29 +224,26 @@ def _finite(bench: Bench) -> str:
 
 
 def _deterministic(bench: Bench) -> str:
-    gap = (bench.call() - bench.call()).abs().max().item()
+    gap = (bench.again()[0] - bench.scores()).abs().max().item()
     if gap != 0.0:
         raise Failed(f"two calls with the same images differ by up to {gap:.2g}")
     return "two calls agree bit for bit"
 
 
 def _untouched(bench: Bench) -> str:
-    images = bench.images.clone()
-    with torch.no_grad():
-        bench.reward(images, bench.prompts, bench.metadata)
-    if not torch.equal(images, bench.images):
+    if bench.again()[1]:
         raise Failed("the call changes its input images in place")
     return "the input is not written to"
 
 
 def _order(bench: Bench) -> str:
     rows = torch.randperm(len(bench.prompts), generator=torch.Generator().manual_seed(1)).tolist()
-    return _same(bench.call(rows), bench.call()[rows], "in another order")
+    return _same(bench.call(rows), bench.scores()[rows], "in another order")
 
 
 def _batches(bench: Bench) -> str:
     alone = torch.cat([bench.call([i]) for i in range(min(COUNT, len(bench.prompts)))])
-    return _same(alone, bench.call()[: len(alone)], "one by one")
+    return _same(alone, bench.scores()[: len(alone)], "one by one")
 
 
 def _same(scores: Tensor, reference: Tensor, how: str) -> str:
@@ -262,8 +260,8 @@ def _same(scores: Tensor, reference: Tensor, how: str) -> str:
 
 
 def _shapes(bench: Bench) -> str:
-    bench.call()  # what it raises of any image is told once
-    rows, refused = range(min(4, len(bench.prompts))), []
+    bench.first()  # what it raises of any image is told once
+    rows, refused = range(1 if bench.few and not compared(bench.reward) else min(4, len(bench.prompts))), []
     for shape in SHAPES:
         images = interpolate(bench.images[: len(rows)], shape, mode="bilinear", align_corners=False)
         part = Bench(bench.reward, images, [bench.prompts[i] for i in rows], [bench.metadata[i] for i in rows])
@@ -276,8 +274,8 @@ def _shapes(bench: Bench) -> str:
 
 
 def _unusual(bench: Bench) -> str:
-    bench.call()
-    count, tried = min(2, len(bench.prompts)), []
+    bench.first()
+    count, tried = 1 if bench.few and not compared(bench.reward) else min(2, len(bench.prompts)), []
     metadata = bench.metadata[:count]  # what the reward needs beside the prompt stays
     for kind, prompt in UNUSUAL.items():
         if all(applies(bench.reward, prompt, data) for data in metadata):
@@ -303,7 +301,7 @@ def _sound(bench: Bench, what: str) -> None:
 
 
 def _range(bench: Bench) -> str:
-    scores = bench.call()
+    scores = bench.scores()
     low, high = bench.reward.card.range  # type: ignore[attr-defined]
     slack = 1e-5 * max(1.0, scores.abs().max().item())
     if scores.min() < low - slack or scores.max() > high + slack:
@@ -332,7 +330,7 @@ def _embeddings(bench: Bench) -> str:
             raise Failed(
                 f"embeddings of {len(bench.prompts)} images and prompts: {tuple(image.shape)}, {tuple(text.shape)}"
             )
-        _same(reward.score(image, text).cpu().float(), bench.call(), "from the embeddings")
+        _same(reward.score(image, text).cpu().float(), bench.scores(), "from the embeddings")
     return f"width {image.shape[1]}, and score() of them is the reward"
 
 
@@ -357,6 +355,10 @@ def _breakdown(bench: Bench) -> str:
 
 
 def _throughput(bench: Bench) -> str:
+    if bench.few:
+        bench.first()
+        seconds = bench.kept["seconds"]
+        return f"{len(bench.prompts) / max(seconds, 1e-9):.3g} images/s in one call of {len(bench.prompts)}"
     size = min(ability(bench.reward, "batch_size") or 32, 64)
     rows = [i % len(bench.prompts) for i in range(size)]
     calls, start = 0, time.perf_counter()

@@ -33,9 +33,10 @@ from diffrl.rewards.direction import embedder, fingerprint
 from diffrl.rewards.protocol import Embedder, ability
 from diffrl.rewards.registry import load_reward
 from diffrl.seeds import seed_of
+from diffrl.stats import wilson
 
 LAMBDAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-PARTS, DRAWS, LEAST = 5, 2000, 20  # of cross-validation; of the bootstrap; prompts
+PARTS, LEAST = 5, 20  # of cross-validation; prompts
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -130,8 +131,8 @@ def fit_head(source: str, out: Path, reward: str, arguments: dict[str, Any], **o
         "pairs": int((~pairs.tie).sum()), "ties": int(pairs.tie.sum()), "prompts": len(prompts),
         "held_out_prompts": count, "lambda": strength, "margin": margin, "column": column, "seed": seed,
     }  # fmt: skip
-    figures |= judged(x @ weights, pairs.of(held_out, ties=False), seed)
-    figures["accuracy_of_reward"] = judged(own, pairs.of(held_out, ties=False), seed)["accuracy"]
+    figures |= judged(x @ weights, pairs.of(held_out, ties=False))
+    figures["accuracy_of_reward"] = judged(own, pairs.of(held_out, ties=False))["accuracy"]
     plain = torch.from_numpy(weights / deviation).float()
     bias = torch.tensor(-float((weights / deviation) @ mean))
     save_head(Head(plain, bias, fingerprint(base).cpu(), reward, arguments, figures), out)
@@ -194,18 +195,15 @@ def _factor(differences: np.ndarray) -> float:
     return math.exp(minimize_scalar(loss, bounds=(-4, 4), method="bounded").x)
 
 
-def judged(scores: np.ndarray, pairs: Pairs, seed: int) -> dict[str, Any]:
-    """Of pairs that were not fitted: accuracy with a 95 % interval (bootstrap over prompts), log loss, calibration.
+def judged(scores: np.ndarray, pairs: Pairs) -> dict[str, Any]:
+    """Of pairs that were not fitted: accuracy with a 95 % interval (`share_interval`), log loss, calibration.
 
     `calibration`: by bins of the predicted chance of the likelier one, [mean prediction, share right, pairs];
     `calibration_error`: the mean distance of the two, by pairs.
     """
     d = scores[pairs.better] - scores[pairs.worse]
     right = np.where(d == 0, 0.5, (d > 0).astype(float))
-    names, index = np.unique(pairs.prompt, return_inverse=True)
-    totals, counts = np.bincount(index, right), np.bincount(index)
-    draws = np.random.default_rng(seed_of(seed, "bootstrap")).integers(0, len(names), (DRAWS, len(names)))
-    shares = totals[draws].sum(1) / counts[draws].sum(1)
+    index = np.unique(pairs.prompt, return_inverse=True)[1]
     chance = expit(np.abs(d))
     bins = []
     for low, high in itertools.pairwise(BINS):
@@ -214,12 +212,25 @@ def judged(scores: np.ndarray, pairs: Pairs, seed: int) -> dict[str, Any]:
             bins.append([float(chance[inside].mean()), float(right[inside].mean()), int(inside.sum())])
     return {
         "accuracy": float(right.mean()),
-        "interval": [float(value) for value in np.quantile(shares, (0.025, 0.975))],
+        "interval": list(share_interval(np.bincount(index, right), np.bincount(index))),
         "log_loss": float(-log_expit(d).mean()),
         "calibration": bins,
         "calibration_error": sum(abs(mean - share) * count for mean, share, count in bins) / len(d),
         "held_out_pairs": len(d),
     }
+
+
+def share_interval(right: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, `right` (P,) of `counts` (P,) cases of P prompts.
+
+    Cases of one prompt are alike, so they count for as many independent ones as explain how the prompts' shares
+    scatter: at most for all, at least as if a prompt were one case (the only choice where all are right).
+    """
+    total, share = counts.sum(), right.sum() / counts.sum()
+    most, least = float(total), float(total**2 / (counts**2).sum())
+    scatter = float(((right - share * counts) ** 2).sum()) / total**2 * len(counts) / max(len(counts) - 1, 1)
+    effective = least if share in (0.0, 1.0) else min(max(share * (1 - share) / max(scatter, 1e-12), least), most)
+    return wilson(share * effective, effective)
 
 
 def lines(figures: dict[str, Any], reward: str) -> list[str]:

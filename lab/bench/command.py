@@ -190,6 +190,7 @@ def _list(width: int, work: tuple[float, str] | None = None) -> str:
     clock = (
         "How long it takes depends on the model, its steps and the machine: a call with `--limit 16` ends with the "
         "minutes that all prompts take at its pace. With --model (--steps, --guidance-scale, --resolution) this list "
-        "counts the arithmetic of drawing. Judges are loaded one after another, after the images are drawn."
+        "counts the arithmetic of drawing. "
+        "Judges are loaded one after another: once before anything is drawn, to know that they are there, and after it."
     )
     return "\n\n".join([*parts, textwrap.fill(clock, width)])

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diffrl.divgen.run import JOB, Job, generate_images, image_file
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
@@ -20,7 +22,7 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records.disk import write_text
 from diffrl.rewards.building import Entry, build_rewards
-from diffrl.rewards.protocol import RewardError, lower_is_better
+from diffrl.rewards.protocol import RewardError, Unscored, ability, lower_is_better
 from diffrl.rewards.registry import load_class
 from diffrl.version import __version__
 
@@ -82,9 +84,13 @@ def run_bench(name: str, data: Path, drawing: Drawing, judges: Mapping[str, Entr
     if accelerator.is_main_process:
         _same_judges(out, judges)
     accelerator.wait_for_everyone()
+    shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
+    if not all(shot.path.is_file() for rows in shots.values() for prompt in rows for shot in prompt):
+        for judge, entry in judges.items():
+            _look_at(judge, entry, items)
+    accelerator.wait_for_everyone()
     # The LoRA first: that it fits is better known before hours of work.
     drawn = {model: generate_images(Job(one), prompts, out / model) for model, one in reversed(drawings.items())}
-    shots = {model: _shots(out / model, items, drawing.per_prompt) for model in drawings}
     drawing_took = time.perf_counter() - started
     asked = _judge(judges, shots, out)
     lines = {model: _lines(bench, rows, out / model, judges) for model, rows in shots.items()}
@@ -171,6 +177,23 @@ def _shots(folder: Path, items: Sequence[Item], each: int) -> list[list[Shot]]:
     """The images of each prompt, as `generate_images` writes them."""
     files = [[image_file(folder, i, Prompt(item.text), m) for m in range(each)] for i, item in enumerate(items)]
     return [[Shot(item, m, file) for m, file in enumerate(some)] for item, some in zip(items, files, strict=True)]
+
+
+def _look_at(judge: str, entry: Entry, items: Sequence[Item]) -> None:
+    """Build a judge before anything is drawn, and ask one of another machine about noise.
+
+    UserError if it is not there.
+    """
+    try:
+        reward = build_rewards({judge: entry}, join_processes().device)[judge]
+        item = next((item for item in items if not item.owed or judge in item.owed), None)
+        if item is not None and ability(reward, "remote"):
+            several = getattr(reward, "answers", None) if item.owed.get(judge, 1) > 1 else None
+            (several or reward)(torch.rand(1, 3, 64, 64), [item.text], [dict(item.metadata)])
+    except Unscored:  # of noise
+        pass
+    except RewardError as error:
+        raise UserError(f"--judge: {error}") from error
 
 
 def _judge(

@@ -78,12 +78,12 @@ def search(settings: Settings, *, out: Path, **drawing: Any) -> dict[str, Any]:
         UserError: a budget below one image, a reward that cannot be searched for, a folder with another search.
     """
     job, accelerator = Drawing(**drawing), join_processes()
-    chosen, policy = job.chosen(), job.policy()
-    job = job.settled(policy.backbone)
     scorer, watcher = (
-        scorer_for(job.model, {short_name(name): Entry(name, more) for name, more in given.items()}, policy.device)
+        scorer_for(job.model, {short_name(name): Entry(name, more) for name, more in given.items()}, accelerator.device)
         for given in (settings.rewards, settings.watch or {})
     )
+    chosen, policy = job.chosen(), job.policy()
+    job = job.settled(policy.backbone)
     _check(settings, scorer.rewards, watcher.rewards, chosen)
     benches = _benches(settings, job, policy, scorer)
     tasks = [(arm, place) for arm in benches for place in range(len(chosen))]

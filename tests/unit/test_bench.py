@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from judges import SlowJudge
 from PIL import Image
 
 from diffrl.cli.main import main
@@ -411,6 +412,26 @@ def test_a_judges_package_is_asked_for_before_drawing(tmp_path: Path, capsys: An
     assert main([*words, "--judge", "mplug"]) == 2
     assert "--judge: mplug needs the package modelscope, which is not" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("status", [None, 401, 404])
+def test_a_judge_that_is_not_there_is_known_before_a_picture_is_drawn(
+    tmp_path: Path, capsys: Any, status: int | None
+) -> None:
+    """Nobody listens; another key; a model that it does not have."""
+    judge = SlowJudge()
+    if status is None:
+        judge.stop()
+    judge.faults = [status or 0] * 9
+    data, out = geneval2(tmp_path / "data"), tmp_path / "out"
+    words = ["bench", "geneval2", "--model", "playground", "--data", str(data), "--out", str(out), "--steps", "2"]
+    try:
+        assert main([*words, "--judge", "vlm", f"vlm.server={judge.url}", "vlm.model=judge"]) == 2
+    finally:
+        if judge.there:
+            judge.stop()
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("diffrl: error: ") and judge.url in error and not list(out.rglob("*.png"))
 
 
 @pytest.mark.long

@@ -251,13 +251,14 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
 
 def test_compare_and_rewards(calls, capsys, monkeypatch):
     assert main(["compare", "runs/one", "runs/two", "--out", "x.html"]) == 0
-    assert main(["rewards", "check", "clip", "model=tiny", "scale=1e-2"]) == 1  # the check failed
+    words = ["rewards", "check", "clip", "model=tiny", "scale=1e-2", "--requests", "90"]
+    assert main(words) == 1  # the check failed
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["rewards", "list"]) == 0
     runs = [Path("runs/one"), Path("runs/two")]
     assert calls == [
         ("write_comparison", (runs, Path("x.html")), {}),
-        ("check", ("clip", None), {"model": "tiny", "scale": 0.01}),
+        ("check", ("clip", None, 90), {"model": "tiny", "scale": 0.01}),
         ("overview", (80,), {}),
     ]
     assert "the cards" in capsys.readouterr().out

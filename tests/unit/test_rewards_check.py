@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffrl.cli.main import main
+from diffrl.errors import UserError
 from diffrl.reward_tools import cards
 from diffrl.reward_tools.check import check, examine
 from diffrl.reward_tools.examples import example_images
@@ -74,6 +75,29 @@ def test_it_finds_each_fault() -> None:
     for title, (said, call) in faults.items():
         found = failed(variant(__call__=call))
         assert said in found[title], (title, found)
+
+
+def test_a_remote_reward_is_asked_little_and_as_much_as_was_said(monkeypatch, capsys) -> None:
+    """One on another machine costs money: 60 images in all, or as many as are allowed, and it is said before."""
+    asked: list[int] = []
+    call = lambda s, x, p, m: asked.append(len(x)) or x.mean((1, 2, 3)) * 0.9  # noqa: E731
+    reward = variant(remote=True, differentiable=False, __call__=call)
+    monkeypatch.setattr("diffrl.reward_tools.check.load_reward", lambda *_, **__: reward)
+    for given, most in ((), 60), ((None, 30), 30), ((None, 16), 16):
+        asked.clear()
+        assert check("good", *given)
+        assert most - 5 < sum(asked) <= most
+        assert f"scores {sum(asked)} images" in capsys.readouterr().out
+    asked.clear()
+    reward.__class__.columns, call_two = ("one", "two"), lambda s, x, p, m: call(s, x, p, m)[:, None].repeat(1, 2)
+    type(reward).__call__ = call_two
+    assert check("good") and sum(asked) <= 60  # its columns share what it says
+    with pytest.raises(UserError, match="16"):
+        check("good", None, 15)
+    # A nondeterministic one is still found with the fewest.
+    calls = iter(range(999))
+    found = examine(variant(__call__=lambda s, x, p, m: x.mean((1, 2, 3)) + next(calls)), requests=16)
+    assert "deterministic" in [one.title for one in found if not one.passed]
 
 
 def test_constant_scores_are_reported() -> None:

@@ -16,7 +16,7 @@ from diffrl.cli.main import main
 from diffrl.errors import UserError
 from diffrl.image_sets.layouts import Group, Picture
 from diffrl.reward_tools import fit
-from diffrl.reward_tools.fit import Pairs, fit_weights, judged, loss_of, pairs_of
+from diffrl.reward_tools.fit import Pairs, fit_weights, judged, loss_of, pairs_of, share_interval
 from diffrl.reward_tools.head import load_head
 from diffrl.rewards import load_reward
 
@@ -88,10 +88,25 @@ def test_calibration_and_interval() -> None:
     pairs = Pairs(
         np.where(won, first, second), np.where(won, second, first), np.zeros(2000, bool), np.arange(2000) // 2
     )
-    figures = judged(scores, pairs, 0)
-    assert figures["calibration_error"] < 0.03 and judged(scores * 3, pairs, 0)["calibration_error"] > 0.1
+    figures = judged(scores, pairs)
+    assert figures["calibration_error"] < 0.03 and judged(scores * 3, pairs)["calibration_error"] > 0.1
     assert figures["interval"][0] < figures["accuracy"] < figures["interval"][1]
     assert figures["interval"][1] - figures["interval"][0] == pytest.approx(4 * math.sqrt(0.75 * 0.25 / 2000), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("right", "counts", "interval"),
+    [
+        ([1] * 8, [1] * 8, (0.676, 1.0)),  # Wilson's: a bootstrap says [1, 1]
+        ([4] * 8, [4] * 8, (0.676, 1.0)),  # all right: as if each prompt were one pair
+        ([0] * 8, [1] * 8, (0.0, 0.324)),
+        ([1, 0] * 50, [1] * 100, (0.404, 0.596)),
+        ([4, 0] * 50, [4] * 100, (0.404, 0.596)),  # pairs of a prompt agree: 100 cases, not 400
+        ([2, 2] * 50, [4] * 100, (0.451, 0.549)),  # they do not: 400
+    ],
+)
+def test_the_interval_counts_what_is_independent(right: list, counts: list, interval: tuple[float, float]) -> None:
+    assert share_interval(np.array(right), np.array(counts)) == pytest.approx(interval, abs=2e-3)
 
 
 @pytest.fixture
