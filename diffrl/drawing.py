@@ -64,7 +64,7 @@ class Drawing:
     text_length: int | None = None
     batch_size: int = 32
     family: str | None = None  # path/to/file.py:Class; None: by the pipeline's class
-    merge: str | None = None  # a LoRA that becomes part of the model first; see `diffrl.lora_files`
+    merge: str | Sequence[str] | None = None  # LoRAs that become part of the model first; see `diffrl.lora_files`
     like: str | None = None  # the folder of a run
 
     def __post_init__(self) -> None:

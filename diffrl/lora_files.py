@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.hub import hub_failure, hub_file, pinned
@@ -68,6 +70,46 @@ def lora_file(name: str | Path) -> Path:
         if file == NAMES[1]:
             hub_file(repository, "adapter_config.json", missing)
     return hub_file(repository, file, missing)
+
+
+def weighted(text: str) -> tuple[str, float]:
+    """Name and weight of `LORA[=WEIGHT]`; a weight is from -100 to 100, 1 where there is none.
+
+    Raises:
+        UserError: what follows the "=" is no such number.
+    """
+    name, equals, number = text.rpartition("=")
+    if not equals or Path(text).expanduser().exists():
+        return text, 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = float("nan")
+    if not abs(weight) <= 100:
+        raise UserError(f'"{text}": expected LORA=WEIGHT with a number from -100 to 100, got "{number[:40]}"')
+    return name, weight
+
+
+def as_list(given: Any) -> list[str]:
+    """LoRAs that are merged, each `LORA[=WEIGHT]`: of one or several, each such a text or {file: LORA, weight: NUMBER}.
+
+    Raises:
+        UserError: it is none of that.
+    """
+    several = [] if given is None else [given] if isinstance(given, str | Path | dict) else given
+    if not isinstance(several, Sequence):
+        raise UserError("expected LORA, {file: LORA, weight: NUMBER}, or a list of them")
+    texts = []
+    for one in several:
+        if isinstance(one, dict):
+            if "file" not in one or one.keys() - {"file", "weight"}:
+                raise UserError(f"expected file and weight, got {', '.join(map(str, one))}")
+            one = f"{one['file']}={one['weight']}" if "weight" in one else one["file"]
+        if not isinstance(one, str | Path):
+            raise UserError(f"expected LORA or {{file: LORA, weight: NUMBER}}, got {one}")
+        weighted(str(one))
+        texts.append(str(one))
+    return texts
 
 
 def _only(files: list[str], where: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.config import check_model, load_config
-from diffrl.lora_files import find_lora
+from diffrl.lora_files import as_list, find_lora, weighted
 from diffrl.prompts import HUB, PromptLike, check_source
 from diffrl.resources import file_of_run
 
@@ -41,7 +41,7 @@ class Model:
         policy: Policy,
         lora: str | None = None,
         resolution: Resolution = None,
-        merge: str | None = None,
+        merge: str | Sequence[str] | None = None,
     ) -> None:
         self.name, self.policy, self.lora, self.resolution, self.merge = name, policy, lora, resolution, merge
 
@@ -104,7 +104,7 @@ def load(
     lora: str | Path | None = None,
     resolution: Resolution = None,
     family: str | None = None,
-    merge: str | None = None,
+    merge: str | Sequence[str] | None = None,
 ) -> Model:
     """A model to draw with, on this process's device (bf16 on an accelerator).
 
@@ -116,8 +116,8 @@ def load(
         resolution: side of the square images in pixels, or (width, height); None: what the LoRA was trained at, else
             the model's own.
         family: `path/to/file.py:Class` of a model family of your own; None: the run's, or by the pipeline's class.
-        merge: a LoRA that becomes part of the model first, such as "playground/turbo", with which it draws in 4 steps:
-            a file, a folder, or OWNER/NAME[:FILE] on the hub.
+        merge: a LoRA that becomes part of the model first, such as "playground/turbo", with which it draws in 4 steps,
+            or several: each LORA[=WEIGHT], named as `lora` is.
 
     Raises:
         UserError: there is no such model, run or LoRA, or they do not fit.
@@ -129,11 +129,11 @@ def load(
             lora = file_of_run(folder / "lora", "pytorch_lora_weights.safetensors", "load").parent
         model, family = config.model, family or config.family
     check_model(str(model))
-    for name in (lora, merge):
+    for name in (lora, *(weighted(one)[0] for one in as_list(merge))):
         if name is not None:
             find_lora(name)
     from diffrl.drawing import Drawing
 
     words = None if lora is None else str(lora)
     drawing = Drawing(str(model), lora=words, resolution=resolution, family=family, merge=merge)
-    return Model(str(model), drawing.policy(), words, drawing.resolution, merge)
+    return Model(str(model), drawing.policy(), words, drawing.resolution, drawing.merge)

@@ -151,8 +151,8 @@ def add_drawing(command: argparse.ArgumentParser, members: int | None = 1) -> No
     command.add_argument("--model" if benchmark else "model", metavar="MODEL", help=text)
     text = "a model family of your own (default: by the pipeline's class)"
     command.add_argument("--family", metavar="FILE.py:CLASS", help=text)
-    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: a file, a folder, or OWNER/NAME[:FILE]"
-    command.add_argument("--merge", metavar="LORA", help=text)
+    text = "a LoRA that becomes part of MODEL first, such as playground/turbo: as --lora; may be given again"
+    command.add_argument("--merge", action="append", metavar="LORA[=WEIGHT]", help=text)
     command.add_argument(
         "--lora", metavar="LORA", help="a trained LoRA: a run, a folder, a file, or OWNER/NAME[@REVISION][:FILE]"
     )
@@ -196,7 +196,7 @@ def add_texts(command: argparse.ArgumentParser) -> None:
 def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keys of a `Drawing` that these arguments give, checked."""
     from diffrl.config import check_model
-    from diffrl.lora_files import find_lora
+    from diffrl.lora_files import find_lora, weighted
     from diffrl.prompts import given_prompts
 
     given = {name: value for name, value in vars(arguments).items() if name in DRAWN}
@@ -206,9 +206,10 @@ def drawing_of(arguments: argparse.Namespace) -> dict[str, Any]:
     elif getattr(arguments, "prompt", None):
         at("--prompt", given_prompts, arguments.prompt)
         given["prompts"] = arguments.prompt
-    for name in ("lora", "merge"):
-        if given[name] is not None:
-            at(f"--{name}", find_lora, given[name])
+    for name, loras in (("lora", [given["lora"]]), ("merge", given["merge"] or ())):
+        for one in loras:
+            if one is not None:
+                at(f"--{name}", find_lora, one if name == "lora" else at("--merge", weighted, one)[0])
     return given | {name: str(given[name]) for name in ("lora", "like") if given[name] is not None}
 
 
@@ -245,10 +246,10 @@ def only_parameters(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
             arguments.parser.error(f'unexpected argument "{word}"')
 
 
-def at(where: str, check: Callable[[Any], object], value: object) -> None:
-    """Call `check(value)`; its UserError gets `where` in front."""
+def at(where: str, check: Callable[[Any], Any], value: object) -> Any:
+    """What `check(value)` returns; its UserError gets `where` in front."""
     try:
-        check(value)
+        return check(value)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 

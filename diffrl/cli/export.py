@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import positive_number, whole_number
+from diffrl.cli.arguments import at, positive_number, whole_number
 from diffrl.errors import UserError
+from diffrl.lora_files import weighted
 
 
 def add_export(add: Callable[..., Any]) -> None:
@@ -55,16 +56,6 @@ def _strength(text: str) -> float:
     return value
 
 
-def _weighted(text: str) -> tuple[str, float]:
-    name, equals, number = text.rpartition("=")
-    if not equals:
-        return text, 1.0
-    try:
-        return name, _strength(number)
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--lora: {error}") from None
-
-
 def export(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.merged != (arguments.out is not None):
         raise UserError("export: --merged and --out DIR belong together; --comfyui names its own file")
@@ -78,7 +69,7 @@ def export(arguments: argparse.Namespace, rest: list[str]) -> int:
         if failure := hub_failure():
             raise UserError(f"--push: {failure}; without --push the folder is written all the same")
     choice = {key: getattr(arguments, key) for key in ("strength", "step", "snapshot")}
-    choice["loras"] = [_weighted(text) for text in arguments.lora]
+    choice["loras"] = [at("--lora", weighted, text) for text in arguments.lora]
     from diffrl.sharing.export import export_comfyui, export_merged
 
     if not arguments.merged:

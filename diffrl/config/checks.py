@@ -43,9 +43,10 @@ def check(config: Config, world: int | None = None) -> None:
     for name, student in config.evaluate.also.items():
         _at(f"evaluate.also.{name}.model", check_model, student.source(config.model))
         if student.merge is not None:
-            from diffrl.lora_files import find_lora
+            from diffrl.lora_files import find_lora, weighted
 
-            _at(f"evaluate.also.{name}.merge", find_lora, student.merge)
+            where = f"evaluate.also.{name}.merge"
+            _at(where, find_lora, _at(where, weighted, student.merge)[0])
         from diffrl.config.students import check_student
 
         check_student(name, config)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import FiniteFloat, PlainValidator, model_validator
+from pydantic import BeforeValidator, FiniteFloat, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from diffrl.config.base import PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
@@ -28,6 +28,15 @@ class Prompts(Section):
     overlap: bool = key(False, "allow test prompts that are also trained on; the report says so")
 
 
+def _loras(value: Any) -> list[str]:
+    from diffrl.lora_files import as_list
+
+    try:
+        return as_list(value)
+    except UserError as error:
+        raise PydanticCustomError("loras", "{text}", {"text": str(error)}) from None
+
+
 class Lora(Section):
     rank: int = key(32, "rank of the update, at most the width of a large network", ge=1, le=8192)
     alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0, le=10**5)
@@ -40,25 +49,26 @@ class Lora(Section):
         "OWNER/NAME[@REVISION][:FILE]; its rank may be smaller than `rank`, what is new begins without effect; null: "
         "none, the pretrained model",
     )
+    merge: Annotated[list[str], BeforeValidator(_loras)] = key(
+        [], "LoRAs that become part of the frozen weights first: LORA, LORA=WEIGHT or {file: LORA, weight: NUMBER}"
+    )
     reference: Literal["start", "base"] = key(
-        "start", "what penalties and references compare with: the LoRA `start`, if there is one, or the base model"
+        "start", "what penalties and references compare with: the model as training begins, or without `start`, `merge`"
     )
 
     def check(self, config: Any) -> None:
-        if self.start is not None:
-            from diffrl.lora_files import find_lora
+        if self.start is not None or self.merge:
+            from diffrl.config.loras import check_given
 
-            try:
-                find_lora(self.start)
-            except UserError as error:
-                raise Problem("lora.start", str(error)) from None
+            check_given(config)
 
     def contents(self, config: Any) -> Mapping[str, Path | str]:
-        if self.start is None:
+        if self.start is None and not self.merge:
             return {}
-        from diffrl.lora_files import lora_file
+        from diffrl.lora_files import lora_file, weighted
 
-        return {"lora.start (file)": lora_file(self.start)}
+        files = {f"lora.merge (file {n})": lora_file(weighted(one)[0]) for n, one in enumerate(self.merge, 1)}
+        return files if self.start is None else {**files, "lora.start (file)": lora_file(self.start)}
 
 
 class Rollout(SamplerSpec):

@@ -23,7 +23,7 @@ from diffrl.divgen.score import FILE, Scores, score
 from diffrl.divgen.store import kept, look
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
-from diffrl.lora_files import lora_file
+from diffrl.lora_files import as_list, lora_file
 from diffrl.policy import LoraSpec, Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
@@ -71,7 +71,7 @@ class Job:
             resolution=self.drawing.resolution,
             family=self.drawing.family,
             text_length=self.drawing.text_length,
-            merge=self.drawing.merge,
+            merge=[*(lora.get("merge") or ()), *as_list(self.drawing.merge)],
         )
         policy.load_state("default", tensors.get("ema", tensors["lora"]))
         return policy

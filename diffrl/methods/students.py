@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffrl.config import Config
 from diffrl.errors import UserError
+from diffrl.lora_files import as_list
 from diffrl.policy import Policy, load_policy
 from diffrl.rollout import SamplerSpec
 from diffrl.run.build import Build
@@ -69,7 +70,7 @@ def load_students(config: Config, trained: Policy) -> list[Student]:
                     seed=config.seed,
                     family=config.family,
                     text_length=config.text_length,
-                    merge=section.merge,
+                    merge=[*config.lora.merge, *as_list(section.merge)],
                     base=section.base,
                 )
             policy.load_state("default", trained.state())

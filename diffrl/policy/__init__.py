@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def load_policy(
     seed: int = 0,
     family: str | None = None,
     start: str | Path | None = None,
-    merge: str | None = None,
+    merge: str | Sequence[str] | None = None,
+    keep_base: bool = False,
     base: str = "full",
     whole: bool = True,
     text_length: int | None = None,
@@ -56,7 +58,8 @@ def load_policy(
         seed: of the LoRA's gaussian start.
         family: `path/to/file.py:Class` for a family of one's own; None: by the pipeline's class.
         start: what the LoRA begins as, see `diffrl.policy.reading`.
-        merge: a LoRA that becomes part of the weights first, such as a turbo LoRA (see `diffrl.lora_files.find_lora`).
+        merge: LoRAs that become part of the weights first, such as a turbo LoRA: LORA[=WEIGHT] (`diffrl.lora_files`).
+        keep_base: what counts as pretrained, in `using(None)`, is the model without them.
         base: "full", or what the network's frozen weights become then: "int8", "fp8", "nf4".
         whole: False: the network waits in main memory for `Policy.shard`.
         text_length: tokens of a prompt, as the pipeline's `max_sequence_length`; None: its own default.
@@ -79,11 +82,12 @@ def load_policy(
         from diffrl.policy.text_length import set_text_length
 
         set_text_length(backbone, text_length)
-    if merge is not None:
-        from diffrl.policy.distilled import merge_lora
-
-        merge_lora(backbone, merge)
     kind: dict[str, Any] = {"device": device, "seed": seed, "base": base, "whole": whole}
+    if merge:
+        from diffrl.policy.distilled import merge_loras
+
+        merged = merge_loras(backbone, merge)
+        kind["without"] = merged if keep_base else ()
     if start is None:
         return Policy(backbone, lora=lora, **kind)
     from diffrl.policy.beginning import policy_from

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from diffrl.forward import Prediction, Process
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.host import Fp32Attention
-from diffrl.policy.lora import TRAINED, Adapters, LoraSpec
+from diffrl.policy.lora import PARTS, TRAINED, Adapters, LoraSpec
 from diffrl.policy.texts import Texts
 from diffrl.records.disk import replacing
 
@@ -116,6 +116,7 @@ class Policy:
         seed: of the LoRA's gaussian start.
         base: "full", or the fewer bits of the network's frozen weights (`diffrl.policy.quantised`).
         whole: False: the network stays in main memory until `shard` brings this process's share to the device.
+        without: merged LoRAs (`diffrl.policy.distilled`) that the pretrained model of `using(None)` does not have.
 
     `network` is what `predict` calls; a wrapper (torch.compile, DistributedDataParallel) may be put in its place.
     """
@@ -129,6 +130,7 @@ class Policy:
         seed: int = 0,
         base: str = "full",
         whole: bool = True,
+        without: Sequence[Any] = (),
     ) -> None:
         self.backbone, self.device = backbone, torch.device(device)
         self.process, self.latent_shape = backbone.process, backbone.latent_shape
@@ -149,6 +151,7 @@ class Policy:
             cast_input=self._autocast_to is None,
             base=base,
             device=self.device,
+            without=without,
         )
         if whole:
             self.network.to(self.device)
@@ -270,7 +273,7 @@ class Policy:
         """Keep only this process's share of the frozen network, see `sharding`; after the last `add_snapshot`."""
         from diffrl.policy import sharding
 
-        loras = [part.to(self.device) for layer in self.lora.layers.values() for part in (layer.lora_A, layer.lora_B)]
+        loras = [part.to(self.device) for name, part in self.network.named_modules() if name.endswith(PARTS)]
         sharding.shard(self.network, loras, plugin, accelerator)
         self.lora.fused.merging = False  # a process has its share of a weight only
         self._lockstep = sharding.Lockstep(self._idle, self.device)

@@ -6,10 +6,24 @@ merged into the weights once, by diffusers, and costs nothing afterwards; the tr
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
 from diffrl.errors import UserError, in_one_line
+from diffrl.lora_files import as_list, weighted
+from diffrl.policy.lora import BASE, Adapters
 from diffrl.policy.reading import FILE, Lora, dress, quietly, read_lora
+
+
+def merge_loras(backbone: Any, loras: str | Sequence[str]) -> list[tuple[Lora, float]]:
+    """Merge each LORA[=WEIGHT] in turn; what was merged, with its weight. UserError as of `merge_lora`."""
+    return [(merge_lora(backbone, name, weight), weight) for name, weight in map(weighted, as_list(loras))]
 
 
 def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
@@ -34,3 +48,40 @@ def merge_lora(backbone: Any, name: str, weight: float = 1.0) -> Lora:
     except Exception as error:  # diffusers' and peft's own, on a file that may be anybody's
         raise UserError(f'"{name}" cannot be merged into the model: {in_one_line(error)}') from None
     return read
+
+
+@torch.no_grad()
+def hold_base(adapters: Adapters, merged: Sequence[tuple[Lora, float]], cast_input: bool) -> None:
+    """From now on the network as it was before these LoRAs became part of it is what counts as pretrained.
+
+    It is a frozen LoRA that takes them off again, to the rounding of the merged weights: no copy of the weights, which
+    may be converted or spread over processes afterwards.
+
+    Raises:
+        UserError: one of them is a DoRA, which is no sum.
+    """
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for lora, weight in merged:
+        if lora.spec.dora:
+            raise UserError('lora.reference: "base", but a merged DoRA cannot be taken off again; use start')
+        for layer in lora.spec.targets or ():
+            a, b = (lora.state[f"{layer}.{matrix}.weight"] for matrix in ("lora_A", "lora_B"))
+            parts.setdefault(layer, []).append((a, -weight * lora.spec.scale * b))
+    rank = max(sum(len(a) for a, _ in pairs) for pairs in parts.values())
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(parts))
+    with quietly(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        inject_adapter_in_model(config, adapters.network, adapter_name=BASE)
+    held: list[nn.Parameter] = []
+    for name, layer in adapters.network.named_modules():
+        if not isinstance(layer, LoraLayer) or BASE not in layer.lora_A:
+            continue
+        layer._active_adapter, layer.cast_input_dtype_enabled = adapters._active, cast_input
+        for number, matrices in enumerate((layer.lora_A, layer.lora_B)):
+            made: Any = matrices[BASE].float()
+            value = torch.cat([pair[number] for pair in parts[name]], dim=number)
+            made.weight.zero_()[tuple(slice(side) for side in value.shape)] = value.to(made.weight)
+            held.append(made.weight.requires_grad_(False))
+    adapters.parameters[BASE], adapters.reference = tuple(held), BASE
+    for parameter in adapters.parameters["default"]:
+        parameter.requires_grad_(True)

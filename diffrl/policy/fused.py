@@ -90,7 +90,7 @@ class Group:
             self.owner.part(self)
             return self.layers[number].forward(x, *args, **kwargs)
         active = self.owner.active
-        if len(active) != 1 or args or kwargs or self.layers[number].disable_adapters:
+        if len(active) != 1 or active[0] == "base" or args or kwargs or self.layers[number].disable_adapters:
             return self.peft[number](x, *args, **kwargs)
         outputs = self._run(x, active[0])
         if len(outputs) > 1:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from diffrl.errors import UserError, nearest
 from diffrl.policy.fused import Fused
 
-TRAINED = "default"
+TRAINED, BASE = "default", "base"
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of a layer
 LARGEST_ALPHA = 1e6  # far beyond any that trains, and far from where its products overflow
 
 
@@ -52,6 +53,7 @@ class Adapters:
         cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
         base: what the frozen weights become once the LoRA is in, see `diffrl.policy.quantised`.
         device: of the weights that are converted.
+        without: merged LoRAs that the pretrained network has not, see `diffrl.policy.distilled`.
 
     Raises:
         UserError: if a target names no linear layer, or the base is not available.
@@ -67,6 +69,7 @@ class Adapters:
         cast_input: bool = True,
         base: str = "full",
         device: torch.device | None = None,
+        without: Sequence[Any] = (),
     ) -> None:
         self.network, self.spec, self.seed = network, spec, seed
         self.layers: dict[str, LoraLayer] = {}  # by the name of the layer that was replaced
@@ -81,6 +84,10 @@ class Adapters:
         self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
+        if without:
+            from diffrl.policy.distilled import hold_base
+
+            hold_base(self, without, cast_input)
         if base != "full":
             from diffrl.policy.quantised import quantise
 
@@ -112,10 +119,11 @@ class Adapters:
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are the point
             torch.manual_seed(self.seed)
             inject_adapter_in_model(config, self.network, adapter_name=name)
-        self.layers = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
-        parts = ("lora_A", "lora_B", "lora_magnitude_vector")[: 2 + self.spec.dora]
+        found = {n: m for n, m in self.network.named_modules() if isinstance(m, LoraLayer)}
+        self.layers = {n: m for n, m in found.items() if TRAINED in m.lora_A}
+        parts = PARTS[: 2 + self.spec.dora]
         self.keys = [f"{n}.{part}.weight" for n in self.layers for part in parts]
-        for layer in self.layers.values():
+        for layer in found.values():
             layer._active_adapter = self._active
             layer.cast_input_dtype_enabled = cast_input
         made: list[Any] = [getattr(layer, part)[name].float() for layer in self.layers.values() for part in parts]
@@ -140,9 +148,9 @@ class Adapters:
     @contextmanager
     def using(self, name: str | None) -> Iterator[None]:
         """Inside the context the network runs with this LoRA, or with none (the pretrained network)."""
-        name = self.reference if name is None else name
         if name is not None:
             self._known(name)
+        name = self.reference if name is None else name
         before = list(self._active)
         self._active[:] = [] if name is None else [name]
         try:

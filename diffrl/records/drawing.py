@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from diffrl.errors import UserError
+from diffrl.lora_files import as_list
 from diffrl.resources import file_of_run
 
 # What a LoRA was trained at, and is another one without. Solver and steps are not among them: pictures with and without
@@ -20,19 +21,24 @@ def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
     """Of the keys of a `diffrl.drawing.Drawing`, those that `given` leaves open (None) and a run's record fills.
 
     `like`: a run, whose evaluation is followed in all. `lora`: what its run trained it at, where that is a run of
-    `model`: guidance, shift, size and length of the text (`OF_A_LORA`). UserError: `like` is no run's folder.
+    `model`: guidance, shift, size and length of the text (`OF_A_LORA`), and the LoRAs that were merged into the model,
+    before those of `merge`. UserError: `like` is no run's folder.
     """
     found: dict[str, Any] = {}
+    merge = as_list(given.get("merge"))
     if given.get("lora") is not None:
-        found = {key: value for key, value in trained_at(given["lora"], given["model"]).items() if key in OF_A_LORA}
+        trained = trained_at(given["lora"], given["model"])
+        found = {key: value for key, value in trained.items() if key in OF_A_LORA}
+        over = trained.get("merge") or []
+        merge = [*over, *(one for one in merge if one not in over)]
     if given.get("like") is not None:
         file = file_of_run(Path(given["like"]), "config.yaml", "--like")
         if not (like := _evaluation(file)):
             raise UserError(f"--like: {file} is no run's config")
         found |= like
-    return {
-        key: value for key, value in found.items() if given.get(key) is None and value is not None and key != "model"
-    }
+    apart = ("model", "merge")
+    open_ = {key: found[key] for key in found if given.get(key) is None and found[key] is not None and key not in apart}
+    return open_ | ({"merge": merge} if merge else {})
 
 
 def trained_at(lora: str | Path, model: str) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def evaluation_of(values: Any) -> dict[str, Any]:
             own["sampler"] = "ddim" if rollout["sampler"] == "ddim" else "dpm2"
         own["resolution"] = measuring.get("resolution") or rollout.get("resolution")
         own |= {"guidance_scale": rollout.get("guidance_scale"), "shift": rollout.get("shift")}
-        own["text_length"] = values.get("text_length")
+        own |= {"text_length": values.get("text_length"), "merge": (values.get("lora") or {}).get("merge")}
     except (KeyError, TypeError, AttributeError):
         return {}
     return own | ({"resolution": tuple(own["resolution"])} if isinstance(own["resolution"], list) else {})

@@ -46,8 +46,9 @@ def describe(run: Run) -> str:
         f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
         for name, one in config.evaluate.also.items()
     )
+    over = f" with {', '.join(config.lora.merge)} in its weights" if config.lora.merge else ""
     return (
-        f"{config.method.title} on {config.model}: {config.epochs} epochs of {images} images "
+        f"{config.method.title} on {config.model}{over}: {config.epochs} epochs of {images} images "
         f"({rollout.groups} prompts{given} x {rollout.group_size}{scouts}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
         f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "

@@ -160,6 +160,8 @@ def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
         device=device,
         resolution=config.rollout.resolution,
         start=config.lora.start,
+        merge=config.lora.merge,
+        keep_base=config.lora.reference == "base",
         seed=config.seed,
         family=config.family,
         text_length=config.text_length,

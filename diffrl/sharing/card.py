@@ -14,6 +14,7 @@ from huggingface_hub import ModelCardData
 
 from diffrl.config import Config
 from diffrl.config.base import Method, Section
+from diffrl.lora_files import find_lora, weighted
 from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
 from diffrl.version import __version__
@@ -61,6 +62,7 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
         f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
+        *([_merged(config)] if config.lora.merge else []),
         *([f"Its training began as the LoRA `{config.lora.start}`."] if config.lora.start else []),
         *_over(config),
         *([f"Weights of the hub: {read}."] if read else []),
@@ -129,6 +131,13 @@ def _over(config: Config) -> list[str]:
     return [] if base == "full" else [text]
 
 
+def _merged(config: Config) -> str:
+    names = ", ".join(
+        f"`{Path(name).name}` at strength {weight:g}" for name, weight in map(weighted, config.lora.merge)
+    )
+    return f"**It needs {names} in the model's weights first**, over which it was trained."
+
+
 def drawn_steps(config: Config) -> int:
     """Of the gallery's pictures, and of the plain call that makes them."""
     return config.evaluate.steps or config.rollout.steps
@@ -156,12 +165,27 @@ def snippet(facts: Facts, prompt: str) -> str:
         words += f", sigmas=[1 - i / {steps} for i in range({steps})]"
     lines += [
         f"pipe = DiffusionPipeline.from_pretrained({base}, torch_dtype=torch.{kind}{load})",
+        *_fused(config),
         'pipe.load_lora_weights(".", adapter_name="rl")  # this folder, or its name on the hub',
         'pipe.set_adapters("rl", 1.0)  # the strength',
         *scheduler,
         f"image = pipe({prompt!r}, {words}).images[0]",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _fused(config: Config) -> list[str]:
+    lines = []
+    for name, weight in map(weighted, config.lora.merge):
+        found = find_lora(name)
+        where = f'"{found}"' if isinstance(found, Path) else f'"{found[0].partition("@")[0]}"'
+        if not isinstance(found, Path) and found[1]:
+            where += f', weight_name="{found[1]}"'
+        if not isinstance(found, Path) and "@" in found[0]:
+            where += f', revision="{found[0].partition("@")[2]}"'
+        lines += [f"pipe.load_lora_weights({where})", f"pipe.fuse_lora(lora_scale={weight!r})"]
+        lines.append("pipe.unload_lora_weights()")
+    return lines
 
 
 def _header(facts: Facts) -> ModelCardData:

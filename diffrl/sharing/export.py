@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diffrl.errors import UserError, nearest
+from diffrl.lora_files import weighted
 from diffrl.policy import LoraSpec, find_model
 from diffrl.policy.reading import outline, read_lora
 from diffrl.records import checkpoint
@@ -69,12 +70,13 @@ def choose(
     step: int | None = None,
     snapshot: str | None = None,
 ) -> tuple[str, list[Weighted]]:
-    """The model, and the LoRAs that are chosen."""
+    """The model, and the LoRAs that are chosen; of a run also those that were merged before it was trained."""
     chosen, model, run = [], source, Path(source)
     if (run / "config.yaml").is_file() and not (run / "model_index.json").is_file():
         from diffrl.config import load_config
 
-        model = load_config(run / "config.yaml").model
+        config = load_config(run / "config.yaml")
+        model, loras = config.model, [*(weighted(one) for one in config.lora.merge), *loras]
         name = str(run / "lora")
         state, spec = _read(name, model)
         if step is not None or snapshot is not None:

@@ -240,8 +240,8 @@ def test_sample_and_evaluate_hand_over_their_arguments(calls, capsys):
     given = ["--rewards", "clip,ocr", "clip.model=tiny", "ocr.case=false"]
     assert main([*EVALUATE, "--out", "s.json", *given]) == 0
     assert calls[2][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
-    assert main([*SAMPLE, "--out", "o", "--merge", "playground/turbo", "--steps", "4"]) == 0
-    assert calls[3][2]["merge"] == "playground/turbo"
+    assert main([*SAMPLE, "--out", "o", "--merge", "playground/turbo=0.5", "--steps", "4"]) == 0
+    assert calls[3][2]["merge"] == ["playground/turbo=0.5"]
     assert main([*SAMPLE, "--out", "o", *given]) == 0
     assert calls[4][2]["rewards"] == {"clip": {"model": "tiny"}, "ocr": {"case": False}}
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

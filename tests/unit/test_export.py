@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
@@ -103,15 +104,18 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
 def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     class Read:
         model = str(tiny_model)
+        lora = SimpleNamespace(merge=[])
 
     monkeypatch.setattr("diffrl.config.load_config", lambda path: Read)
     base = load_file(tiny_model / "transformer/diffusion_pytorch_model.safetensors")
     newest, _ = merged_lora(run / "lora")
-    for words, step, name, strength in (
-        ([], None, None, 1.0),
-        (["--strength", "0.5"], None, None, 0.5),
-        (["--step", "1"], 1, "ema", 1.0),
-        (["--snapshot", "default"], 2, "lora", 1.0),
+    over = [f"{run / 'lora'}=0.25"]  # what it was trained over is written, too
+    for words, step, name, strength, Read.lora.merge in (
+        ([], None, None, 1.0, []),
+        (["--strength", "0.5"], None, None, 0.5, []),
+        (["--strength", "0.5"], None, None, 0.75, over),
+        (["--step", "1"], 1, "ema", 1.0, []),
+        (["--snapshot", "default"], 2, "lora", 1.0, []),
     ):
         assert main(["export", str(run), "--merged", "--out", str(tmp_path / "out"), *words]) == 0
         state = newest if step is None else checkpoint.load(run / f"checkpoints/step-{step:06d}")[0][name]

@@ -33,7 +33,7 @@ def teachers_files(config: Config) -> dict[str, Path]:
     if not isinstance(section, OPDSection):
         return {}
     asked = {f"opd.teachers.{name}.lora": one.lora for name, one in section.teachers.items() if one.lora is not None}
-    return {key: _find(key, lora, config.model) for key, lora in asked.items()}
+    return {key: _find(key, lora, config) for key, lora in asked.items()}
 
 
 def load_teachers(config: Config, policy: Policy, slots: Sequence[str | None]) -> None:
@@ -60,24 +60,30 @@ def load_teachers(config: Config, policy: Policy, slots: Sequence[str | None]) -
             dist.broadcast(parameter.data, 0)
 
 
-def _find(key: str, lora: str, model: str) -> Path:
+def _find(key: str, lora: str, config: Config) -> Path:
     try:
         file = lora_file(lora)
     except UserError as error:
         raise UserError(f"{key}: {error}; train it first: diffrl train CONFIG") from error
-    _check_model(key, file.parent.parent, model)
+    _check_model(key, file.parent.parent, config)
     return file
 
 
-def _check_model(key: str, run: Path, model: str) -> None:
-    """Raise UserError if the run's config, where there is one, names another model: its LoRA may fit and teach rubbish.
+def _check_model(key: str, run: Path, config: Config) -> None:
+    """Raise UserError if the run's config, where there is one, names another model or other merged LoRAs.
+
+    Its LoRA may fit then, and teach rubbish.
 
     One model may have a hub's name there and a folder here, so the last words of both are compared.
     """
     try:
-        trained_on = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
+        values = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        trained_on, over = values["model"], (values.get("lora") or {}).get("merge") or []
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return
+    if over != config.lora.merge:
+        raise UserError(f"{key}: {run} was trained with lora.merge {over}, and this run has {config.lora.merge}")
+    model = config.model
     if _last(str(trained_on)) != _last(model):
         raise UserError(
             f"{key}: {run} was trained on {trained_on}, and this run's model is {model}: a teacher has the same"
