@@ -84,6 +84,10 @@ class Alive(TorchDispatchMode):
         self.now = self.peak = self.operations = 0
         self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}  # there before
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func.overloadpacket)) is not None:

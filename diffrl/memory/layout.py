@@ -24,6 +24,10 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put,
 class Layout(TorchDispatchMode):
     """See the module's documentation."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs a third of the time
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -61,12 +65,17 @@ def _places(index: Tensor | None) -> list[Tensor | None]:
 
 
 def pretend(module: nn.Module) -> None:
-    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU."""
+    """Put fake tensors of the CPU in the place of the meta device's: autocast knows the CPU.
+
+    Weights that are alike share one: nothing is read or written, and none of them is counted where it is used.
+    """
+    fakes = dict[tuple[torch.Size, torch.dtype], Tensor]()
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                fake = torch.empty(p.shape).to(p.dtype)  # codes of weights, too, are whole numbers, and no layout
-                part._parameters[name] = nn.Parameter(fake, requires_grad=p.requires_grad)
+                if (key := (p.shape, p.dtype)) not in fakes:  # codes of weights, too, are whole numbers, and no layout
+                    fakes[key] = torch.empty(p.shape).to(p.dtype)
+                part._parameters[name] = nn.Parameter(fakes[key], requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:
                 part._buffers[name] = _empty(b)

@@ -18,6 +18,7 @@ from torch import Tensor
 from diffrl.config import Config
 from diffrl.forward import Prediction
 from diffrl.memory.buffers import Alive
+from diffrl.memory.repeats import repeated
 from diffrl.objectives.objective import Objective
 from diffrl.policy import PRECISIONS, Conditioning, Policy
 from diffrl.policy.base import decoded_at_once
@@ -36,7 +37,10 @@ class Phases:
     def count(self, phase: Phase, kept: Iterable[Tensor] = ()) -> tuple[int, int]:
         """The most bytes that it needs on top of the modules and of what is kept, and its operations."""
         backbone = self.backbone
-        with Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive:
+        with (
+            Alive([*backbone.network.parameters(), *backbone.vae.parameters(), *kept]) as alive,
+            repeated(backbone.network, alive),
+        ):
             phase(alive)
         for parameter in backbone.network.parameters():
             parameter.grad = None
