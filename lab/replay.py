@@ -151,7 +151,7 @@ def _processes(folder: Path) -> int:
 
 
 class _Answered:
-    """A reward that people gave, in the run's own time: nobody is asked again, and nothing is written."""
+    """Replays recorded human votes instead of asking for new ones. Read-only."""
 
     def __init__(self, reward: Asker) -> None:
         self.reward, self.groups = reward, reward.groups

@@ -124,6 +124,13 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _run(argv: list[str], parser: Parser) -> int:
+    if argv[:1] == ["lab"]:
+        from diffrl.cli.grouped import others
+
+        argv = argv[1:]
+        if not argv or argv[0] in ("-h", "--help"):
+            print(others(parser), end="")
+            return 0
     if not argv:
         parser.print_help()
         return 0
@@ -152,6 +159,13 @@ def _run(argv: list[str], parser: Parser) -> int:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UserErrors, with the nearest command."""
 
+    def format_help(self) -> str:
+        if self.prog != "diffrl":
+            return super().format_help()
+        from diffrl.cli.grouped import first
+
+        return first(self)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{message} (see "{self.prog} --help")')
 
@@ -167,7 +181,6 @@ def _parser(first: str = "") -> Parser:
     parser = Parser(
         prog="diffrl",
         description="Reinforcement learning for diffusion and flow text-to-image models.",
-        epilog="example:\n  diffrl train playground/nft\n\n`diffrl COMMAND --help` explains a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

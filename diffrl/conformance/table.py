@@ -13,12 +13,10 @@ COLUMNS = (
     "models: steps, guidance",
     "guidance",
     "sizes",
-    "objectives",
     "engines",
     "evidence",
     "restrictions",
 )
-OBJECTIVES = "all"
 ENGINES = "one process, DDP, FSDP2"
 
 
@@ -41,7 +39,7 @@ def rows() -> list[list[str]]:
         )
         rest = "; ".join(getattr(family, "restrictions", ())) or "none"
         sizes = f"multiples of {getattr(family, 'multiple', '?')}"
-        about = (getattr(family, "guidance_rule", ""), sizes, OBJECTIVES, ENGINES, getattr(family, "evidence", "none"))
+        about = (getattr(family, "guidance_rule", ""), sizes, ENGINES, getattr(family, "evidence", "none"))
         lines.append([pipeline, known, *about, rest])
         shown[family] = lines[-1]
     return lines
@@ -68,7 +66,10 @@ def shown(name: str) -> str:
         plain = {part: re.sub(r"\W", "", part.lower()) for part in known}
         wanted = re.sub(r"\W", "", name.lower())
         forms = [form for form in (wanted, wanted.replace("sd", "stablediffusion")) if form]
-        if inside := [part for part, letters in plain.items() if any(form in letters for form in forms)]:
+        inside = [part for part, letters in plain.items() if any(form in letters for form in forms)]
+        if len({row[0] for row in rows() if set(inside) & set(_names(row))}) == 1:  # short for one family: sd35, qwen21
+            return shown(inside[0])
+        if inside:
             raise UserError(f'no family has a pipeline or a model "{name}" (nearest: "{inside[0]}")')
         raise UserError(f'no family has a pipeline or a model "{name}"{nearest(name, known)}')
     width = max(map(len, COLUMNS)) + 2

@@ -1,4 +1,4 @@
-"""A model's modules without weights, made from its configs: for whoever counts, or needs the shapes alone."""
+"""Builds a model's modules on the meta device from its configs, for estimates of memory and arithmetic."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class LearningRewards(RunHook):
         self.rollouts, self.rewards = rollouts, rollouts.scorer.learning
 
     def begin(self, epoch: int) -> None:
-        """Before training they learn on an epoch's images of the untrained model, which nothing else is trained on.
+        """Warm start: they learn from one epoch of the base model's images, which are not used for the policy.
 
         So the first epoch's scores say something, and there is a first state by which all epochs can be compared.
         """

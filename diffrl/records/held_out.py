@@ -1,4 +1,4 @@
-"""What each held-out prompt scored at each evaluation, `RUN_DIR/held_out.jsonl`: how far a mean may be trusted.
+"""Per-prompt scores of each evaluation, `RUN_DIR/held_out.jsonl`, for paired standard errors.
 
 Evaluations draw the same prompts with the same seeds, so the error of a change is that of the prompts' differences: far
 smaller than the two means' own errors, since most of what differs between prompts is the same before and after.

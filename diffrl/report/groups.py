@@ -232,8 +232,8 @@ def names_of(groups: Sequence[Group]) -> list[str]:
 
 
 def best(groups: Sequence[Group], name: str) -> Group | None:
-    """The group whose value is better than every other's by intervals that part; None where none is, or nobody says
-    which direction is better."""
+    """The group that is significantly better than all others (disjoint 95 % intervals); None where none is, or where
+    the direction is not known."""
     values = [(one, one.value(name)) for one in groups]
     spans = [(one, value.span) for one, value in values if value is not None]
     if len(spans) < 2 or name in BREADTH[2:] or any(span is None for _, span in spans):

@@ -28,7 +28,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     lines = [
         f"Means over {many} seed{'s' * (seeds[-1] > 1)} on held-out prompts at the last evaluation, ± half the 95 % "
         "interval (Student's t over seeds).",
-        "Bold: better than every other by intervals that part.",
+        "Bold: significantly better than every other (disjoint 95 % intervals).",
     ]
     if len(groups) > 1:
         lines.append(

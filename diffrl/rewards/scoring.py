@@ -133,7 +133,7 @@ class Scorer:
 
     @property
     def later(self) -> list[str]:
-        """Names of the rewards that `finish` fills in: that compare images, or that the network makes room for."""
+        """Rewards scored in `finish()`: those that compare images, or that the network makes room for."""
         return [name for name in self.names if name in {*self.groupwise, *self.batchwise, *self._apart}]
 
     @property
@@ -238,7 +238,7 @@ class Scorer:
         return scores
 
     def leave(self) -> None:
-        """Offloaded rewards leave their device; whoever has finished scoring calls it."""
+        """Offloaded rewards leave their device; called when scoring has ended."""
         for one in self._offloaded.values():
             one.leave()
 

@@ -15,7 +15,7 @@ log = logging.getLogger("diffrl")
 
 
 def meanings(run: Run) -> str:
-    """What the values are that evaluations show, by the judges' cards: a line each, beginning with a line break."""
+    """One line per evaluated value, taken from the rewards' cards; begins with a line break."""
     config, lines = run.config, []
     for name, reward in run.judges.rewards.items():
         card, entry = getattr(reward, "card", None), config.rewards.get(name) or config.watch.get(name)

@@ -1,4 +1,4 @@
-"""Rewards of a user's own files are asked once before the model is loaded: a mistake in one is told in a second."""
+"""Calls each user-supplied reward once on random images before the model is loaded, so that errors surface early."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class Loop:
         return pairs.split(sizes), max(most - (len(sizes) if len(pairs) else 0), 0), max(sum(counts), 1)
 
     def _keep_step(self, rows: Rows) -> None:
-        """The passes of a micro-batch that counts as nothing: gradients of 0, and no share in a loss or a metric."""
+        """Dummy forward and backward with zero weight, so that all FSDP ranks run the same number of passes."""
         rows.advantages = torch.zeros_like(rows.advantages)
         with RunningMeans.paused():
             self.gradients.add(self.objective, self.policy, rows, math.inf, self.scaler)

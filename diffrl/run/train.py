@@ -89,7 +89,7 @@ def _dry_run(config: Config, folder: RunFolder, resumed: bool, override: Sequenc
 
 @contextmanager
 def _left_intact(run: Run) -> Iterator[None]:
-    """However it ends: what the run goes on from is on the disk, and nothing waits to be scored."""
+    """On any exit: the newest checkpoint is on the disk, and the scoring thread is stopped."""
     code = 1
     try:
         yield

@@ -1,1 +1,1 @@
-"""Many runs from a few configs: every config, variation and seed, a few at a time, gone on with after a kill."""
+"""Runs every combination of configs, settings and seeds, a few at a time; restarts where it stopped."""

@@ -8,10 +8,10 @@ COLUMNS = {
     "images_per_gpu_second": "images/GPU/s",
     "images_per_second_rollout": "sampling, images/s",
     "rows_per_second_optimise": "optimise, rows/s",
-    "mfu_rollout": "sampling, utilisation",
-    "mfu_optimise": "optimise, utilisation",
-    "peak_gib": "peak, GiB",
-    "counted_gib": "counted, GiB",
+}
+PAIRS = {  # two figures in one cell
+    "utilisation of both": ("mfu_rollout", "mfu_optimise"),
+    "peak GiB, counted": ("peak_gib", "counted_gib"),
 }
 REFERENCES = ("peft", "peft_compiled", "roofline")
 SHORT = {"images_per_gpu_second": "images", "images_per_second_rollout": "sampling"}
@@ -30,13 +30,14 @@ def table(found: dict[str, Any] | None) -> str:
     parts = _measured(found)
     if found is None or not parts:
         return "**Not measured**: nobody has run `scripts/gpu_proof.py` on a GPU and committed its figures yet."
-    head = ["part", *COLUMNS.values(), "peft", "peft, compiled", "roofline"]
+    head = ["part", *COLUMNS.values(), *PAIRS, "peft, compiled, roofline"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, part in parts.items():
         cells = [f"{part[key]:.3g}" if key in part else "" for key in COLUMNS]
         against = part.get("of_the_epoch", {})
         if any(cells):
-            cells += [f"{against[key]:.2f}" if key in against else "" for key in REFERENCES]
+            cells += [", ".join(f"{part[key]:.3g}" if key in part else "–" for key in pair) for pair in PAIRS.values()]
+            cells.append(", ".join(f"{against[key]:.2f}" if key in against else "–" for key in REFERENCES))
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_sentences(parts), _device(found, parts)])
 

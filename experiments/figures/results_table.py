@@ -135,7 +135,7 @@ def readme() -> str:
         before, after = sides(runs, name)
         return f"{before.mean():.3f} → {after.mean():.3f} ± {after.std(ddof=1):.3f}"
 
-    names = {"facts right": "strict", "all facts right": "all_right", "variety": "variety", "artefact": "artefact"}
+    names = {"facts right": "strict", "all facts right": "all_right", "variety": "variety"}
     cells = []
     for name, reward in README.items():
         runs = read(f"{name}.json")["runs"]

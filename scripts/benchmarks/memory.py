@@ -90,11 +90,12 @@ def table(result: dict[str, Any]) -> str:
 
 def by_card(result: dict[str, Any]) -> str:
     """For each model and size of card the fastest setting that fits."""
-    heads = " | ".join(["model (recipe)", "read, GiB", *(f"{card} GB" for card in CARDS)])
-    lines = [f"| {heads} |", "| --- " * (len(CARDS) + 2) + "|"]
+    cards = [card for card in CARDS if card <= 80]  # what fits there fits on larger ones
+    heads = " | ".join(["model (recipe)", "read, GiB", *(f"{card} GB" for card in cards)])
+    lines = [f"| {heads} |", "| --- " * (len(cards) + 2) + "|"]
     for row in result["cards"]:
         cells = []
-        for found in row["fits"].values():
+        for found in (row["fits"][str(card)] for card in cards):
             words = [] if found is None else [WORDS.get(word, word) for word in found["overrides"]]
             cells.append("no" if found is None else f"{', '.join(words)}: {found['gib']}")
         lines.append(f"| {row['label']} (`{row['config']}`) | {row['model_gib']} | {' | '.join(cells)} |")

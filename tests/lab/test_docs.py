@@ -53,3 +53,41 @@ def test_the_page_on_resuming_lists_what_may_change() -> None:
     listed = set(re.findall(r"`([\w.]+)`", table))
     own = set(FREE_OF_REWARDS)
     assert listed == {*FREE, *own, *(key.rpartition(".")[2] for key in NOT_FREE)}
+
+
+# Words that crept into the texts and say nothing to a new reader.
+PRIVATE = {
+    "whoever": "say who: the process, the user, the rank",
+    "gone on with": "continued",
+    "in plain view": "visible",
+    "intervals that part": "disjoint intervals",
+    "not part from": "not significant",
+    "holds nothing": "has no effect",
+    "brake": "a penalty or a clip",
+    "gold reward": "the verifier",
+    "seed by seed": "paired by seed",
+    "no longer only watched": "moved to training",
+    "beside other work": "the machine was shared",
+    "optimize": "optimise, as everywhere here",
+    "color ": "colour, as everywhere here",
+}
+GENERATED = re.compile(r"<!-- \S+\.py.*?<!-- end -->", re.DOTALL)
+
+
+def test_plain_words() -> None:
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", GENERATED.sub("", page.read_text()), flags=re.DOTALL)
+        text = " ".join(text.split()).lower()
+        found += [f'{page.relative_to(ROOT)}: "{word}": {why}' for word, why in PRIVATE.items() if word in text]
+    assert not found, "\n".join(found)
+
+
+def test_no_table_is_wider_than_seven_columns_and_the_docs_stay_short() -> None:
+    words = 0
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        wide = [line for line in text.splitlines() if re.match(r"\|( *:?-+:? *\|)+$", line) and line.count("|") > 8]
+        assert not wide, page
+        words += len(GENERATED.sub("", text).split())
+    assert words <= 35_000

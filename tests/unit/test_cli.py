@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from diffrl import __version__
-from diffrl.cli.main import main
+from diffrl.cli.main import _parser, main
 from diffrl.config import dump, load_config
 from diffrl.drawing import Scores
 from diffrl.errors import UserError
@@ -88,6 +89,25 @@ def fails(capsys, *argv: str) -> str:
     return err.removeprefix("diffrl: error: ").strip()
 
 
+def test_the_first_help_has_twelve_commands_at_most_and_lab_the_others(capsys):
+    assert main(["--help"]) == 0
+    first = set(re.findall(r"^  ([a-z2-]+) ", capsys.readouterr().out, re.MULTILINE))
+    assert main(["lab"]) == 0
+    others = set(re.findall(r"^  ([a-z2-]+) ", capsys.readouterr().out, re.MULTILINE))
+    commands = next(action.choices for action in _parser()._actions if isinstance(action.choices, dict))
+    assert 8 <= len(first) <= 12 and not first & others and first | others == set(commands)
+    assert main(["lab", "version"]) == 0 and capsys.readouterr().out.startswith("diffrl ")
+
+
+@pytest.mark.parametrize("name", ["sd35", "sd3.5", "SD3", "StableDiffusion3", "qwenimage21"])
+def test_models_and_configs_are_found_by_what_people_type(name, capsys):
+    assert main(["models", "show", name]) == 0
+    assert "multiples of" in capsys.readouterr().out
+    if "." in name:
+        assert main(["configs", name]) == 0
+        assert "sd35/nft_ocr_16gb" in capsys.readouterr().out
+
+
 def test_help_and_version(capsys):
     assert main([]) == 0
     assert "usage: diffrl" in capsys.readouterr().out
@@ -113,7 +133,7 @@ def test_help_and_version(capsys):
 def test_help_and_mistakes_are_answered_before_torch_is_imported():
     script = """
 import sys
-from diffrl.cli.main import main
+from diffrl.cli.main import _parser, main
 codes = [main(words.split()) for words in (
     "", "train --help", "train --help-config", "train ok.yaml rollout.groups=x", "train ok.yaml rewards.clap={}",
     "sample playgrond --prompts p.txt --out o", "evaluate playground --rewards x --prompts p.txt --out o",

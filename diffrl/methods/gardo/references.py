@@ -51,7 +51,7 @@ class Gated:
             counts = step.reduce(torch.tensor([len(pairs), len(chosen)], device=policy.device, dtype=torch.float32))
             self._weight = self.beta * counts[0] / counts[1].clamp_min(1)
         anchors = []
-        with policy.together():  # processes have unevenly many
+        with policy.together():  # ranks may run different numbers of forwards
             for part in chosen.split(len(step.parts[0])) if len(chosen) else ():
                 rows = self.objective.rows(rollout, step.advantages, part, step.key)
                 anchors.append(self.penalty.anchor(policy, rows))

@@ -191,7 +191,7 @@ class OPD(Objective):
     def _targets(self, policy: Policy, rows: TaughtRows) -> list[Tensor]:
         """Velocities (b, C, h, w): of each row's own teacher (0: it has none), and of those that teach everywhere."""
         own, everywhere = torch.zeros_like(rows.x_t, dtype=torch.float32), []
-        with policy.together():  # processes have unevenly many teachers in a micro-batch
+        with policy.together():  # ranks may run different numbers of forwards
             for index, teacher in enumerate(self.teachers.values()):
                 here = (rows.owner == index).nonzero().flatten()
                 part = rows if index in self.everywhere else rows.select(here)

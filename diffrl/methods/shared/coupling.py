@@ -1,4 +1,4 @@
-"""What the rows of a group need of one another: measured before a step, so that micro-batches stay independent.
+"""Losses that couple a group's samples: dL/dphi of the whole step comes first, so that micro-batches stay independent.
 
 Symbols: N samples over all processes, n of them here, P groups of G, T rows per sample, K columns of advantages. A loss
 L(phi_1 .. phi_G) of a group's scalars has the gradient sum_i c_i grad phi_i with c = dL / dphi, a number for each row
