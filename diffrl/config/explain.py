@@ -47,7 +47,7 @@ def explain(
         path = path[:-1]
     if first["type"] == "extra_forbidden":
         text = f"unknown key{_nearest_key(path, keys, tables, switches)}"
-    elif first["type"] == "sampler":
+    elif first["type"] in ("sampler", "loras"):
         text = first["msg"]
     else:
         limits = dict(first.get("ctx", {}))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FiniteFloat, PlainValidator, model_validator
+from pydantic import BeforeValidator, FiniteFloat, PlainSerializer, PlainValidator, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from diffrl.config.base import PAIR, PathText, Problem, PromptSource, Resolution, Section, Share, key, section
@@ -28,28 +28,50 @@ class Prompts(Section):
     overlap: bool = key(False, "allow test prompts that are also trained on; the report says so")
 
 
-def _loras(value: Any) -> list[str]:
-    from diffrl.lora_files import as_list
+def _told(name: str) -> Callable[[Any], Any]:
+    """A validator of `diffrl.config.loras`, loaded where it is needed."""
 
-    try:
-        return as_list(value)
-    except UserError as error:
-        raise PydanticCustomError("loras", "{text}", {"text": str(error)}) from None
+    def validate(value: Any) -> Any:
+        from diffrl.config import loras
+
+        try:
+            return getattr(loras, name)(value)
+        except UserError as error:
+            raise PydanticCustomError("loras", "{text}", {"text": str(error)}) from None
+
+    return validate
+
+
+def _by_layer(value: Any, check: Callable[[Any], Any]) -> Any:  # {default: number, word in layers' names: number}
+    if not isinstance(value, dict):
+        return check(value)
+    if "default" not in value or not all(isinstance(word, str) for word in value):
+        raise PydanticCustomError("loras", "expected a number, or default: NUMBER and WORD: NUMBER for some layers")
+    return {word: check(one) for word, one in value.items()}
+
+
+BY_LAYER = (WrapValidator(_by_layer), PlainSerializer(lambda value: value))
 
 
 class Lora(Section):
-    rank: int = key(32, "rank of the update, at most the width of a large network", ge=1, le=8192)
-    alpha: FiniteFloat = key(64, "the update is scaled by alpha / rank", gt=0, le=10**5)
-    targets: list[str] | None = key(
-        None, "names of the adapted modules; null: the family's attention projections, and the layers of `start`"
+    rank: Annotated[int, *BY_LAYER] = key(
+        32, "of the update; rank and alpha by words in layers' names: {default: 16, ff: 4}", ge=1, le=8192
+    )
+    alpha: Annotated[FiniteFloat, *BY_LAYER] = key(
+        64, "the update is scaled by alpha / rank; by layers as `rank`", gt=0, le=10**5
+    )
+    kind: Annotated[str, BeforeValidator(_told("kind_of"))] = key(
+        "lora", "lora, rslora (alpha / sqrt(rank)), dora; + how A begins: gaussian, kaiming, orthogonal"
+    )
+    targets: Annotated[list[str] | None, BeforeValidator(_told("targets_of"))] = key(
+        None, "adapted layers: attention+mlp, or a list of ends of names and patterns; null: attention, and `start`'s"
     )
     start: PathText | None = key(
         None,
-        "the LoRA that training begins as, exactly: a run, a folder, a file in any of the forms that people have, or "
-        "OWNER/NAME[@REVISION][:FILE]; its rank may be smaller than `rank`, what is new begins without effect; null: "
-        "none, the pretrained model",
+        "the LoRA that training begins as, exactly: a run, folder, file or OWNER/NAME[@REVISION][:FILE]; of a larger "
+        "`rank` the rest begins without effect",
     )
-    merge: Annotated[list[str], BeforeValidator(_loras)] = key(
+    merge: Annotated[list[str], BeforeValidator(_told("as_list"))] = key(
         [], "LoRAs that become part of the frozen weights first: LORA, LORA=WEIGHT or {file: LORA, weight: NUMBER}"
     )
     reference: Literal["start", "base"] = key(
@@ -57,7 +79,7 @@ class Lora(Section):
     )
 
     def check(self, config: Any) -> None:
-        if self.start is not None or self.merge:
+        if self.start is not None or self.merge or self.kind != "lora":
             from diffrl.config.loras import check_given
 
             check_given(config)
@@ -65,10 +87,9 @@ class Lora(Section):
     def contents(self, config: Any) -> Mapping[str, Path | str]:
         if self.start is None and not self.merge:
             return {}
-        from diffrl.lora_files import lora_file, weighted
+        from diffrl.config.loras import files_of
 
-        files = {f"lora.merge (file {n})": lora_file(weighted(one)[0]) for n, one in enumerate(self.merge, 1)}
-        return files if self.start is None else {**files, "lora.start (file)": lora_file(self.start)}
+        return files_of(self)
 
 
 class Rollout(SamplerSpec):

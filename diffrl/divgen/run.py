@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 
+from diffrl.config.loras import spec_of
 from diffrl.divgen.extractors import NONE, check_extractor, defaults_of, load_extractor
 from diffrl.divgen.fair import SetOf, drawn_with
 from diffrl.divgen.folders import read_folder
@@ -24,7 +25,7 @@ from diffrl.divgen.store import kept, look
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.lora_files import as_list, lora_file
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import Policy, load_policy
 from diffrl.policy.engine import join_processes
 from diffrl.prompts import Prompt
 from diffrl.records import checkpoint
@@ -62,7 +63,7 @@ class Job:
         device = join_processes().device
         with foreign(config):
             layers = dict.fromkeys(key.rpartition(".lora_")[0] for key in tensors["lora"])
-            spec = LoraSpec(rank=int(lora["rank"]), alpha=float(lora["alpha"]), targets=[*layers])
+            spec = spec_of({**lora, "targets": [*layers]})
         policy = load_policy(
             self.drawing.model,
             lora=spec,

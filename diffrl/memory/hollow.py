@@ -19,15 +19,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from diffrl.config import Config
+from diffrl.config.loras import spec_of
 from diffrl.errors import UserError
 from diffrl.hub import pinned
 from diffrl.memory.layout import Layout, pretend
 from diffrl.memory.texts import longest_text
 from diffrl.policy import PRECISIONS, find_family, find_model
 from diffrl.policy.fused import Fused
-from diffrl.policy.lora import find_layers
 from diffrl.policy.pipelines import settings_of
 from diffrl.policy.quantised import quantise
+from diffrl.policy.targets import fields, find_layers
 from diffrl.policy.text_length import set_text_length
 from diffrl.resources import shipped
 from diffrl.single_file import split
@@ -127,15 +128,15 @@ def counting(backbone: Any) -> Iterator[None]:
 
 def with_lora(backbone: Any, config: Config) -> tuple[int, Fused]:
     """Give the network its trained LoRA; the LoRA's bytes, and the path that computes with it."""
-    targets = backbone.targets if config.lora.targets is None else config.lora.targets
-    names = find_layers(backbone.network, targets, backbone.dead_targets)
-    spec = LoraConfig(r=config.lora.rank, lora_alpha=int(config.lora.alpha), target_modules=names)
+    spec = spec_of(config.lora)
+    names = find_layers(backbone.network, spec.targets, backbone.targets, backbone.dead_targets)
+    made = LoraConfig(**fields(spec, names))
     before = bytes_of(backbone.network)
-    inject_adapter_in_model(spec, backbone.network, low_cpu_mem_usage=True)  # made without values, not drawn
+    inject_adapter_in_model(made, backbone.network, low_cpu_mem_usage=True)  # made without values, not drawn
     layers = {name: layer for name, layer in backbone.network.named_modules() if isinstance(layer, LoraLayer)}
     for layer in layers.values():  # a LoRA is trained in float32, whatever the network's precision
-        layer.lora_A.float()
-        layer.lora_B.float()
+        for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+            part.float()
     lora = bytes_of(backbone.network) - before
     quantise(backbone.network, config.engine.base)
     return lora, Fused(backbone.network, layers, ["default"])

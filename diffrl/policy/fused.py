@@ -279,14 +279,15 @@ class Fused:
 
 
 def _grouped(network: nn.Module, layers: dict[str, PeftLinear]) -> list[list[str]]:
-    """Names of the layers, together where they read one input and have one size of it."""
+    """Names of the layers, together where they read one input and have one size of it, one rank and one scale."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, layer in layers.items():
         parent, _, inner = name.rpartition(".")
         kind = next((i for i, names in enumerate(TOGETHER) if inner in names), -1)
         # Cross-attention in the UNets has one input for q, and another for k and v.
         crossed = kind == 0 and inner == "to_q" and getattr(network.get_submodule(parent), "is_cross_attention", False)
-        key = (name, -1) if kind < 0 or crossed else (parent, kind, layer.in_features, _biased(layer))
+        form = (layer.in_features, _biased(layer), next(iter(layer.r.values())), next(iter(layer.scaling.values())))
+        key = (name, -1) if kind < 0 or crossed else (parent, kind, *form)
         groups.setdefault(key, []).append(name)  # type: ignore[arg-type]
     return list(groups.values())
 

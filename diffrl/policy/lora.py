@@ -5,11 +5,10 @@ Symbols: r rank, A (r, in) and B (out, r) of one layer; the layer computes `W x 
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -31,12 +30,21 @@ class LoraSpec:
 
     rank: int = 32
     alpha: float = 64.0
-    targets: Sequence[str] | None = None  # ends of layer names; None = the family's attention projections
+    targets: Sequence[str] | None = None  # see `diffrl.policy.targets`; None = the family's attention projections
     dora: bool = False  # W + s B A with its rows brought to trained norms (2402.09353)
+    rslora: bool = False  # s = alpha / sqrt(r) (2312.03732)
+    init: str | bool = "gaussian"  # peft's init_lora_weights
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of layers with this word between the dots of their names
+    alphas: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.rank
+        return self.of("")[1]
+
+    def of(self, layer: str) -> tuple[int, float]:
+        """A layer's rank, and its s."""
+        rank, alpha = own(self.ranks, layer, self.rank), own(self.alphas, layer, self.alpha)
+        return int(rank), alpha / (rank**0.5 if self.rslora else rank)
 
 
 class Adapters:
@@ -47,7 +55,7 @@ class Adapters:
     Args:
         network: the denoiser; frozen here, its target layers are replaced by peft's LoRA layers.
         spec: rank, alpha and targets.
-        targets: the family's targets, used when `spec` names none.
+        targets: the family's attention, used when `spec` names none.
         dead: full names of layers whose output the network never uses; they get no LoRA.
         seed: of A's gaussian start (standard deviation 1 / r; B starts at 0, so every snapshot starts as the identity).
         cast_input: let peft cast the input of A to fp32. Off under autocast, which would cast it back at once.
@@ -81,7 +89,9 @@ class Adapters:
         # the pretrained network.
         self._active: list[str] = [TRAINED]
         self.reference: str | None = None  # the snapshot that stands for the pretrained network
-        self.targets = find_layers(network, targets if spec.targets is None else spec.targets, dead)
+        from diffrl.policy.targets import fields, find_layers
+
+        self._fields = fields(spec, find_layers(network, spec.targets, targets, dead))
         network.requires_grad_(False)
         self._inject(TRAINED, cast_input)
         if without:
@@ -107,13 +117,12 @@ class Adapters:
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return list(zip(self.keys, self.parameters[TRAINED], strict=True))
 
-    def metadata(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, Any]:
         """The fields of peft's LoraConfig that are not defaults: what a plain pipeline needs beside the tensors."""
-        known = {"r": self.spec.rank, "lora_alpha": self.spec.alpha, "target_modules": self.targets}
-        return known | ({"use_dora": True} if self.spec.dora else {})
+        return self._fields
 
     def _inject(self, name: str, cast_input: bool) -> None:
-        config = LoraConfig(**self.metadata(), init_lora_weights="gaussian")  # type: ignore[arg-type]
+        config = LoraConfig(**self.metadata(), init_lora_weights=self.spec.init)  # type: ignore[arg-type]
         # The start depends on the seed alone, and nobody's random stream is moved on.
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are the point
@@ -202,18 +211,6 @@ class Adapters:
         return self.parameters[name]
 
 
-def _matches(name: str, targets: Sequence[str]) -> bool:
-    """Peft's rule for a list of target modules."""
-    return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
-def find_layers(network: nn.Module, targets: Sequence[str], dead: Sequence[str]) -> list[str]:
-    """Full names of the linear layers that end in one of `targets`, without the `dead` ones; of convolutions those that
-    `targets` names in full, as a file does."""
-    modules, named = dict(network.named_modules()), set(targets)
-    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) or (n in named and isinstance(m, nn.Conv2d))]
-    for target in targets:
-        if not any(_matches(name, [target]) for name in linear):
-            ends = {re.sub(r"^.*?\.\d+\.", "", name) for name in linear}  # without "transformer_blocks.0."
-            raise UserError(f'lora.targets: no linear layer\'s name ends in "{target}"{nearest(target, ends)}')
-    return [name for name in linear if _matches(name, targets) and name not in dead]
+def own(table: Mapping[str, float], layer: str, default: float) -> float:
+    """Of the words in the layer's name the longest has it."""
+    return table[max(found, key=len)] if (found := [w for w in table if f".{w}." in f".{layer}."]) else default

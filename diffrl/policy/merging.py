@@ -28,18 +28,28 @@ def padded(state: State, spec: LoraSpec, to: LoraSpec, source: str) -> dict[str,
     Raises:
         UserError: naming `source`, if its rank is larger.
     """
-    if spec.rank > to.rank:
-        raise UserError(f"{source}: its LoRA has rank {spec.rank}; set lora.rank to {spec.rank} or more (is {to.rank})")
-    result, missing = {}, to.rank - spec.rank
+    result = {}
     for name, value in state.items():
-        if name.endswith(A):
-            result[name] = torch.cat([value, value.new_zeros(missing, *value.shape[1:])])
-        elif name.endswith(B):
-            scaled = value if spec.scale == to.scale else value * (spec.scale / to.scale)
-            result[name] = torch.cat([scaled, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1)
+        layer, _, kind = name.rpartition(".lora_")
+        scale, (rank, wanted) = spec.of(layer)[1], to.of(layer)
+        if kind == "A.weight":
+            if (own := _used(value)) > rank:
+                raise UserError(f"{source}: its LoRA has rank {own}; set lora.rank to {own} or more (is {rank})")
+            value = value[:rank]  # beyond its rank a layer of a file has zeros
+            result[name] = torch.cat([value, value.new_zeros(rank - len(value), *value.shape[1:])])
+        elif kind == "B.weight":
+            value = (value if scale == wanted else value * (scale / wanted))[:, :rank]
+            missing = rank - value.shape[1]
+            result[name] = torch.cat([value, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1)
         else:
             result[name] = value
     return result
+
+
+def _used(a: Tensor) -> int:
+    """Rows of A up to the last that is not zero."""
+    rows = a.flatten(1).any(1).nonzero()
+    return int(rows[-1]) + 1 if len(rows) else 0
 
 
 def fitted(state: State, spec: LoraSpec, to: LoraSpec, before: State, source: str) -> dict[str, Tensor]:
@@ -50,17 +60,19 @@ def fitted(state: State, spec: LoraSpec, to: LoraSpec, before: State, source: st
         UserError: naming `source`, if it has a larger rank, other layers, or one of them is a DoRA.
     """
     if spec.dora != to.dora:
-        raise UserError(f"{source}: {'a DoRA, and here is none' if spec.dora else 'no DoRA, and here is one'}")
-    own = padded(state, spec, to, source)
+        text = "a DoRA: set lora.kind to dora" if spec.dora else "no DoRA: set lora.kind to lora"
+        raise UserError(f"{source}: {text}")
+    theirs = padded(state, spec, to, source)
     result = {name: torch.zeros_like(value) if name.endswith(B) else value for name, value in before.items()}
-    if odd := [name for name in own if name not in before]:
+    if odd := [name for name in theirs if name not in before]:
         layer = odd[0].rpartition(".lora_")[0]
         raise UserError(f"{source}: its layer {layer} gets no LoRA here; add it to lora.targets ({len(odd)} tensors)")
-    for name, value in own.items():
+    for name, value in theirs.items():
         if value.shape != before[name].shape:
             saved, here = list(value.shape), list(before[name].shape)
             raise UserError(f"{source}: {name} has shape {saved}, here {here}; is it of another model?")
-        result[name] = torch.cat([value[: spec.rank], before[name][spec.rank :]]) if name.endswith(A) else value
+        own = _used(value) if name.endswith(A) else 0
+        result[name] = torch.cat([value[:own], before[name][own:]]) if name.endswith(A) else value
     return result
 
 

@@ -33,7 +33,8 @@ class QwenImage(Family):
         config = self.network.config
         # Nothing reads the text stream after the last block: its queries and its output projection reach nothing.
         last = f"transformer_blocks.{config.num_layers - 1}.attn"
-        self.dead_targets = (f"{last}.add_q_proj", f"{last}.to_add_out")
+        mlp = last.replace(".attn", ".txt_mlp")
+        self.dead_targets = (f"{last}.add_q_proj", f"{last}.to_add_out", f"{mlp}.net.0.proj", f"{mlp}.net.2")
 
     def check_meaning(self) -> None:
         super().check_meaning()

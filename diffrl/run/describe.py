@@ -35,6 +35,8 @@ def meanings(run: Run) -> str:
 
 def describe(run: Run) -> str:
     """One paragraph that says what is about to happen."""
+    from diffrl.config.loras import told
+
     config, policy, spec = run.config, run.policy, run.spec
     parameters = sum(p.numel() for _, p in policy.trainable)
     rollout, images = config.rollout, config.rollout.images
@@ -46,11 +48,13 @@ def describe(run: Run) -> str:
         f"; judged on {one.source(config.model)}{f' with {one.merge}' if one.merge else ''}, too, as {name}"
         for name, one in config.evaluate.also.items()
     )
+    kind = "" if config.lora.kind == "lora" else f" ({config.lora.kind}"
+    kind += ")" * bool(kind) if not policy.lora.spec.dora else ", computed by peft's own layers)"
     over = f" with {', '.join(config.lora.merge)} in its weights" if config.lora.merge else ""
     return (
         f"{config.method.title} on {config.model}{over}: {config.epochs} epochs of {images} images "
         f"({rollout.groups} prompts{given} x {rollout.group_size}{scouts}), {spec.steps} steps of {spec.sampler}; "
         f"{config.optimiser_steps} optimiser steps an epoch; LoRA rank "
-        f"{config.lora.rank}, {parameters:,} parameters; rewards: {rewards}; "
+        f"{told(config.lora.rank)}{kind}, {parameters:,} parameters; rewards: {rewards}; "
         f"{run.accelerator.num_processes} process(es) on {policy.device}{sharded}{also}; run folder {run.folder.path}"
     )

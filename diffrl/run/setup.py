@@ -22,7 +22,7 @@ from diffrl.errors import UserError
 from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
 from diffrl.plugins import installed, load_value
-from diffrl.policy import LoraSpec, Policy, load_policy
+from diffrl.policy import Policy, load_policy
 from diffrl.policy.engine import check_launcher, join_processes
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
@@ -153,9 +153,11 @@ def load(checked: Checked, rewards: Rewards) -> Loaded:
 
 def _load_policy(config: Config, device: torch.device, whole: bool) -> Policy:
     """The model with its trained LoRA; not `whole`: the network waits in main memory to be sharded."""
+    from diffrl.config.loras import spec_of
+
     policy = load_policy(
         config.model,
-        lora=LoraSpec(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets),
+        lora=spec_of(config.lora),
         precision=config.optimise.precision,
         device=device,
         resolution=config.rollout.resolution,

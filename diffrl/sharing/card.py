@@ -14,6 +14,7 @@ from huggingface_hub import ModelCardData
 
 from diffrl.config import Config
 from diffrl.config.base import Method, Section
+from diffrl.config.loras import told
 from diffrl.lora_files import find_lora, weighted
 from diffrl.rewards.protocol import Card
 from diffrl.sharing.measure import STRENGTHS, Row
@@ -59,7 +60,8 @@ def render(facts: Facts, prompts: Sequence[str]) -> str:
         f"# {facts.name}",
         f"A LoRA for {_base(config.model)}, trained by reinforcement learning with {' + '.join(methods)} and "
         f"{tool} {__version__}: {facts.epoch} epochs, {facts.images:,} images of the model's own. "
-        f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha:g}, {_sizes(facts)}, "
+        f"{config.lora.kind.replace('lora', 'LoRA')} rank {told(config.lora.rank)}, alpha {told(config.lora.alpha)}, "
+        f"{_sizes(facts)}, "
         f"{config.rollout.steps} sampling steps, guidance {config.rollout.guidance_scale:g}"
         + ("." if config.rollout.shift is None else f", schedule shift {config.rollout.shift:g}."),
         *([_merged(config)] if config.lora.merge else []),

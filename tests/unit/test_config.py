@@ -111,7 +111,7 @@ def test_arguments_of_a_reward_stand_beside_its_keys():
         ("rewards=[clip]", "rewards: expected a section of keys, got ['clip']"),
         ("model=3", "model: expected text, got 3"),
         ("prompts.overlap=yes", 'prompts.overlap: expected true or false, got "yes"'),
-        ("lora.targets=to_q", 'lora.targets: expected a list such as [a, b], got "to_q"'),
+        ("lora.targets=3", "lora.targets: expected a list such as [a, b], got 3"),
         ("optimise.ema=.nan", "optimise.ema.decay: expected a finite number, got nan"),
         ("optimise.ema=1", "optimise.ema.decay: expected less than 1, got 1"),
         ("optimise.betas=[0.9]", "optimise.betas: expected a list of two, got [0.9]"),

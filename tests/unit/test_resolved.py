@@ -96,6 +96,7 @@ OF_TEXT = ("watch.clip.", "watch.aesthetic.")  # where a preference is
 SINCE = {
     "unscored": 0.02,
     "lora.start": None,
+    "lora.kind": "lora",
     "lora.merge": [],
     "lora.reference": "start",
 }  # keys that came since, with what every recipe was before

@@ -53,7 +53,9 @@ class LoraGradients:
         fused = {name for group in adapters.fused.groups for name in group.names}
         for name, parameter in adapters.trainable:
             layer, matrix, _ = name.rsplit(".", 2)
-            assert layer in fused, f"{layer}.{matrix} is not a plain linear layer"
+            if layer not in fused:
+                text = "is a DoRA or a convolution, whose gradients are not told apart by sample; see lora.kind"
+                raise UserError(f"marble: the LoRA of {layer} {text}, lora.targets and lora.start")
             self._places[id(parameter)] = self.size, f"{layer}.{matrix}"
             self.size += parameter.numel()
         adapters.fused.install()
