@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT)]
 
 from diffrl.cli.main import _parser  # noqa: E402
 from diffrl.config.help import reference  # noqa: E402
-from experiments.figures import recipe_table  # noqa: E402
+from experiments.figures import model_pages, recipe_table  # noqa: E402
 
 # Files of the repository that are pages of the site: a link to one of them, as the forge has it, leads to the page.
 PAGES = {
@@ -51,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/config.md": "# Config keys\n\n" + CONFIG_INTRODUCTION + reference(),
         "recipes.md": recipe_table.page(recipe_table.recipes()),
     }
+    pages |= model_pages.pages()
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     for image in sorted((ROOT / "assets" / "images").glob("*.png")):

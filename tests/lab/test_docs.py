@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-from experiments.figures import sentences, tables  # noqa: E402
+from experiments.figures import model_pages, sentences, tables  # noqa: E402
 
 TEXTS = [*tables.pages(), ROOT / "CONTRIBUTING.md", ROOT / "rewards" / "README.md"]
 
@@ -91,3 +91,13 @@ def test_no_table_is_wider_than_seven_columns_and_the_docs_stay_short() -> None:
         assert not wide, page
         words += len(GENERATED.sub("", text).split())
     assert words <= 35_000
+
+
+def test_every_family_has_a_page_of_its_facts() -> None:
+    pages = model_pages.pages()
+    assert {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()} == set(model_pages.FAMILIES)
+    for name, text in pages.items():
+        assert 80 <= len(text.split()) <= 260 and "diffrl doctor" in text and "licence" in text, name
+    assert (
+        "18.2 GiB" in pages["guides/models/sd35.md"] and "stable-diffusion-v1-5" not in pages["guides/models/sdxl.md"]
+    )
