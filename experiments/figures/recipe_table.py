@@ -20,7 +20,11 @@ from diffrl.resources import shipped_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = ("sources", "differs", "hardware", "time", "evidence")
-UNSAID = {"time": "not measured", "evidence": "not verified"}  # what a recipe without the line is
+# What a recipe without the line is.
+UNSAID = {
+    "time": "not measured",
+    "evidence": "not verified; tried: a tiny pipeline of its family, the count of its memory",
+}
 ORIGINS = ("paper", "code", "ours")
 INTRO = """# Recipes
 
