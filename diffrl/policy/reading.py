@@ -190,9 +190,10 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
         if kind == "alpha":
             alphas[layer] = float(value)
         elif kind in ("dora_scale", "lora_magnitude_vector"):
-            if value.numel() != len(value):  # a norm over the outputs, which is LyCORIS's
+            if kind == "dora_scale" and value.numel() != len(value):  # a norm over the outputs, which is LyCORIS's
                 raise UserError(f"{key}: a DoRA whose magnitudes are of inputs, which peft has not")
-            state[f"{prefix}{layer}.lora_magnitude_vector.weight"] = value.flatten()
+            shape = (1, -1, 1, 1) if isinstance(network.get_submodule(layer), nn.Conv2d) else (-1,)
+            state[f"{prefix}{layer}.lora_magnitude_vector.weight"] = value.reshape(shape)
         else:
             state[f"{prefix}{layer}.{kind}.weight"] = value
     for layer, alpha in alphas.items():

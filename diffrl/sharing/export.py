@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from diffrl.config.loras import spec_of
 from diffrl.errors import UserError, nearest
 from diffrl.lora_files import weighted
 from diffrl.policy import LoraSpec, find_model
@@ -80,7 +81,8 @@ def choose(
         name = str(run / "lora")
         state, spec = _read(name, model)
         if step is not None or snapshot is not None:
-            name, state = _of_checkpoint(run, step, snapshot)
+            name, state = _of_checkpoint(run, step, snapshot, spec_of(config.lora))
+            spec = LoraSpec(rank=1, alpha=1.0)
         chosen.append(Weighted(name, state, strength * spec.scale, strength))
     elif step is not None or snapshot is not None or strength != 1.0:
         raise UserError(f'export: --step, --snapshot and --strength are of a run; "{source}" is no run\'s folder')
@@ -94,13 +96,13 @@ def choose(
 
 def _read(name: str, model: str) -> tuple[dict[str, Tensor], LoraSpec]:
     read = read_lora(name, outline(model))
-    if read.spec.dora or read.texts.state:
-        what = "is a DoRA" if read.spec.dora else "changes the text encoders, too"
-        raise UserError(f'export: "{name}" {what}: its weights are not written')
+    if read.texts.state:
+        raise UserError(f'export: "{name}" changes the text encoders, too: its weights are not written')
     return read.state, read.spec
 
 
-def _of_checkpoint(run: Path, step: int | None, snapshot: str | None) -> tuple[str, dict[str, Tensor]]:
+def _of_checkpoint(run: Path, step: int | None, snapshot: str | None, spec: LoraSpec) -> tuple[str, dict[str, Tensor]]:
+    """The LoRA's name, and its matrices with the scale of their layer in B."""
     paths = {int(path.name.rpartition("-")[2]): path for path in checkpoint.intact(run)}
     if not paths:
         raise UserError(f'export: "{run}" has no intact checkpoint')
@@ -115,4 +117,6 @@ def _of_checkpoint(run: Path, step: int | None, snapshot: str | None) -> tuple[s
     name = ("ema" if "ema" in snapshots else "default") if snapshot is None else snapshot
     if name not in snapshots:
         raise UserError(f'--snapshot: no "{name}"{nearest(name, snapshots)}; there are {", ".join(snapshots)}')
-    return f"{path}:{name}", snapshots[name]
+    layers = {key: key.rpartition(".lora_")[::2] for key in snapshots[name]}
+    scales = {key: spec.of(layer)[1] if kind == "B.weight" else 1.0 for key, (layer, kind) in layers.items()}
+    return f"{path}:{name}", {key: value * scales[key] for key, value in snapshots[name].items()}

@@ -85,6 +85,8 @@ def for_comfyui(family: str, state: Mapping[str, Tensor], spec: LoraSpec) -> dic
     """
     if family not in READ:
         raise UserError(f"ComfyUI's own code has no {family.removesuffix('Pipeline')}: no file for it is written")
+    if any("lora_magnitude" in key for key in state):
+        raise UserError("ComfyUI divides a DoRA by the norms of W, not of W + s B A: no file is written; use --merged")
     layers = list(dict.fromkeys(key.rsplit(".lora_", 1)[0] for key in state))
     if odd := [layer for layer in layers if not re.fullmatch(READ[family], layer)]:
         raise UserError(f"ComfyUI reads no LoRA of the layer {odd[0]} ({len(odd)} such layers): no file is written")

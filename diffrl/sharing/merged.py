@@ -5,7 +5,8 @@ W        `weight`    a layer's weight (out, in)
 A, B     matrices    (r, in) and (out, r) of one LoRA's layer
 s        `scale`     strength x alpha / rank
 
-What is written is W + the sum of s B A, in fp32 until the end. In memory is never more than one shard.
+What is written is W + the sum of s B A, or of what a DoRA makes of W, in fp32 until the end. In memory is never more
+than one shard.
 """
 
 from __future__ import annotations
@@ -202,12 +203,17 @@ def _added(loras: Sequence[Weighted]) -> Change:
         layer = name.removesuffix(".weight")
         if layer not in layers or layer == name:
             return None
-        result = weight.float()
+        full = weight.float()
+        result = full
         for lora in loras:
             if (up := lora.state.get(f"{layer}.lora_B.weight")) is not None:
                 down = lora.state[f"{layer}.lora_A.weight"]
-                product = up.float().flatten(1) @ down.float().flatten(1)
-                result = result + lora.scale * product.reshape(weight.shape)
+                added = lora.scale * (up.float().flatten(1) @ down.float().flatten(1)).reshape(weight.shape)
+                if (magnitude := lora.state.get(f"{layer}.lora_magnitude_vector.weight")) is not None:
+                    turned = full + added  # m (W + s B A) / |W + s B A|, row by row; as peft adds several of them
+                    rows = magnitude.float().flatten() / turned.flatten(1).norm(dim=1)
+                    added = turned * rows.reshape(-1, *[1] * (weight.dim() - 1)) - full
+                result = result + added
         return result
 
     return change

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from comfyui import Comfy
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tiny import PROMPTS, SPEC, scramble, tiny_sd, tiny_sd3
 from tiny_models.recent import make
@@ -69,6 +71,35 @@ def test_the_picture_is_that_of_the_loras_on_the_base(model: Path, tmp_path: Pat
     load_policy(str(tmp_path / "out"))  # and ours
 
 
+def test_a_dora_and_others_beside_it(model: Path, tmp_path: Path) -> None:
+    """With convolutions, at a strength, from a file that peft has written."""
+    layers = list(load_policy(str(model), lora=SPEC).lora.layers)[:4]
+    index = json.loads((model / "model_index.json").read_text())
+    absent = {name: None for name, entry in index.items() if entry == [None, None]}
+    pipe = diffusers.DiffusionPipeline.from_pretrained(model, **absent)
+    part = "unet" if hasattr(pipe, "unet") else "transformer"
+    network = getattr(pipe, part)
+    convs = [
+        name for name, module in network.named_modules() if isinstance(module, torch.nn.Conv2d) and "resnets" in name
+    ]
+    network.add_adapter(LoraConfig(r=2, lora_alpha=3, target_modules=[*layers, *convs[:2]], use_dora=True))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in network.named_parameters():
+        if "lora_A" in name or "lora_B" in name:
+            parameter.data.normal_(std=0.2, generator=generator)
+        elif "magnitude" in name:
+            parameter.data.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=generator))
+    words = {f"{part}_lora_layers": get_peft_model_state_dict(network)}
+    words |= {f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict()}
+    type(pipe).save_lora_weights(tmp_path / "dora", **words)
+    loras = {str(tmp_path / "dora"): 0.7, lora(model, tmp_path / "other"): 1.0}
+    export_merged(str(model), tmp_path / "out", loras=list(loras.items()), dtype="fp32")
+    gap = np.abs(picture(model, torch.float32, loras) - picture(tmp_path / "out", torch.float32))
+    assert gap.mean() < 1e-6 and gap.max() < 1e-5
+    with pytest.raises(UserError, match="ComfyUI divides a DoRA"):
+        export_comfyui(str(model), tmp_path / "x.safetensors", loras=list(loras.items()))
+
+
 def test_bf16_is_the_weights_rounded_once(model: Path, tmp_path: Path) -> None:
     name = lora(model, tmp_path / "one")
     for dtype in ("fp32", "bf16"):
@@ -104,7 +135,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
 def test_a_run_s_step_snapshot_and_strength(run: Path, tiny_model: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     class Read:
         model = str(tiny_model)
-        lora = SimpleNamespace(merge=[])
+        lora = SimpleNamespace(merge=[], model_dump=lambda: {"rank": SPEC.rank, "alpha": SPEC.alpha})
 
     monkeypatch.setattr("diffrl.config.load_config", lambda path: Read)
     base = load_file(tiny_model / "transformer/diffusion_pytorch_model.safetensors")
