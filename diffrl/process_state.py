@@ -184,10 +184,10 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
         "torch's mkldnn": _attribute(torch.backends.mkldnn, "enabled"),
         "sys.excepthook": _attribute(sys, "excepthook"),
         "threading.excepthook": _attribute(threading, "excepthook"),
-        "logging.disable": _attribute(manager, "disable"),
+        "logging.disable": (lambda: manager.disable, logging.disable),
         "diffrl's logger": (
             lambda: (ours.level, ours.disabled, ours.propagate),
-            lambda was: vars(ours).update(zip(("level", "disabled", "propagate"), was, strict=True)),
+            _set_logger,
         ),
         "the locale": (
             lambda: locale.setlocale(locale.LC_ALL),
@@ -201,6 +201,12 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
         "the environment": (lambda: {name: os.environ.get(name) for name in ENVIRONMENT}, _set_environment),
         "the umask": (_umask, os.umask),
     }
+
+
+def _set_logger(state: tuple[int, bool, bool]) -> None:
+    ours = logging.getLogger("diffrl")
+    ours.setLevel(state[0])  # forgets as well what it answered at the level that was set meanwhile
+    ours.disabled, ours.propagate = state[1:]
 
 
 def _umask() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ def agree(resume: str | None) -> None:
     told, and those of one run alone to `hand_on`."""
     if _alone():
         return
-    given: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(given, resume)
-    said = [f"with --resume {word}" if word is not None else "without --resume" for word in given]
-    for rank, words in enumerate(said):
-        if words != said[0]:
-            raise UserError(f"rank {rank} was started {words}, rank 0 {said[0]}: start all alike")
+    words = "without --resume" if resume is None else f"with --resume {resume}"
+    said: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(said, (words, f"process {os.getpid()} on {socket.gethostname()}"))
+    for rank, (its, process) in enumerate(said):
+        if its != said[0][0]:
+            raise UserError(f"rank {rank} ({process}) was started {its}, rank 0 {said[0][0]}: start all alike")
 
 
 def hand_on(folder: Path) -> None:

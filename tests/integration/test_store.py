@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import in_child, signal_at
+from children import in_child
 from launching import free_port
 from safetensors.torch import load_file
 
@@ -41,12 +42,26 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def machine(folder: Path, words: list[str], environment: dict[str, str], killed_at: int | None = None) -> None:
-    """In a child: `diffrl train WORDS` in a folder of its own; killed at so many files that it has begun to send."""
+    """In a child: `diffrl train WORDS` in a folder of its own; killed when it begins to send so many files."""
     os.environ |= environment
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     if killed_at is not None:
-        signal_at("diffrl.store:_sha256", killed_at)
+        opened, calls = store.opened, itertools.count(1)
+
+        def counted(address: str) -> tuple[Any, str]:
+            fs, path = opened(address)
+            send = fs.put_file
+
+            def put_file(*given: Any, **more: Any) -> Any:
+                if next(calls) == killed_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return send(*given, **more)
+
+            fs.put_file = put_file
+            return fs, path
+
+        store.opened = counted
     assert main(["train", *words]) == 0
 
 
@@ -67,9 +82,7 @@ def test_a_run_that_was_killed_while_it_was_sent_goes_on_elsewhere_exactly(
     assert in_child(machine, tmp_path / "a", [*words, "epochs=1"], environment) == 0
     sent = store.current(address)
     assert sent is not None and sent["epoch"] == 1
-    first = len(sent["files"])
-    # In the second push, which has as many files.
-    assert in_child(machine, tmp_path / "b", words, environment, first + 3) == -signal.SIGKILL
+    assert in_child(machine, tmp_path / "b", words, environment, 3) == -signal.SIGKILL
     after = store.current(address)
     assert after is not None and after["epoch"] == 1  # what was half sent is not there
     fs, path = store.opened(address)

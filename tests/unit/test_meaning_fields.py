@@ -26,6 +26,7 @@ from torch import Tensor
 from diffrl.conformance.check import draw
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, find_family, load_policy
+from diffrl.policy.meaning import say_solver
 from diffrl.policy.pipelines import settings_of
 from diffrl.policy.registry import SHIPPED
 from tests.tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
@@ -84,6 +85,7 @@ class Model:
     def away(self, **parts: Any) -> float:
         """Mean difference between our picture and the plain pipeline's; UserError as loading raises it."""
         family = self.family(self.with_parts(**parts), self.resolution, self.length)
+        say_solver(family)  # as loading does
         policy = Policy(family, lora=LoraSpec(rank=2, alpha=2))
         latents = torch.randn(1, *family.latent_shape, generator=torch.Generator().manual_seed(3))
         policy.timesteps(STEPS)
