@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from diffrl.divgen.extractors import NONE, Device, Found
 from diffrl.divgen.prompts import shares, take
@@ -31,6 +30,9 @@ from .grammar import (
 )
 from .sight import SIZE, to_pixels
 from .verifier import see
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULTS = {"identity": "playground", "style": "clip", "layout": "playground", "features": "clip", "lpips": NONE}
 _FEATURES = {"skin": SKINS, "hair": HAIRS, "mood": MOODS, "glasses": YES_NO, "hat": YES_NO}

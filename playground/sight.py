@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import ndimage
 
 from .scenes import SIZE
@@ -37,6 +36,8 @@ def to_pixels(images: Any) -> np.ndarray:
 
     Other sizes are resized (bilinear, anti-aliased). Raises ValueError for any other form and for non-finite values.
     """
+    import torch
+
     x = torch.as_tensor(images).detach().cpu()
     if x.ndim == 4 and x.shape[-1] == 3 and x.dtype == torch.uint8:
         x = x.permute(0, 3, 1, 2).float()

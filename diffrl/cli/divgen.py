@@ -16,7 +16,7 @@ from diffrl.errors import UserError, nearest
 if TYPE_CHECKING:
     from diffrl.prompts import Prompt
 
-KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors, which imports torch
+KINDS = ("identity", "style", "layout", "features", "lpips")  # as in diffrl.divgen.extractors
 DIMENSIONS = ("id", "style", "layout", "tonal")
 
 
@@ -166,9 +166,12 @@ def _file(option: str, path: Path | None, suffix: str) -> Path | None:
 
 
 def _device(arguments: argparse.Namespace) -> str:
+    """The device that was named, which can be used; "" for an accelerator if there is one."""
+    name = str(arguments.device or "")
+    if name in ("", "cpu"):
+        return name
     import torch
 
-    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -250,8 +253,8 @@ def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, A
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".json")
-    from diffrl.divgen.run import score_folder
     from diffrl.divgen.score import FILE, METRICS
+    from diffrl.divgen.scoring import score_folder
 
     names, options = _looking(arguments)
     scores = score_folder(arguments.folder, names, out=arguments.out, **options)

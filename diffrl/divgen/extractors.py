@@ -18,20 +18,21 @@ import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from diffrl.errors import UserError, nearest
-from diffrl.features import load_features
 from diffrl.plugins import load
 from diffrl.prompts import Prompt
 from diffrl.worlds import worlds
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 Found = np.ndarray | None
-Device = torch.device | str
+Device: TypeAlias = "torch.device | str"  # "" is an accelerator if there is one
 
 KINDS = ("identity", "style", "layout", "features", "lpips")
 NONE = "none"  # the name that leaves a kind out
@@ -40,17 +41,17 @@ EXTRACTORS: dict[str, dict[str, tuple[str, str]]] = {  # kind -> name -> (module
     "identity": {"arcface": (_VISION, "ArcFace")},
     "style": {
         "csd": (_VISION, "CSD"),
-        "clip": (__name__, "Clip"),
-        "vit": (__name__, "Vit"),
-        "pixels": (__name__, "Pixels"),
+        "clip": (_VISION, "Clip"),
+        "vit": (_VISION, "Vit"),
+        "pixels": (_VISION, "Pixels"),
     },
     "layout": {"grounding-dino": (_VISION, "GroundingDino")},
     "features": {
-        "dinov2": (__name__, "DinoV2"),
-        "dinov3": (__name__, "DinoV3"),
-        "vit": (__name__, "Vit"),
-        "clip": (__name__, "Clip"),
-        "pixels": (__name__, "Pixels"),
+        "dinov2": (_VISION, "DinoV2"),
+        "dinov3": (_VISION, "DinoV3"),
+        "vit": (_VISION, "Vit"),
+        "clip": (_VISION, "Clip"),
+        "pixels": (_VISION, "Pixels"),
     },
     "lpips": {name: (_VISION, f"Lpips{name.capitalize()}") for name in ("alex", "vgg", "squeeze")},
 }
@@ -117,7 +118,9 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
         arguments = {"weights": weights} if weights else {}
         if weights and "weights" not in inspect.signature(loaded).parameters:
             raise UserError(f'{kind}: "{plain}" takes no weights, got "{weights}"')
-    extractor = loaded(device=device, **arguments)
+    import torch
+
+    extractor = loaded(device=device or ("cuda" if torch.cuda.is_available() else "cpu"), **arguments)
     if not callable(extractor) or not isinstance(getattr(extractor, "name", None), str):
         raise UserError(f'{kind}: "{name}" is not an extractor; it needs `name` and `__call__(images, prompts)`')
     return extractor
@@ -141,55 +144,3 @@ def load_extractors(names: Mapping[str, str], device: Device = "cpu") -> tuple[d
         except UserError as error:
             missing[kind] = str(error)
     return loaded, missing
-
-
-class Vit:
-    """Any vision model of transformers (DINOv2, DINOv3, ...), as a hub id or a local folder: its pooled output."""
-
-    name = "vit"
-
-    def __init__(self, weights: str, device: Device = "cpu") -> None:
-        self.name = f"{self.name}:{weights}"
-        try:
-            self.features = load_features(weights, device)
-        except UserError as error:
-            raise UserError(str(error).removeprefix("evaluate.features: ")) from error
-
-    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
-        return list(self.features(images).numpy())
-
-
-class DinoV2(Vit):
-    """DINOv2 (Oquab et al. 2023, arXiv 2304.07193), the base model unless other weights are given."""
-
-    name = "dinov2"
-
-    def __init__(self, weights: str = "facebook/dinov2-base", device: Device = "cpu") -> None:
-        super().__init__(weights, device)
-
-
-class DinoV3(Vit):
-    """DINOv3 (arXiv 2508.10104), the ViT-L that GARDO uses; its weights are given out after a registration."""
-
-    name = "dinov3"
-
-    def __init__(self, weights: str = "facebook/dinov3-vitl16-pretrain-lvd1689m", device: Device = "cpu") -> None:
-        super().__init__(weights, device)
-
-
-class Clip(Vit):
-    """The image tower of the playground's CLIP."""
-
-    name = "clip"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        self.features = load_features("clip", device)
-
-
-class Pixels(Vit):
-    """Mean colours of an 8 x 8 grid; needs no model."""
-
-    name = "pixels"
-
-    def __init__(self, device: Device = "cpu") -> None:
-        self.features = load_features("pixels", device)

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from diffrl.divgen.extractors import Extractor, Found
 from diffrl.divgen.metrics import tone_of
@@ -24,7 +22,10 @@ MANIFESTS = (MANIFEST, "images.jsonl")  # the second is what `diffrl sample` wri
 DIMENSION_OF = {"identity": "id", "style": "style", "layout": "layout", "tones": "tonal"}
 _PER_GROUP = 16  # images of one prompt that wait for their pairwise distances, at most
 
-Batch = tuple[list["Item"], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Batch: TypeAlias = "tuple[list[Item], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def observe(
     Raises:
         UserError: an extractor fails, or answers with what is none; the picture is named.
     """
+    import torch
+
     sight = Sight()
     waiting: list[Tensor] = []
     last: Item | None = None
@@ -172,7 +175,7 @@ def _asked(kind: str, extractor: Extractor, images: Tensor, items: Sequence[Item
 
 def _array(value: Any, kind: str, extractor: Extractor, item: Item) -> np.ndarray:
     try:
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, np.float32)
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float32)
     except (TypeError, ValueError) as error:
         name = _named(item)
         raise UserError(f"{kind}: {extractor.name} gives no array for {name} ({in_one_line(error)})") from error
@@ -222,6 +225,8 @@ def in_batches(items: Sequence[Item], size: int, sight: Sight) -> Iterator[Batch
 
 def to_tensor(pixels: np.ndarray) -> Tensor:
     """uint8 (B, H, W, 3) to float (B, 3, H, W) in [0, 1]."""
+    import torch
+
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
 
 

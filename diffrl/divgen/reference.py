@@ -61,7 +61,7 @@ def load_reference(path: Path) -> Reference:
 
 
 def build_reference(
-    folder: Path, style: str, device: str = "cpu", advance: Callable[[int], None] = lambda count: None
+    folder: Path, style: str, device: str = "", advance: Callable[[int], None] = lambda count: None
 ) -> tuple[Reference, Sight]:
     """Features of all images under `folder`, and what could not be read.
 

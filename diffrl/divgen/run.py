@@ -1,10 +1,9 @@
-"""DivGenBench on a model: its images to a folder, and a folder to scores."""
+"""DivGenBench on a model: its images to a folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,8 @@ import torch
 import yaml
 
 from diffrl.config.loras import spec_of
-from diffrl.divgen.extractors import NONE, check_extractor, defaults_of, load_extractor
-from diffrl.divgen.fair import SetOf, drawn_with
-from diffrl.divgen.folders import read_folder
-from diffrl.divgen.listings import show
 from diffrl.divgen.observe import MANIFEST, Item
-from diffrl.divgen.reference import drawn_reference, load_reference
-from diffrl.divgen.score import FILE, Scores, score
-from diffrl.divgen.store import kept, look
+from diffrl.divgen.scoring import JOB, read_job
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.lora_files import as_list, lora_file
@@ -34,11 +27,6 @@ from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
 from diffrl.rollout import SamplerSpec, generate
 from diffrl.version import __version__
-from diffrl.worlds import worlds
-
-JOB = "job.json"
-
-log = logging.getLogger("diffrl")
 
 
 @dataclass(frozen=True)
@@ -155,7 +143,7 @@ def _prepare(out: Path, record: Mapping[str, Any], items: Sequence[Item]) -> Non
     """Folders, the job and the manifest; the manifest says what will be there when all is drawn."""
     path = out / JOB
     if path.is_file():
-        before = _read_job(out)
+        before = read_job(out)
         keys = [key for key in record if key != "diffrl_version" and before.get(key) != record[key]]
         if keys:
             differences = ", ".join(f"{key} {before.get(key)} there and {record[key]} here" for key in keys)
@@ -176,67 +164,3 @@ def _write(image: torch.Tensor, item: Item, seed: int) -> None:
     text = {"prompt": item.prompt.text, "seed": str(seed), "member": str(item.member)}
     text |= {key: value for key in ("dimension", "keyword") if (value := str(item.prompt.metadata.get(key, "")))}
     save_image(image, item.path, text)
-
-
-def seen_folder(
-    folder: Path,
-    names: Mapping[str, str],
-    *,
-    world: str = "",
-    reference: Path | None = None,
-    dimension: str = "",
-    prompts_from: str = "",
-    device: str = "cpu",
-) -> SetOf:
-    """A folder's images, looked at and scored; what was seen is kept in `DIR/features.sqlite`.
-
-    Args:
-        names: extractors by kind, in place of the world's own.
-        world: "general" or a world's name; "" is what the folder's job says, or general.
-        reference: file of `build_reference`; a world draws its own.
-        dimension, prompts_from: as `read_folder` takes them.
-    """
-    job = _read_job(folder)
-    world = world or str(job.get("world") or "general")
-    chosen = {**defaults_of(world), **names}
-    for kind, name in chosen.items():
-        check_extractor(kind, name)
-    pictures = read_folder(folder, dimension, prompts_from)
-    items = pictures.items
-    log.info("%s", pictures.line())
-    with kept(pictures.root) as store, progress("looking", len(items)) as advance:
-        sight, loaded, used, missing = look(items, chosen, store, device, list(names), advance)
-    real = load_reference(reference) if reference is not None else None
-    if real is None and world in worlds() and used["style"] != NONE:
-        asked = [item.prompt.text for item in items if item.dimension in ("", "style")]
-        style = loaded.get("style") or load_extractor("style", chosen["style"], device)
-        real = drawn_reference(worlds()[world], style, asked)
-    if real is not None and used["style"] not in (NONE, real.style):
-        other = used["style"]
-        raise UserError(f'--reference: made with the style extractor "{real.style}", but this scores with "{other}"')
-    scores = score(sight, real, missing)
-    scores.about = {
-        "folder": show(folder),
-        "read": pictures.line(),
-        "world": world,
-        "job": job,
-        "copies": sight.copies,
-        "drawn": drawn_with(sight, job),
-        "asked": dict(names),
-        "extractors": used,
-        "reference": real and {"source": real.source, "train": len(real.train), "digest": real.digest()},
-    }
-    return SetOf(folder.name, scores, sight, real)
-
-
-def score_folder(folder: Path, names: Mapping[str, str], *, out: Path | None = None, **options: Any) -> Scores:
-    """Score a folder of images and write `DIR/scores.json` (or `out`); `options` as for `seen_folder`."""
-    scores = seen_folder(folder, names, **options).scores
-    scores.save(out or folder / FILE)
-    return scores
-
-
-def _read_job(folder: Path) -> dict[str, Any]:
-    path = folder / JOB
-    with foreign(path):
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

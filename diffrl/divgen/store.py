@@ -18,7 +18,9 @@ import numpy as np
 
 from diffrl.divgen.extractors import NONE, Device, Extractor, Found, load_extractor
 from diffrl.divgen.listings import show
+from diffrl.divgen.metrics import Array
 from diffrl.divgen.observe import Item, Seen, Sight, in_batches, looks_at, observe
+from diffrl.divgen.reference import Reference
 from diffrl.errors import UserError
 
 FILE = "features.sqlite"
@@ -75,6 +77,17 @@ class Store:
         self.base.executemany("REPLACE INTO seen VALUES (?, ?, ?)", coded)
         self.base.commit()
 
+    def recalled(self, place: str, asked: Sequence[str], draw: Callable[[], Reference]) -> tuple[Array, Array]:
+        """The real images' features, `train` and `test`, that were drawn for these prompts; drawn where they are not
+        kept."""
+        text = hashlib.blake2b("\0".join(asked).encode(), digest_size=16).digest()
+        keys, known = (b"train" + text, b"test" + text), self.known(place)
+        if any(known.get(key) is None for key in keys):
+            drawn = draw()
+            self.keep([(keys[0], place, drawn.train), (keys[1], place, drawn.test)])
+            return drawn.train, drawn.test
+        return known[keys[0]], known[keys[1]]  # type: ignore[return-value]
+
 
 @contextmanager
 def kept(folder: Path) -> Iterator[Store]:
@@ -105,7 +118,7 @@ def look(
     items: Sequence[Item],
     names: Mapping[str, str],
     store: Store,
-    device: Device = "cpu",
+    device: Device = "",
     asked: Sequence[str] = (),
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[Sight, dict[str, Extractor], dict[str, str], dict[str, str]]:

@@ -1,7 +1,7 @@
-"""The published extractors: ArcFace, CSD, Grounding DINO and LPIPS. Heavy packages are imported on construction.
+"""The extractors: encoders of transformers, pixels, ArcFace, CSD, Grounding DINO and LPIPS.
 
-Weights come from the hub or from a local file or folder; where neither can be had, construction raises UserError, and
-the score says so in place of a number.
+Heavy packages are imported on construction. Weights come from the hub or from a local file or folder; where neither can
+be had, construction raises UserError, and the score says so in place of a number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from diffrl.divgen.extractors import Device, Found
 from diffrl.errors import UserError
+from diffrl.features import load_features
 from diffrl.hub import hub_file, pinned
 from diffrl.prompts import Prompt
 
@@ -28,6 +29,58 @@ LPIPS_MOST = 8  # images of one prompt that are compared: the pairs grow with th
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+class Vit:
+    """Any vision model of transformers (DINOv2, DINOv3, ...), as a hub id or a local folder: its pooled output."""
+
+    name = "vit"
+
+    def __init__(self, weights: str, device: Device = "cpu") -> None:
+        self.name = f"{self.name}:{weights}"
+        try:
+            self.features = load_features(weights, device)
+        except UserError as error:
+            raise UserError(str(error).removeprefix("evaluate.features: ")) from error
+
+    def __call__(self, images: Tensor, prompts: Sequence[Prompt]) -> Sequence[Found]:
+        return list(self.features(images).numpy())
+
+
+class DinoV2(Vit):
+    """DINOv2 (Oquab et al. 2023, arXiv 2304.07193), the base model unless other weights are given."""
+
+    name = "dinov2"
+
+    def __init__(self, weights: str = "facebook/dinov2-base", device: Device = "cpu") -> None:
+        super().__init__(weights, device)
+
+
+class DinoV3(Vit):
+    """DINOv3 (arXiv 2508.10104), the ViT-L that GARDO uses; its weights are given out after a registration."""
+
+    name = "dinov3"
+
+    def __init__(self, weights: str = "facebook/dinov3-vitl16-pretrain-lvd1689m", device: Device = "cpu") -> None:
+        super().__init__(weights, device)
+
+
+class Clip(Vit):
+    """The image tower of the playground's CLIP."""
+
+    name = "clip"
+
+    def __init__(self, device: Device = "cpu") -> None:
+        self.features = load_features("clip", device)
+
+
+class Pixels(Vit):
+    """Mean colours of an 8 x 8 grid; needs no model."""
+
+    name = "pixels"
+
+    def __init__(self, device: Device = "cpu") -> None:
+        self.features = load_features("pixels", device)
 
 
 class ArcFace:

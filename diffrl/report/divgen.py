@@ -78,12 +78,12 @@ def write_divgen_report(
         names: extractors by kind; else those with which a folder was scored, else the first one's, else the default.
         by: the score by which the sets stand below the first, the most diverse at the top; "" as they are given.
         json_file, csv_file: the same as data.
-        options: as `diffrl.divgen.run.seen_folder` takes them.
+        options: as `diffrl.divgen.scoring.seen_folder` takes them.
 
     Raises:
         UserError: a folder's images cannot be listed, or none can be read.
     """
-    from diffrl.divgen.run import seen_folder
+    from diffrl.divgen.scoring import seen_folder
 
     sets, images = [], []
     first: dict[str, str] = {}

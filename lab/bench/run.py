@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from diffrl.divgen.run import JOB, Job, generate_images, image_file
+from diffrl.divgen.run import Job, generate_images, image_file
+from diffrl.divgen.scoring import JOB
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError, foreign
 from diffrl.policy.engine import join_processes

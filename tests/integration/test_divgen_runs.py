@@ -22,8 +22,9 @@ from diffrl.divgen.extractors import NONE, load_extractors
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.observe import Item, as_written, observe
 from diffrl.divgen.prompts import DIMENSIONS, benchmark, small
-from diffrl.divgen.run import Job, generate_images, score_folder
+from diffrl.divgen.run import Job, generate_images
 from diffrl.divgen.score import score
+from diffrl.divgen.scoring import score_folder
 from diffrl.drawing import Drawing
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt

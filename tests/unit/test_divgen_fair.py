@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ import torch
 from PIL import Image
 
 from diffrl.cli.main import main
-from diffrl.divgen import extractors, store
+from diffrl.divgen import extractors, store, vision
 from diffrl.divgen.fair import SetOf, make_fair
 from diffrl.divgen.metrics import difference
-from diffrl.divgen.run import score_folder, seen_folder
+from diffrl.divgen.scoring import score_folder, seen_folder
 from diffrl.divgen.sets import sets_of
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
@@ -155,7 +157,7 @@ def test_a_second_scoring_looks_at_what_is_new(tmp_path: Path, monkeypatch: pyte
 
 def test_a_killed_scoring_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = score_folder(folder_of(tmp_path / "whole"), PIXELS)
-    folder, looked, real = folder_of(tmp_path / "set"), [], extractors.Pixels.__call__
+    folder, looked, real = folder_of(tmp_path / "set"), [], vision.Pixels.__call__
 
     def ends(self: Any, images: Any, prompts: Any) -> Any:
         looked.append(len(prompts))
@@ -163,7 +165,7 @@ def test_a_killed_scoring_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return real(self, images, prompts)
 
-    monkeypatch.setattr(extractors.Vit, "__call__", ends)
+    monkeypatch.setattr(vision.Vit, "__call__", ends)
     with pytest.raises(KeyboardInterrupt):
         score_folder(folder, PIXELS)
     assert score_folder(folder, PIXELS).values() == whole.values()
@@ -237,3 +239,12 @@ def test_sets_are_named_by_a_pattern_a_table_and_a_root(tmp_path: Path) -> None:
     assert list(sets_of([f"x={root}/a/samples", f"{root}/b/samples"])) == ["x", "samples"]
     with pytest.raises(UserError, match="no folder is named as"):
         sets_of([f"{root}/c*"])
+
+
+def test_a_second_scoring_needs_no_torch(tmp_path: Path) -> None:
+    """Start-up was 8 of its 10 seconds."""
+    folder = folder_of(tmp_path / "set")
+    words = ["divgen", "score", str(folder), *(f"--{kind}={name}" for kind, name in PIXELS.items())]
+    assert main(words) == 0
+    script = f"import sys\nfrom diffrl.cli.main import main\nassert main({words!r}) == 0 and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

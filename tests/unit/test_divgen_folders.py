@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 
 from diffrl.divgen.embedded import read_texts
 from diffrl.divgen.folders import Pictures, read_folder
-from diffrl.divgen.run import score_folder
+from diffrl.divgen.scoring import score_folder
 from diffrl.errors import UserError
 
 TEXTS = ["a clay teapot on a shelf, morning", "two paper boats\non a pond"]

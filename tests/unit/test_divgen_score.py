@@ -20,8 +20,8 @@ from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import mean_cosine
 from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, to_tensor
 from diffrl.divgen.reference import Reference, build_reference, drawn_reference, load_reference
-from diffrl.divgen.run import score_folder
 from diffrl.divgen.score import FILE, METRICS, load_scores, score
+from diffrl.divgen.scoring import score_folder
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt
 from diffrl.worlds import worlds

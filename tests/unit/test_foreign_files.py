@@ -14,8 +14,8 @@ from test_report import make_run
 
 from diffrl import report
 from diffrl.config import find_config, load_config
-from diffrl.divgen.run import _read_job
 from diffrl.divgen.score import load_scores
+from diffrl.divgen.scoring import read_job
 from diffrl.errors import UserError
 from diffrl.policy.pipelines import settings_of
 from diffrl.prompts import load_prompts
@@ -134,7 +134,7 @@ def test_odd_states_are_one_line(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ODD)
 def test_odd_files_elsewhere_are_one_line(tmp_path: Path, text: str) -> None:
     for name, read in (
-        ("job.json", lambda: _read_job(tmp_path)),
+        ("job.json", lambda: read_job(tmp_path)),
         ("scores.json", lambda: load_scores(tmp_path / "scores.json")),
         ("diffrl.json", lambda: settings_of(str(tmp_path))),
         ("prompts.jsonl", lambda: load_prompts(str(tmp_path / "prompts.jsonl"))),
