@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffrl.cli.arguments import named_rewards, subcommand, whole_number
+from diffrl.cli.arguments import named_rewards, only_parameters, out_file, plugins_of, subcommand, whole_number
 from diffrl.cli.fitting import add_fit
 from diffrl.errors import UserError, nearest
 
@@ -40,8 +40,40 @@ def add_rewards(add: Callable[..., Any]) -> None:
     text = "images that it may have scored in all (default: 60 of a reward on other machines, else as many as it takes)"
     check.add_argument("--requests", type=whole_number(1), metavar="N", help=text)
     add_fit(action)
+    _add_score(action)
     _add_serve(action)
     actions.metavar = "|".join(actions.choices)  # installed ones, too
+
+
+def _add_score(action: Callable[..., Any]) -> None:
+    text = "score pictures that exist: a folder of `sample`, `divgen generate`, `bench`, or of any other tool"
+    score = action(
+        "score", _score, text, "diffrl rewards score divgen/base --rewards clip,aesthetic", words_anywhere=True
+    )
+    score.usage = "diffrl rewards score DIR --rewards A,B [NAME.parameter=value ...] [options]"
+    text = "pictures: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
+    score.add_argument("folder", metavar="DIR", type=Path, help=text)
+    score.add_argument("--rewards", required=True, metavar="A,B,C", help="rewards, or path/to/file.py:Class")
+    text = "where prompts are read: manifest, metadata, sidecars, prompts, names, folders, or a file"
+    score.add_argument("--prompts-from", default="", metavar="SOURCE|FILE", help=f"{text} (default: what knows them)")
+    text = "a row for each picture, with its scores (default: DIR/rewards.jsonl)"
+    score.add_argument("--out", type=Path, metavar="FILE.jsonl", help=text)
+
+
+def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
+    only_parameters(arguments, rest)
+    names = plugins_of(arguments.rewards, "--rewards")
+    if not names:
+        raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
+    wanted = named_rewards([*names, *rest], "rewards score")
+    if not arguments.folder.is_dir():
+        raise UserError(f'no folder "{arguments.folder}"')
+    out = None if arguments.out is None else out_file(arguments.out, "--out", "rewards.jsonl")
+    from diffrl.reward_tools.folder import FILE, score_folder
+
+    print("\n".join(score_folder(arguments.folder, wanted, out, arguments.prompts_from)))
+    print(f"scores: {out or arguments.folder / FILE}")
+    return 0
 
 
 def _add_serve(action: Callable[..., Any]) -> None:

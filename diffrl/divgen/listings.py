@@ -108,7 +108,7 @@ def entries(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def rows_of(file: Path, root: Path) -> Iterator[Item]:
-    for number, row in entries(file):
+    for number, row in ((number, one) for number, many in entries(file) for one in _singles(many)):
         columns = {name: _column(row, name) for name in COLUMNS}
         try:
             values = {name: row.pop(key, None) if key is not None else None for name, key in columns.items()}
@@ -129,6 +129,19 @@ def rows_of(file: Path, root: Path) -> Iterator[Item]:
         metadata = {key: value for key, value in row.items() if isinstance(key, str) and value is not None}
         stated = member if member is not None else -1
         yield Item(Prompt(text, metadata), stated, path, seed=seed, settings=settings_of(metadata))
+
+
+def _singles(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each picture of a group's row, as `diffrl draw-set` writes them; any other row as it is."""
+    if not isinstance(row.get("images"), list):
+        return [row]
+    more, given = row.get("metadata"), row.get("scores")
+    scores = given if isinstance(given, dict) else {}
+    rest = more if isinstance(more, dict) else {}
+    rows = [{**rest, "file": file, "prompt": row.get("prompt"), "member": m} for m, file in enumerate(row["images"])]
+    for m, one in enumerate(rows):
+        one["scores"] = {name: values[m] for name, values in scores.items() if len(values) == len(rows)}
+    return rows
 
 
 def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:

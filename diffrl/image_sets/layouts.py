@@ -2,7 +2,7 @@
 
 | layout | keys of a row |
 | --- | --- |
-| a picture | `image`, `prompt`, `scores: {NAME: number}`; rows of one prompt are one group |
+| a picture | `image` or `file`, `prompt`, `scores: {NAME: number}`; rows of one prompt are one group |
 | a group | `images: [...]`, `prompt`, `scores: {NAME: [...]}`; there may be `latents`: a .npy file of (m, C, h, w) |
 | Pick-a-Pic | `caption`, `jpg_0`, `jpg_1`, `label_0`, `label_1`; rows with `has_label` false are left out |
 | HPD v2 | `prompt`, `file_path` or `image_path: [...]`, `human_preference: [...]` or `rank: [...]`, 1 being the best |
@@ -65,12 +65,17 @@ def group_of(row: Mapping[str, Any], folder: Path, where: str) -> Group | None:
             return _made(row, "prompt", values, {PREFERENCE: scores}, folder, where)
     if "images" in row:
         return _made(row, "prompt", row["images"], row.get("scores"), folder, where)
-    if "image" in row:
-        scores = row.get("scores")
+    if single_of(row):
+        scores = row.get("scores", {} if "file" in row else None)  # a manifest has none, or some
         single = {name: [value] for name, value in scores.items()} if isinstance(scores, Mapping) else scores
-        return _made(row, "prompt", [row["image"]], single, folder, where)
+        return _made(row, "prompt", [row[single_of(row)]], single, folder, where)
     hint = nearest("image", row) if row else ""
     raise UserError(f'{where}: no picture: expected "image", "images", Pick-a-Pic\'s or HPD\'s keys{hint}')
+
+
+def single_of(row: Mapping[str, Any]) -> str:
+    """The key of the row's one picture; "" for another layout."""
+    return "image" if "image" in row else "file" if "file" in row and "images" not in row else ""
 
 
 def _made(row: Mapping[str, Any], key: str, values: Any, scores: Any, folder: Path, where: str) -> Group:

@@ -14,7 +14,7 @@ from typing import Any
 from diffrl.errors import UserError, in_one_line, nearest
 from diffrl.image_sets import FORM, PREFIX
 from diffrl.image_sets.hub import NAME, fetched
-from diffrl.image_sets.layouts import Group, Picture, group_of
+from diffrl.image_sets.layouts import Group, Picture, group_of, single_of
 
 KINDS = (".jsonl", ".parquet")  # those of a folder; HPD's .json is named itself
 
@@ -103,7 +103,7 @@ def _read(source: str, files: tuple[tuple[Path, int, int], ...]) -> ImageSet:
                 other = owners.setdefault(picture, group.prompt)
                 if other != group.prompt:
                     raise UserError(f'{where}: {picture} is of "{other}" already, and here of "{group.prompt}"')
-            place = singles.setdefault(group.prompt, len(groups)) if "image" in row else len(groups)
+            place = singles.setdefault(group.prompt, len(groups)) if single_of(row) else len(groups)
             if place < len(groups):
                 groups[place] = _joined(groups[place], group)
             else:

@@ -88,6 +88,7 @@ NOT_RUN = {
     r"tiny-(model|pipeline)|my_family": "tests/unit/test_families_2026.py checks a family of one's own",
     r"csd:|wikiart": "needs weights",
     r"\+\S+\.(safetensors|gguf)": "needs a file of weights: tests/unit/test_single_file.py writes them",
+    r"^diffrl rewards score": "needs a folder of pictures: tests/unit/test_rewards_score.py",
     r"^diffrl rewards fit": "needs people's votes: tests/unit/test_fit.py",
     r"^diffrl d2align learn": "minutes: tests/integration/test_d2align_runs.py",
     r"^diffrl sweep": "processes of its own: tests/unit/test_sweep.py",
