@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import socket
 import urllib.request
@@ -70,7 +71,7 @@ def pinned(name: str, kind: str = "model") -> tuple[str, dict[str, Any]]:
         UserError: the hub, or offline this machine's cache, has no such revision.
     """
     match = NAME.fullmatch(name)
-    if match is None or Path(name).expanduser().exists():
+    if match is None or Path(os.path.expanduser(name)).exists():
         return name, {}
     repository, revision = match.groups()
     commit = _commit(repository, revision or "main", kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def find_lora(name: str | Path) -> Path | tuple[str, str | None]:
     """
     name = str(name)
     loras = {name: path for world in worlds().values() for name, path in world.loras.items()}
-    path = Path(here(str(loras.get(name, name)))).expanduser()
+    path = Path(os.path.expanduser(here(str(loras.get(name, name)))))
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(f'"{path}" is not a LoRA file (.safetensors); a pickle is not read')

@@ -114,7 +114,7 @@ def load(kind: str, name: str, shipped: Iterable[str] = (), fits: Callable[[Any]
             raise UserError(f'{text}; one of your own is written "path/to/file.py:NAME"')
         return load_value(kind, name, entry.value)
     path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     if not file.is_file():
         siblings = [sibling.name for sibling in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise UserError(f'no {kind} file "{path}"{nearest(file.name, siblings)}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,15 +18,15 @@ def split(model: str) -> tuple[str, Path] | None:
     Raises:
         UserError: the file is not there, or it is a pickle.
     """
-    if PICKLE.fullmatch(model) and Path(model).expanduser().is_file():
+    if PICKLE.fullmatch(model) and Path(os.path.expanduser(model)).is_file():
         convert = f"diffusers' PIPELINE.from_single_file({model!r}).save_pretrained(FOLDER)"
         raise UserError(f'"{model}" is a pickle, which can run code when it is read; convert it with {convert}')
-    if Path(model).expanduser().is_dir() or (match := FILE.fullmatch(model)) is None:
+    if Path(os.path.expanduser(model)).is_dir() or (match := FILE.fullmatch(model)) is None:
         return None
-    file = Path(model).expanduser()
+    file = Path(os.path.expanduser(model))
     base = ""
     if not file.is_file():
-        base, file = match["base"] or "", Path(match["file"]).expanduser()
+        base, file = match["base"] or "", Path(os.path.expanduser(match["file"]))
     if not file.is_file():
         raise UserError(f'no file "{file}"')
     return base, file

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class StandIn:
 def owner(model: str) -> World | None:
     """The world whose language a model draws: by its name, its pipeline's folder, or `world` in a folder's diffrl.json
     (a model that was trained in that world)."""
-    known, folder = worlds(), Path(model).expanduser()
+    known, folder = worlds(), Path(os.path.expanduser(model))
     for world in known.values():
         if model == world.name or (folder.is_dir() and folder.resolve() == Path(world.pipeline).resolve()):
             return world

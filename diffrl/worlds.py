@@ -7,6 +7,7 @@ A world is an instance of `World`, published under its name by an entry point of
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,4 +78,4 @@ def world_of(source: str) -> World | None:
 
 def folder_of(model: str) -> Path:
     """The folder of a world's pipeline, or the one that `model` names, whether or not it exists."""
-    return worlds()[model].pipeline if model in worlds() else Path(here(model)).expanduser()
+    return worlds()[model].pipeline if model in worlds() else Path(os.path.expanduser(here(model)))

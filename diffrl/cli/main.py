@@ -31,7 +31,7 @@ from diffrl.cli.arguments import (
     subcommand,
 )
 from diffrl.cli.interrupted import leave_peers, loading, resumable
-from diffrl.errors import UserError, discard, first_of_machine, nearest, say
+from diffrl.errors import UserError, check_launched, discard, first_of_machine, nearest, say
 from diffrl.records.disk import check_writable
 from diffrl.run.peers import joined
 from diffrl.version import __version__
@@ -98,18 +98,6 @@ def _at_home(word: str) -> str:
     return f"{name}{equals}{os.path.expanduser(path)}" if path == "~" or path.startswith("~/") else word
 
 
-def _check_launcher() -> None:
-    """UserError where a launcher's variables are there in part: each process would take itself for another one."""
-    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    there = [name for name in names[:3] if name in os.environ]
-    several = os.environ.get("WORLD_SIZE", "1") != "1"
-    missing = [name for name in names if name not in os.environ]
-    if there and missing and (several or "WORLD_SIZE" in missing):
-        found = ", ".join(f"{name}={os.environ[name]}" for name in there)
-        text = f"the environment has {found} and not {', '.join(missing)}"
-        raise UserError(f"{text}: unset {', '.join(there)}, or start with torchrun --nproc_per_node N -m diffrl ...")
-
-
 def _explain(error: Exception) -> tuple[int, str]:
     """(exit code, message) of an expected error; exit code 0 for one that nobody expected."""
     for module, name, hint in FAILURES:
@@ -152,7 +140,7 @@ def _run(argv: list[str], parser: Parser) -> int:
         if not arguments.words_anywhere:
             subparser.error(f'unexpected argument "{word}"')
     if argv[0] in JOINING:
-        _check_launcher()
+        check_launched()
     return arguments.handler(arguments, rest)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def fit_square(images: Tensor, side: int) -> Tensor:
 
 def _hub_file(weights: str, file: str, who: str) -> Path:
     """A local file, a folder's file, or a file of a hub repository."""
-    path = Path(weights).expanduser()
+    path = Path(os.path.expanduser(weights))
     if path.is_file() or (path / file).is_file():
         return path if path.is_file() else path / file
     return hub_file(weights, file, f'{who}: no file "{weights}"')

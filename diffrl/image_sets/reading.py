@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +54,14 @@ def read_set(source: str) -> ImageSet:
         folder, files = fetched(source)
         files = files or _files(folder)
     else:
-        files = _files(Path(source).expanduser())
+        files = _files(Path(os.path.expanduser(source)))
     return _read(source, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 def is_here(source: str) -> bool:
     """Whether the set is on this machine; UserError for a hub's name that is none."""
     if not source.startswith(PREFIX):
-        return Path(source).expanduser().exists()
+        return Path(os.path.expanduser(source)).exists()
     try:
         return bool(fetched(source, fetch=False))
     except UserError:
@@ -71,7 +72,7 @@ def is_here(source: str) -> bool:
 
 def folder_of(source: str) -> Path:
     """The folder that a set lies in."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return path if path.is_dir() else path.parent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ TOKENS = 77  # CLIP's, unless a tokenizer's config says otherwise
 def architecture(model: str) -> Path | None:
     """The shipped configs of a hub's model (`assets/architectures`), which need no hub; None for other models."""
     folder = shipped("assets", "architectures", model.partition("@")[0].rpartition("/")[2])
-    hub = model.count("/") == 1 and not Path(model).expanduser().is_dir()
+    hub = model.count("/") == 1 and not Path(os.path.expanduser(model)).is_dir()
     return folder if hub and (folder / "model_index.json").is_file() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def trained_at(lora: str | Path, model: str) -> dict[str, Any]:
 
 def _same(one: str, other: str) -> bool:
     """Are these two names of one model?"""
-    folders = Path(one).expanduser(), Path(other).expanduser()
+    folders = Path(os.path.expanduser(one)), Path(os.path.expanduser(other))
     return one == other or (all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]))
 
 

@@ -75,8 +75,8 @@ def variable(name: str, what: str) -> str | None:
 
 def check_file(name: str, what: str) -> None:
     """UserError, beginning with `what`, unless the user allowed this file to configs."""
-    path = Path(name).expanduser().resolve()
-    if path not in {Path(entry).expanduser().resolve() for entry in allowed("files")}:
+    path = Path(os.path.expanduser(name)).resolve()
+    if path not in {Path(os.path.expanduser(entry)).resolve() for entry in allowed("files")}:
         raise UserError(
             f'{what}: a config may not name the file "{name}"; to allow it, add it to `files` in {settings_file()}'
         )

@@ -356,7 +356,7 @@ def find_token(token_file: str | None, trusted: bool = False) -> str | None:
     if not trusted:
         check_file(token_file, "token_file")
     try:
-        token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
+        token = Path(os.path.expanduser(token_file)).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'token file "{token_file}" cannot be read: {error}') from error
     if not token or not token.isascii() or not token.isprintable():

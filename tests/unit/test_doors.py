@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from diffrl.cli.main import main
+from diffrl.errors import UserError
+from diffrl.policy.engine import join_processes
 from diffrl.serving.client import Servers
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -42,6 +44,23 @@ def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(
     assert not list(work.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sample", "~nosuchuser/model", "--prompt", "x", "--out", "new"],
+        ["sample", "playground", "--lora", "~nosuchuser/lora", "--prompt", "x", "--out", "new"],
+        ["train", "playground/demo", "model=~nosuchuser/model", "--dry-run"],
+        ["rewards", "check", "~nosuchuser/r.py:R"],
+    ],
+)
+def test_the_home_of_nobody_is_no_folder(
+    words: list[str], tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone.chdir(tmp_path)
+    assert main(words) == 2
+    assert "~nosuchuser" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_an_equals_sign_in_the_path_is_the_paths(
     tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +89,32 @@ def test_half_of_a_launchers_variables_is_refused(
     said = capsys.readouterr().err
     assert f"{name}={value} and not {missing}" in said and "torchrun --nproc_per_node" in said
     assert not list(tmp_path.iterdir())
+
+
+WHOLE = dict(zip(LAUNCHER, ("2", "0", "0", "127.0.0.1", "1"), strict=True))
+
+
+@pytest.mark.parametrize(
+    "there",
+    [{"RANK": "2", "LOCAL_RANK": "2"}, {"RANK": "-1"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "0"}, {"RANK": ""}],
+)
+def test_ranks_that_cannot_be_are_refused_from_the_shell_and_from_python(
+    there: dict[str, str], tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**WHOLE, **there}.items():
+        alone.setenv(name, value)
+    assert main(["sample", "playground", "--prompt", "x", "--out", str(tmp_path / "x")]) == 2
+    with pytest.raises(UserError, match="from 0 to WORLD_SIZE - 1"):
+        join_processes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DYNAMO_BACKEND", "foo"), ("USE_DEEPSPEED", "true"), ("GRADIENT_ACCUMULATION_STEPS", "x")]
+)
+def test_what_accelerate_cannot_do_is_one_line(name: str, value: str, alone: pytest.MonkeyPatch) -> None:
+    alone.setenv(f"ACCELERATE_{name}", value)
+    with pytest.raises(UserError, match=f"ACCELERATE_{name}={value}"):
+        join_processes()
 
 
 def test_one_process_by_its_launcher_is_one_process(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
