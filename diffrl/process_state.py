@@ -6,6 +6,7 @@ none. So where a plugin is imported, built or called, what it changed is put bac
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import gc
@@ -16,22 +17,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-# Of the environment, what says which process and which devices this is.
+# Of the environment, what says which process and which devices this is, and where files go.
 ENVIRONMENT = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME", "TMPDIR", "PATH"),
 )
 _entered: list[Any] = []  # contexts that stay entered: where a plugin left another one open
 Get: TypeAlias = Callable[[], Any]
@@ -39,35 +35,49 @@ Put: TypeAlias = Callable[[Any], Any]
 
 
 @contextlib.contextmanager
-def unchanged(tell: Callable[[str], None]) -> Iterator[None]:
+def unchanged(tell: Callable[[str], None], elsewhere: bool = False) -> Iterator[None]:
     """Inside, foreign code runs; behind it, what it has changed of this process and thread is as it was before.
 
     Args:
         tell: is called with one line for each kind of change, such as "changes torch's default dtype; it was put back".
+        elsewhere: see `Noted`.
     """
-    first = "torch" not in sys.modules  # what imports torch itself is compared with torch as it starts
-    before = None if first else _state()
-    filters, signals = list(warnings.filters), _signals()
+    noted = Noted(elsewhere)
     try:
         yield
     finally:
+        noted.put_back(tell)
+
+
+class Noted:
+    """The state of this process and thread, to be put back behind foreign code.
+
+    `elsewhere`: that runs in threads of its own, where its calls are guarded; here only what all threads share is.
+    """
+
+    def __init__(self, elsewhere: bool = False) -> None:
+        first = "torch" not in sys.modules  # what imports torch itself is compared with torch as it starts
+        self._before = None if first else _state(elsewhere)
+        self._filters, self._signals = list(warnings.filters), _signals()
+
+    def put_back(self, tell: Callable[[str], None]) -> None:
+        """Put back what has changed since, and say so, see `unchanged`."""
+        before = self._before
         if before is None and "torch" in sys.modules:
             before = {name: (get, put, FRESH[name]) for name, (get, put, _) in _state().items() if name in FRESH}
         for name, (get, put, value) in (before or {}).items():
-            with contextlib.suppress(
-                RuntimeError, OSError, ValueError
-            ):  # a switch that this build lacks; a deleted folder
+            with contextlib.suppress(RuntimeError, OSError, ValueError):  # this build lacks it; a deleted folder
                 if get() != value:
                     put(value)
                     tell(f"changes {name}; it was put back")
-        for number, handler in signals.items():
+        for number, handler in self._signals.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
                 tell(f"changes what {signal.Signals(number).name} does; it was put back")
         # A library may silence its own warnings for good; one that makes errors of them ends what others do.
-        if any(one[0] == "error" and one not in filters for one in warnings.filters):
+        if any(one[0] == "error" and one not in self._filters for one in warnings.filters):
             warnings.resetwarnings()  # tells Python's cache that the list is another
-            warnings.filters[:] = filters  # type: ignore[index]  # a list; typeshed has a sequence
+            warnings.filters[:] = self._filters  # type: ignore[index]  # a list; typeshed has a sequence
             tell("makes errors of warnings; it was put back")
 
 
@@ -83,27 +93,64 @@ def _say(name: str, what: str) -> None:
 
 # Of torch as it starts, for the first module that imports it.
 FRESH: dict[str, Any] = {
-    "torch's default device": "cpu",
+    "torch's default device or modes": ("cpu", 0),
     "torch's grad mode": True,
     "torch's inference mode": False,
     "torch's deterministic mode": (False, False),
+    "torch's dispatch modes": 0,
+    "torch's hooks on saved tensors": None,
     **{f"torch's autocast on {device}": (False, 0) for device in DEVICES},
 }
 
 
-def _state() -> dict[str, tuple[Get, Put, Any]]:
+def _state(elsewhere: bool = False) -> dict[str, tuple[Get, Put, Any]]:
     """{what it is called: (how to ask, how to set, its value now)} of everything that can be asked here."""
+    table = {} if elsewhere else _of_the_thread()
+    if threading.current_thread() is threading.main_thread():  # else the main thread may change them meanwhile
+        table |= _of_the_process()
+    found = {}
+    for name, (get, put) in table.items():
+        with contextlib.suppress(RuntimeError, OSError, AttributeError, ImportError):
+            found[name] = (get, put, get())
+    return found
+
+
+def _of_the_thread() -> dict[str, tuple[Get, Put]]:
+    """What a thread has of its own, and switches of torch's that a run leaves alone."""
     import numpy as np
     import torch
+    from torch import overrides
+    from torch.nn.modules import module as modules
+    from torch.utils import _python_dispatch, deterministic
 
+    c: Any = torch._C
+    autograd, mha = c._autograd, torch.backends.mha
+    hooks = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
     table: dict[str, tuple[Get, Put]] = {
         "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-        "torch's default device": (
-            lambda: str(torch.get_default_device()),
-            lambda device: torch.set_default_device(None if device == "cpu" else device),
+        "torch's default device or modes": (
+            lambda: (str(torch.get_default_device()), len(overrides._get_current_function_mode_stack())),
+            _set_device,
         ),
-        # Before grad mode, which leaving it changes.
+        # Before grad mode and others, which leaving it changes.
         "torch's inference mode": (torch.is_inference_mode_enabled, _enter_inference_mode),
+        "torch's dispatch modes": (
+            lambda: len(_python_dispatch._get_current_dispatch_mode_stack()),
+            lambda depth: _leave(_python_dispatch, len(_python_dispatch._get_current_dispatch_mode_stack()) - depth),
+        ),
+        "torch's hooks on saved tensors": (
+            lambda: autograd._top_saved_tensors_default_hooks(True),
+            lambda top: _pop(lambda: autograd._top_saved_tensors_default_hooks(True), top),
+        ),
+        "torch's hooks on all modules": (
+            lambda: [dict(getattr(modules, name)) for name in hooks],
+            lambda values: _refill([getattr(modules, name) for name in hooks], values),
+        ),
+        "torch's threads of backward passes": (c._is_multithreading_enabled, c._set_multithreading_enabled),
+        "torch's cache of autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        "torch's filling of memory": _attribute(deterministic, "fill_uninitialized_memory"),
+        "torch's fast path of attention": (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+        "torch's nnpack": (c._get_nnpack_enabled, torch.backends.nnpack.set_flags),
         "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
         "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
         "torch's deterministic mode": (
@@ -115,25 +162,47 @@ def _state() -> dict[str, tuple[Get, Put, Any]]:
         ),
         "torch's float32 precision": (_precision, _set_precision),
         "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-        "torch's attention": _attribute(torch.nn.functional, "scaled_dot_product_attention"),
         "numpy's errors": (np.geterr, lambda errors: np.seterr(**errors)),
         "the working folder": (os.getcwd, os.chdir),
         "the sockets' default timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     }
     backends = torch.backends
-    for switch in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+    reduced = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    for switch in (*reduced, "allow_fp16_accumulation"):
         table[f"torch.backends.cuda.matmul.{switch}"] = _attribute(backends.cuda.matmul, switch)
     for switch in ("enabled", "benchmark", "deterministic"):
         table[f"torch.backends.cudnn.{switch}"] = _attribute(torch.backends.cudnn, switch)
     for device in DEVICES:
         table[f"torch's autocast on {device}"] = _autocast(device)
-    if threading.current_thread() is threading.main_thread():  # else the main thread may change them meanwhile
-        table |= _of_the_process()
-    found = {}
-    for name, (get, put) in table.items():
-        with contextlib.suppress(RuntimeError, OSError, AttributeError):
-            found[name] = (get, put, get())
-    return found
+    return table
+
+
+def _set_device(value: tuple[str, int]) -> None:
+    import torch
+    from torch import overrides
+
+    device, depth = value
+    torch.set_default_device(None if device == "cpu" else device)
+    _leave(overrides, len(overrides._get_current_function_mode_stack()) - depth)
+
+
+def _leave(modes: Any, count: int) -> None:
+    """Take away so many of the modes that were entered last; the own exit of `torch.device` needs more than it has."""
+    for _ in range(count):
+        modes._pop_mode()
+
+
+def _pop(top: Get, wanted: Any) -> None:
+    import torch
+
+    while (found := top()) is not None and found != wanted:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _refill(tables: list[Any], values: list[Any]) -> None:
+    for table, was in zip(tables, values, strict=True):
+        table.clear()
+        table.update(was)
 
 
 # Of torch.backends, where a product in float32 may be less precise; the older two switches are views of the same.
@@ -182,6 +251,14 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
     }
     return switches | {
         "torch's mkldnn": _attribute(torch.backends.mkldnn, "enabled"),
+        "torch's half-precision sums of attention": (
+            cuda.fp16_bf16_reduction_math_sdp_allowed,
+            cuda.allow_fp16_bf16_reduction_math_sdp,
+        ),
+        "torch's own functions": (lambda: [there.get(name) for _, there, name in _functions()], _set_functions),
+        "sys.stdout": _attribute(sys, "stdout"),
+        "sys.stderr": _attribute(sys, "stderr"),
+        "print": _attribute(builtins, "print"),
         "sys.excepthook": _attribute(sys, "excepthook"),
         "threading.excepthook": _attribute(threading, "excepthook"),
         "logging.disable": (lambda: manager.disable, logging.disable),
@@ -198,6 +275,22 @@ def _of_the_process() -> dict[str, tuple[Get, Put]]:
             lambda method: multiprocessing.set_start_method(method, force=True),
         ),
         "the garbage collector": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
+        "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+        "the folder of temporary files": (
+            tempfile.gettempdir,
+            lambda folder: setattr(tempfile, "tempdir", folder),
+        ),
+        "the timer of SIGALRM": (
+            lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+            lambda on: None if on else signal.setitimer(signal.ITIMER_REAL, 0),
+        ),
+        "which signals wait": (
+            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
+            lambda those: signal.pthread_sigmask(signal.SIG_SETMASK, those),
+        ),
+        "the processors": (lambda: os.sched_getaffinity(0), lambda those: os.sched_setaffinity(0, those)),
+        "the process's limits": (_limits, _set_limits),
         "the environment": (lambda: {name: os.environ.get(name) for name in ENVIRONMENT}, _set_environment),
         "the umask": (_umask, os.umask),
     }
@@ -207,6 +300,44 @@ def _set_logger(state: tuple[int, bool, bool]) -> None:
     ours = logging.getLogger("diffrl")
     ours.setLevel(state[0])  # forgets as well what it answered at the level that was set meanwhile
     ours.disabled, ours.propagate = state[1:]
+
+
+@functools.cache
+def _functions() -> list[tuple[Any, Any, str]]:
+    """Where torch's functions and layers are, with which networks compute: (module or class, what it has, name)."""
+    import torch
+
+    nn = torch.nn
+    layers = [one for one in vars(nn).values() if isinstance(one, type) and issubclass(one, nn.Module)]
+    owners = [nn.functional, nn.init, *layers]
+    made = ("empty", "zeros", "ones", "full")  # which those who make modules without weights replace
+    found = [(owner, name) for owner in owners for name, value in vars(owner).items() if callable(value)]
+    found += [(torch, name) for name in made] + [(torch.Tensor, name) for name in dir(torch.Tensor)]
+    return [(owner, vars(owner), name) for owner, name in found]
+
+
+def _set_functions(values: list[Any]) -> None:
+    for (owner, there, name), value in zip(_functions(), values, strict=True):
+        if there.get(name) is value:
+            continue
+        if value is None:  # it was inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
+
+
+def _limits() -> dict[int, tuple[int, int]]:
+    import resource
+
+    kinds = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+    return {kind: resource.getrlimit(kind) for kind in kinds}
+
+
+def _set_limits(values: dict[int, tuple[int, int]]) -> None:
+    import resource
+
+    for kind, value in values.items():
+        resource.setrlimit(kind, value)
 
 
 def _umask() -> int:
@@ -266,5 +397,4 @@ def _signals() -> dict[int, Any]:
     """The handlers that Python knows, where they can be set: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    numbers = [int(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)]
-    return {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    return {int(one): handler for one in signal.Signals if (handler := signal.getsignal(one)) is not None}

@@ -31,6 +31,7 @@ from diffrl.rewards.protocol import Reward, RewardError, Unscored, ability
 from diffrl.rewards.timeouts import TooLong, call
 
 if TYPE_CHECKING:
+    from diffrl.process_state import Noted
     from diffrl.prompts import Prompt
     from diffrl.rewards.beside import Beside
     from diffrl.rewards.learning import Learning
@@ -107,6 +108,7 @@ class Scorer:
         self._warned: set[tuple[str, str]] = set()  # rewards, and what they were warned of
         self._writes: dict[str, bool] = {}  # whether a reward has written into its images
         self._trusted: set[str] = set()
+        self._noted: Noted | None = None  # the process's state before the calls of a phase, which other threads make
         offloaded = ((name, find_offloaded(reward)) for name, reward in self.rewards.items())
         self._offloaded = {name: one for name, one in offloaded if one is not None}
         self._apart = [name for name, one in self._offloaded.items() if one.apart]
@@ -150,10 +152,13 @@ class Scorer:
         """
         if groups is None and self.groupwise:
             raise ValueError(f'reward "{self.groupwise[0]}" is group-wise: score() needs the group ids of the images')
-        scores = self._score_batch(
-            self._begin([*self._here, *self._apart], images, prompts).result(), images, prompts, alone
-        )
-        return scores if groups is None else self.score_groups(images, prompts, groups, scores)
+        self._note()
+        try:
+            own = self._begin([*self._here, *self._apart], images, prompts).result()
+            scores = self._score_batch(own, images, prompts, alone)
+            return scores if groups is None else self.score_groups(images, prompts, groups, scores)
+        finally:
+            self._put_back()
 
     @property
     def learning(self) -> dict[str, Learning]:
@@ -166,6 +171,7 @@ class Scorer:
         `keys`: the images' own numbers (B), where the rewards that learn are to observe them (`Learning.observe`).
         What `overlap` leaves out is done at once, and its `RewardError` is raised here instead of by `.result()`.
         """
+        self._note()
         return self._begin(self._here, images, prompts, keys)
 
     def _begin(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], keys: Any = None) -> Any:
@@ -198,6 +204,7 @@ class Scorer:
             scores = self._score_batch(scores, whole, prompts, everyone)
         self.leave()
         if not apart:
+            self._put_back()
             return scores
         mark = time.perf_counter()
         with room():
@@ -209,6 +216,7 @@ class Scorer:
                 self.leave()
             mark = time.perf_counter()
         self._making_room += time.perf_counter() - mark
+        self._put_back()
         return scores
 
     def score_groups(
@@ -376,6 +384,17 @@ class Scorer:
         alone = f"diffrl rewards check {self.plugins.get(name, name)}"
         todo = f'try it alone with "{alone}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
+
+    def _note(self) -> None:
+        """Until `_put_back`, rewards are called in threads of their own, which guard what is a thread's alone."""
+        from diffrl.process_state import Noted
+
+        self._noted = self._noted or Noted(elsewhere=True)
+
+    def _put_back(self) -> None:
+        noted, self._noted = self._noted, None
+        if noted is not None:
+            noted.put_back(partial(self._tell, ", ".join(self.names)))
 
     def _look_for_writes(self, name: str, given: Tensor, images: Tensor) -> None:
         """Say so if a reward has written into its images."""

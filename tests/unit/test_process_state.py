@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -38,11 +39,19 @@ CHANGES = {
     "torch.backends.cudnn.allow_tf32 = False": "torch's float32 precision",
     "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False": "bf16_reduced_precision_reduction",
     "torch.autograd.set_detect_anomaly(True)": "torch's anomaly detection",
-    "torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **_: v": "torch's attention",
     "import numpy; numpy.seterr(all='raise')": "numpy's errors",
     "os.chdir('/')": "the working folder",
     "socket.setdefaulttimeout(3.0)": "the sockets' default timeout",
     "warnings.simplefilter('error')": "errors of warnings",
+    "import torch.utils._device as d; KEPT.append(d.DeviceContext('meta')); KEPT[-1].__enter__()": "default device",
+    "torch.nn.modules.module.register_module_forward_hook(lambda *_: None)": "torch's hooks on all modules",
+    "KEPT.append(torch.autograd.graph.saved_tensors_hooks(lambda t: 0 * t, lambda t: t)); KEPT[-1].__enter__()": (
+        "torch's hooks on saved tensors"
+    ),
+    "torch.autograd.set_multithreading_enabled(False)": "threads of backward",
+    "torch.set_autocast_cache_enabled(False)": "cache of autocast",
+    "torch.backends.mha.set_fastpath_enabled(False)": "fast path of attention",
+    "torch.backends.cuda.matmul.allow_fp16_accumulation = True": "allow_fp16_accumulation",
 }
 MAIN_ONLY = {
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "what SIGTERM does",
@@ -57,6 +66,17 @@ MAIN_ONLY = {
     "os.environ['CUDA_VISIBLE_DEVICES'] = '7'": "the environment",
     "os.environ['RANK'] = '3'": "the environment",
     "os.umask(0o177)": "the umask",
+    "torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **_: v": "torch's own functions",
+    "torch.Tensor.to = lambda self, *_, **more: self": "torch's own functions",
+    "from accelerate import init_empty_weights as e; KEPT.append(e()); KEPT[-1].__enter__()": "torch's own functions",
+    "import io, sys; sys.stdout = io.StringIO()": "sys.stdout",
+    "import sys; sys.setrecursionlimit(200)": "the recursion limit",
+    "signal.alarm(1000)": "the timer of SIGALRM",
+    "signal.signal(signal.SIGPIPE, signal.SIG_DFL)": "what SIGPIPE does",
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])": "which signals wait",
+    "import resource as r; r.setrlimit(7, (500, r.getrlimit(7)[1]))": "the process's limits",
+    "import tempfile; tempfile.tempdir = '/nowhere'": "the folder of temporary files",
+    "os.environ['HOME'] = '/nowhere'": "the environment",
 }
 HEAD = "import os, signal, socket, warnings\nimport torch\nKEPT = []\n"
 PLAIN = """class R:
@@ -119,6 +139,31 @@ def test_a_reward_leaves_the_process_as_it_was(when: str, tmp_path: Path, caplog
         assert state() == before, code
         torch.testing.assert_close(scores[:, 0], images.mean(dim=(1, 2, 3)))
         assert any(what in line for line in caplog.messages), (code, caplog.messages)
+
+
+@pytest.mark.parametrize("how", ["score", "submit"])
+def test_what_threads_share_is_as_before_when_a_phase_of_calls_ends(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rewards are called in threads, which cannot tell who else has changed it meanwhile; a phase's end can."""
+
+    def red(images: torch.Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> torch.Tensor:
+        os.umask(0o177)
+        gc.disable()
+        torch.nn.functional.linear = torch.nn.functional.layer_norm
+        return images.mean(dim=(1, 2, 3))
+
+    images, prompts, linear = torch.rand(2, 3, 4, 4), [Prompt("a"), Prompt("b")], torch.nn.functional.linear
+    scorer, mask = Scorer({"red": red}), os.umask(0o022)  # type: ignore[dict-item]
+    try:
+        if how == "score":
+            scorer.score(images, prompts)
+        else:
+            scores = [scorer.submit(images, prompts).result() for _ in range(2)]
+            scorer.finish(torch.cat(scores), [images] * 2, prompts * 2, torch.arange(4))
+        assert (os.umask(mask), gc.isenabled(), torch.nn.functional.linear is linear) == (0o022, True, True)
+        assert sum("it was put back" in line for line in caplog.messages) == 3
+    finally:
+        gc.enable()
+        torch.nn.functional.linear = linear
 
 
 def test_a_file_that_imports_torch_first_is_compared_with_torch_as_it_starts(tmp_path: Path) -> None:
