@@ -24,21 +24,6 @@ def first_of_machine() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def check_launched() -> None:
-    """UserError where a launcher's variables are there in part, or cannot be: a process would take itself for another,
-    or wait for ones that never come."""
-    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    there = [name for name in names[:3] if name in os.environ]
-    missing = [name for name in names if name not in os.environ]
-    found = ", ".join(f"{name}={os.environ[name]}" for name in there)
-    todo = f"unset {', '.join(there)}, or start with torchrun --nproc_per_node N -m diffrl ..."
-    if there and missing and (os.environ.get("WORLD_SIZE", "1") != "1" or "WORLD_SIZE" in missing):
-        raise UserError(f"the environment has {found} and not {', '.join(missing)}: {todo}")
-    count, *ranks = (os.environ.get(name, default) for name, default in zip(names[:3], "100", strict=True))
-    if not (count.isdecimal() and all(rank.isdecimal() and int(rank) < int(count) for rank in ranks)):
-        raise UserError(f"the environment has {found}, and ranks count from 0 to WORLD_SIZE - 1: {todo}")
-
-
 def printable(text: str) -> str:
     """Text for a terminal: what would steer it (control characters, turns of the direction of writing) or cannot be
     encoded is spelled out. Names, prompts and answers of servers come from others."""

@@ -31,7 +31,7 @@ from diffrl.cli.arguments import (
     subcommand,
 )
 from diffrl.cli.interrupted import leave_peers, loading, resumable
-from diffrl.errors import UserError, check_launched, discard, first_of_machine, nearest, say
+from diffrl.errors import UserError, discard, first_of_machine, nearest, say
 from diffrl.records.disk import check_writable
 from diffrl.run.peers import joined
 from diffrl.version import __version__
@@ -140,6 +140,8 @@ def _run(argv: list[str], parser: Parser) -> int:
         if not arguments.words_anywhere:
             subparser.error(f'unexpected argument "{word}"')
     if argv[0] in JOINING:
+        from diffrl.launched import check_launched
+
         check_launched()
     return arguments.handler(arguments, rest)
 

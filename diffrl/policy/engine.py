@@ -15,7 +15,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from diffrl.errors import UserError, check_launched, in_one_line, nearest
+from diffrl.errors import UserError, nearest
 
 ATTENTION = "engine.attention"
 GRAPHS = 32  # of a compiled block, at most
@@ -24,21 +24,14 @@ log = logging.getLogger("diffrl")
 
 
 def join_processes(**settings: Any) -> Accelerator:
-    """This process's accelerator, which knows the others that a launcher started. `settings`: of `Accelerator`.
+    """This process's accelerator, which knows the others that a launcher started. `settings`: of `Accelerator`."""
+    from diffrl.launched import as_launched
 
-    UserError: for what the environment's variables ask of the launcher's library and it has not.
-    """
-    check_launched()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-        # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-    try:
+    with as_launched():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         return Accelerator(**settings)
-    except (ImportError, ValueError) as error:
-        asked = ", ".join(
-            f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("ACCELERATE")
-        )
-        raise UserError(f"accelerate cannot start as the environment asks ({asked}): {in_one_line(error)}") from error
 
 
 def check_launcher(accelerator: Accelerator, precision: str) -> None:
