@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from diffrl.errors import UserError, in_one_line
+
+log = logging.getLogger("diffrl")
 
 
 @contextlib.contextmanager
@@ -34,3 +39,35 @@ def check_launched() -> None:
     count, *ranks = (os.environ.get(name, default) for name, default in zip(names[:3], "100", strict=True))
     if not (count.isdecimal() and all(rank.isdecimal() and int(rank) < int(count) for rank in ranks)):
         raise UserError(f"the environment has {found}, and ranks count from 0 to WORLD_SIZE - 1: {todo}")
+
+
+def check_launcher(accelerator: Any, precision: str) -> None:
+    """Say so where the launcher asks for what the config decides here, or started fewer processes than it was asked."""
+    from accelerate.utils import DynamoBackend
+
+    wanted = _asked_processes() if accelerator.num_processes == 1 else 1
+    if wanted > 1:
+        text = "accelerate launch was asked for %d processes and has started one; this starts them: torchrun "
+        log.warning(text + "--nproc_per_node %d -m diffrl ...", wanted, wanted)
+    asked = accelerator.mixed_precision
+    if asked not in ("no", precision):
+        log.warning("accelerate's mixed_precision %s is not used; optimise.precision is %s", asked, precision)
+    dynamo = accelerator.state.dynamo_plugin.backend
+    if dynamo != DynamoBackend.NO:
+        log.warning("accelerate's dynamo_backend %s is not used; engine.compile=true compiles the blocks", dynamo.value)
+
+
+def _asked_processes() -> int:
+    """`--num_processes` of the `accelerate launch` that started this process; 1 without. It tells nobody else."""
+    import psutil
+
+    try:
+        parent = psutil.Process().parent()
+        words = parent.cmdline() if parent is not None else []
+    except psutil.Error:
+        return 1
+    if "launch" not in words or not any("accelerate" in word for word in words):
+        return 1
+    text = " ".join(words).partition(" launch ")[2]
+    found = re.search(r"--num[_-]processes[= ](\d+)", text)
+    return int(found[1]) if found else 1

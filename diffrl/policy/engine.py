@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from typing import Any
 
-import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DynamoBackend
 from diffusers.models.attention_dispatch import AttentionBackendName
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -32,34 +29,6 @@ def join_processes(**settings: Any) -> Accelerator:
             # Else each of torchrun's processes would take itself for the only one, and all would write one folder.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         return Accelerator(**settings)
-
-
-def check_launcher(accelerator: Accelerator, precision: str) -> None:
-    """Say so where the launcher asks for what the config decides here, or started fewer processes than it was asked."""
-    wanted = _asked_processes() if accelerator.num_processes == 1 else 1
-    if wanted > 1:
-        text = "accelerate launch was asked for %d processes and has started one; this starts them: torchrun "
-        log.warning(text + "--nproc_per_node %d -m diffrl ...", wanted, wanted)
-    asked = accelerator.mixed_precision
-    if asked not in ("no", precision):
-        log.warning("accelerate's mixed_precision %s is not used; optimise.precision is %s", asked, precision)
-    dynamo = accelerator.state.dynamo_plugin.backend
-    if dynamo != DynamoBackend.NO:
-        log.warning("accelerate's dynamo_backend %s is not used; engine.compile=true compiles the blocks", dynamo.value)
-
-
-def _asked_processes() -> int:
-    """`--num_processes` of the `accelerate launch` that started this process; 1 without. It tells nobody else."""
-    try:
-        parent = psutil.Process().parent()
-        words = parent.cmdline() if parent is not None else []
-    except psutil.Error:
-        return 1
-    if "launch" not in words or not any("accelerate" in word for word in words):
-        return 1
-    text = " ".join(words).partition(" launch ")[2]
-    found = re.search(r"--num[_-]processes[= ](\d+)", text)
-    return int(found[1]) if found else 1
 
 
 def set_attention(network: Any, kernel: str) -> None:

@@ -23,7 +23,7 @@ from diffrl.features import load_features
 from diffrl.objectives.objective import Objective
 from diffrl.plugins import installed, load_value
 from diffrl.policy import Policy, load_policy
-from diffrl.policy.engine import check_launcher, join_processes
+from diffrl.policy.engine import join_processes
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
 from diffrl.records.verdict import Guard
@@ -116,6 +116,8 @@ def check(config: Config, folder: RunFolder | None, peers: Peers) -> Checked:
     if sharding is not None and config.engine.base != "full":
         raise UserError(f'engine.base: "{config.engine.base}" under FSDP2: not tried together; use full')
     if accelerator.is_main_process:
+        from diffrl.launched import check_launcher
+
         check_launcher(accelerator, config.optimise.precision)
     return Checked(config, accelerator, folder, peers, sharding)
 

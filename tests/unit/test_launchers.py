@@ -74,24 +74,25 @@ def test_slurm_is_told_to_queue_the_job_again() -> None:
 def test_fewer_processes_than_the_launcher_was_asked_for_are_said(monkeypatch, caplog) -> None:
     from types import SimpleNamespace
 
+    import psutil
     from accelerate.utils import DynamoBackend
 
-    from diffrl.policy import engine
+    from diffrl import launched
 
     words = ["python", "/bin/accelerate", "launch", "--num_processes", "2", "-m", "diffrl", "train", "x"]
     parent = SimpleNamespace(cmdline=lambda: words)
-    monkeypatch.setattr(engine.psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
     state = SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.NO))
     for count in (2, 1):
         started = SimpleNamespace(num_processes=count, mixed_precision="no", state=state)
-        engine.check_launcher(started, "fp32")
+        launched.check_launcher(started, "fp32")
         assert caplog.messages == [] or count == 1
     (text,) = caplog.messages
     assert "torchrun --nproc_per_node 2 -m diffrl" in text and "--cpu" not in text, "with --cpu, too, it starts one"
     words[3:5] = ["--num_processes=1"]
-    engine.check_launcher(started, "fp32")
+    launched.check_launcher(started, "fp32")
     words[1:3] = ["-m", "pytest"]
-    engine.check_launcher(started, "fp32")
+    launched.check_launcher(started, "fp32")
     assert caplog.messages == [text]
 
 
