@@ -13,14 +13,17 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import UserError, in_one_line
 
 CURRENT, PUSHES = "current.json", "pushes"
+PAUSES = (0.5, 2.0, 8.0)  # seconds before a request is made again that a connection or a busy store has failed
+LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)  # no fault of the connection
 KEPT = 2  # pushes: the one before is being read, perhaps, while a new one is named
 
 
@@ -46,11 +49,23 @@ def opened(address: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
-        extra = f'; pip install "diffrl[{kind}]"' if kind == "s3" else ""
+        extra = f'; pip install "diffrl[{kind}]"' if kind in ("s3", "gs") else ""
         raise UserError(f'"{address}": {in_one_line(error)}{extra}') from error
     except (ValueError, TypeError) as error:
         raise UserError(f'"{address}": {in_one_line(error, most=200)}') from error
     return fs, str(path).rstrip("/")
+
+
+def _tried(request: Callable[..., Any], *given: Any) -> Any:
+    """What the store answers; a whole file is sent or fetched anew where it fails, as many times as PAUSES has."""
+    for pause in PAUSES:
+        try:
+            return request(*given)
+        except LASTING:
+            raise
+        except Exception:  # of whatever kind the store's client makes of a broken connection
+            time.sleep(pause)
+    return request(*given)
 
 
 @contextlib.contextmanager
@@ -89,7 +104,7 @@ def local(address: str) -> Path:
                 for name in found:
                     file = part / (Path(name).relative_to(path) if name != path else target.name)
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    fs.get_file(name, str(file))
+                    _tried(fs.get_file, name, str(file))
             os.replace(part / target.name if set(found) == {path} else part, target)
     return target
 
@@ -102,10 +117,10 @@ def send(address: str, staged: Path, epoch: int) -> None:
     for file in sorted(file for file in staged.rglob("*") if file.is_file()):
         relative = file.relative_to(staged).as_posix()
         files[relative] = [file.stat().st_size, sha256(file)]
-        fs.put_file(str(file), f"{path}/{PUSHES}/{name}/{relative}")
+        _tried(fs.put_file, str(file), f"{path}/{PUSHES}/{name}/{relative}")
     table = {"push": name, "epoch": epoch, "files": files}
-    fs.pipe_file(f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
-    older = sorted(str(one).rstrip("/") for one in fs.ls(f"{path}/{PUSHES}", detail=False))
+    _tried(fs.pipe_file, f"{path}/{CURRENT}", json.dumps(table, indent=1).encode())
+    older = sorted(str(one).rstrip("/") for one in _tried(fs.ls, f"{path}/{PUSHES}", False))
     for one in older[:-KEPT]:
         if not one.endswith(name):
             fs.rm(one, recursive=True)
@@ -116,7 +131,7 @@ def current(address: str) -> dict[str, Any] | None:
     fs, path = opened(address)
     with _answering(address):
         try:
-            return dict(json.loads(fs.cat_file(f"{path}/{CURRENT}")))
+            return dict(json.loads(_tried(fs.cat_file, f"{path}/{CURRENT}")))
         except FileNotFoundError:
             return None
 
@@ -137,7 +152,7 @@ def fetch(address: str, folder: Path) -> None:
             file = part / relative
             file.parent.mkdir(parents=True, exist_ok=True)
             with _answering(f"{address}/{PUSHES}/{table['push']}/{relative}"):
-                fs.get_file(f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
+                _tried(fs.get_file, f"{path}/{PUSHES}/{table['push']}/{relative}", str(file))
             if file.stat().st_size != size or sha256(file) != digest:
                 raise UserError(f"--resume: {address}/{PUSHES}/{table['push']}/{relative} is not what was sent")
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token, snapshot_download
@@ -38,9 +39,8 @@ class Pusher:
         self.folder, self.repository, self.note = folder, repository, note
         self._api, self._epoch = HfApi(), 0
         self._sending: Future[None] | None = None
-        if is_address(repository):
-            self._store = ThreadPoolExecutor(1)
-        elif get_token() is None:
+        self.sent: int | None = None  # the newest epoch that has arrived
+        if not is_address(repository) and get_token() is None:
             note("checkpoint.push: no token of the hub is here; set HF_TOKEN or run `hf auth login`, or pushes fail")
 
     def push(self, epoch: int) -> None:
@@ -54,18 +54,32 @@ class Pusher:
         except OSError as error:
             self.note(f"checkpoint.push: epoch {epoch} was not sent: {in_one_line(error, most=200)}")
             return
-        if is_address(self.repository):
-            self._sending = self._store.submit(send, self.repository, self.folder / STAGE, epoch)
-        else:
-            self._sending = self._api.run_as_future(self._send, epoch)
-        self._epoch = epoch
+        self._sending, self._epoch = Future(), epoch
+        # A thread that the interpreter's end does not wait for: `wait` has said how long.
+        threading.Thread(target=self._work, args=(self._sending, epoch), daemon=True).start()
 
-    def wait(self) -> None:
-        """Until nothing is under way; says how a push failed."""
+    def _work(self, sending: Future[None], epoch: int) -> None:
+        try:
+            if is_address(self.repository):
+                send(self.repository, self.folder / STAGE, epoch)
+            else:
+                self._send(epoch)
+        except BaseException as error:
+            sending.set_exception(error)
+        else:
+            self.sent = epoch
+            sending.set_result(None)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until nothing is under way, or for so many seconds; says how a push failed."""
         if self._sending is None:
             return
         try:
-            self._sending.result()
+            self._sending.result(seconds)
+        except TimeoutError:
+            self.note(f"checkpoint.push: epoch {self._epoch} was not sent to {self.repository} within {seconds:.0f} s")
+            if not self._sending.done():
+                return
         except Exception as error:  # whatever it is, the training goes on
             why = in_one_line(error, most=200)
             self.note(f"checkpoint.push: epoch {self._epoch} was not sent to {self.repository} ({why})")

@@ -67,6 +67,9 @@ class RunHook:
     def end_epoch(self, metrics: Mapping[str, Any], last: bool) -> None:
         """Called when all of an epoch (from 1) is on the disk; `last`: the run ends with it."""
 
+    def left(self) -> None:
+        """Called on the main process when a signal has ended the run, and what it goes on from is on the disk."""
+
     def after_run(self, error: BaseException | None) -> Sequence[str]:
         """Called on the main process when the run has ended, by `error` or in order; returns lines for the console."""
         return ()

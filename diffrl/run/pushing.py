@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from diffrl.config import Config
+from diffrl.errors import say
+from diffrl.records import checkpoint
 from diffrl.records.hub import Pusher
 from diffrl.run.build import Build
 from diffrl.run.folder import RunFolder
 from diffrl.run.hooks import Monitor, RunHook
 from diffrl.store import is_address
+
+ALONE, TOGETHER = 90.0, 25.0  # seconds: below Slurm's warning of 120, and below torchrun's 30 to a process's end
 
 
 class Push(RunHook):
@@ -36,6 +42,18 @@ class Push(RunHook):
         if last:
             self.monitor.status("sending the run")
             self.pusher.wait()
+
+    def left(self) -> None:
+        """Sends what the signal saved, in bounded time."""
+        if self.pusher is None or (newest := checkpoint.survey(self.folder.path)[0]) is None:
+            return
+        seconds = ALONE if os.environ.get("WORLD_SIZE", "1") == "1" else TOGETHER
+        end, epoch = time.monotonic() + seconds, checkpoint.epoch_of(newest)
+        say(f"diffrl: sending epoch {epoch} to {self.config.checkpoint.push}, within {seconds:.0f} s")
+        self.pusher.wait(seconds)
+        if self.pusher.sent != epoch:
+            self.pusher.push(epoch)
+            self.pusher.wait(max(end - time.monotonic(), 0.1))
 
 
 def add_push(build: Build) -> None:

@@ -117,6 +117,8 @@ class Run:
             self.folder.save(*self._kept, self.config.checkpoint.keep, self.identity)
         if isinstance(error, TrainingError) and error.details:
             self.folder.save_failure(error, error.details)
+        for hook in self.hooks if isinstance(error, Interrupted) else ():
+            hook.left()
 
     def restore(self, start: Start | None = None) -> None:
         """Continue where `start` says (None: at the newest intact checkpoint); from the beginning if it has no path."""

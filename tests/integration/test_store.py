@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import signal
+import socket
+import socketserver
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from children import in_child
+from children import in_child, signal_at
 from launching import free_port
 from safetensors.torch import load_file
 
@@ -23,6 +28,7 @@ from diffrl.errors import UserError
 pytest.importorskip("s3fs", reason='needs s3fs: pip install "diffrl[s3]"')
 moto = pytest.importorskip("moto.server", reason="needs moto[server]")
 from diffrl import store  # noqa: E402
+from diffrl.records.hub import Pusher  # noqa: E402
 
 
 @pytest.fixture
@@ -131,8 +137,125 @@ def test_models_prompts_and_weights_are_read_from_an_address(
         store.local(f"{bucket}/nothing")
 
 
+def test_a_run_at_google_s_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("gcsfs", reason='needs gcsfs: pip install "diffrl[gs]"')
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
+    port = free_port()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="runs")
+    server.start()
+    try:
+        staged = tmp_path / "staged"
+        staged.mkdir()
+        (staged / "lora.bin").write_bytes(os.urandom(300_000))
+        assert store.current("gs://runs/one") is None
+        for epoch in range(1, 4):
+            store.send("gs://runs/one", staged, epoch)
+        store.fetch("gs://runs/one", tmp_path / "one")
+        assert (tmp_path / "one" / "lora.bin").read_bytes() == (staged / "lora.bin").read_bytes()
+        fs, path = store.opened("gs://runs/one")
+        assert len(fs.ls(f"{path}/pushes")) == 2 and store.local("gs://runs/one/current.json").is_file()
+    finally:
+        server.stop()
+
+
 def test_a_kind_of_address_that_is_none_is_one_line() -> None:
-    for address in ("s4://bucket/name", "gs://bucket/name"):
+    for address in ("s4://bucket/name", "gdrive://bucket/name"):
         with pytest.raises(UserError, match=address) as error:
             store.local(address)
         assert "\n" not in str(error.value)
+
+
+class Faulty(socketserver.ThreadingTCPServer):
+    """In front of a store: of three connections one is closed unheard, one is busy (503), one breaks off in what it
+    answers or, later, is let through; until `healthy`."""
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, behind: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), None)  # type: ignore[arg-type]
+        self.behind, self.count, self.faults, self.stuck = behind, 0, 0, False
+
+    def finish_request(self, request: Any, address: Any) -> None:
+        self.count += 1
+        kind = self.count % 4
+        if self.stuck:
+            time.sleep(60)
+        elif kind == 1:
+            self.faults += 1
+        elif kind == 2:
+            self.faults += 1
+            request.recv(65536)
+            request.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            self.faults += kind == 3
+            with socket.create_connection(self.behind) as onward:
+                sending = threading.Thread(target=_pipe, args=(request, onward, None), daemon=True)
+                sending.start()
+                _pipe(onward, request, 30_000 if kind == 3 else None)  # kind 3 breaks off in a file
+
+
+def _pipe(source: socket.socket, target: socket.socket, most: int | None) -> None:
+    with contextlib.suppress(OSError):
+        passed = 0
+        while (data := source.recv(8192)) and (most is None or passed < most):
+            passed += len(data)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def faulty(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    host, port = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
+    with Faulty((host, int(port))) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_address[1]}")
+        monkeypatch.setattr(store, "PAUSES", (0.05,) * 8)
+        yield proxy
+        proxy.shutdown()
+
+
+def test_connections_that_fail_are_tried_again_and_what_arrives_is_whole(
+    bucket: str, faulty: Faulty, tmp_path: Path
+) -> None:
+    staged = tmp_path / "staged"
+    (staged / "lora").mkdir(parents=True)
+    for name, size in {"config.yaml": 100, "lora/big.safetensors": 400_000, "metrics.jsonl": 0}.items():
+        (staged / name).write_bytes(os.urandom(size))
+    store.send(f"{bucket}/four", staged, 7)
+    store.fetch(f"{bucket}/four", tmp_path / "four")
+    for file in (file for file in staged.rglob("*") if file.is_file()):
+        assert (tmp_path / "four" / file.relative_to(staged)).read_bytes() == file.read_bytes()
+    assert faulty.faults > 5
+
+
+def test_a_store_that_is_stuck_holds_no_ending_run_longer_than_it_was_given(
+    bucket: str, faulty: Faulty, tmp_path: Path
+) -> None:
+    faulty.stuck, said = True, list[str]()
+    pusher = Pusher(tmp_path, f"{bucket}/five", said.append)
+    pusher.push(3)
+    begun = time.monotonic()
+    pusher.wait(0.5)
+    assert time.monotonic() - begun < 3 and "was not sent" in said[0] and pusher.sent is None
+
+
+def test_what_a_signal_saves_last_is_sent(bucket: str, config_file: Any, tmp_path: Path) -> None:
+    """Checkpoints come every 3 epochs; the signal in the second one saves, and sends, the first one's end."""
+    config = str(config_file(epochs=3, evaluate={"every": 3, "prompts": 2, "per_prompt": 2}, checkpoint={"every": 3}))
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS", "XDG"))}
+    address = f"{bucket}/six"
+    assert in_child(warned, tmp_path / "a", [config, f"run_dir={address}"], environment) == 75
+    assert (store.current(address) or {})["epoch"] == 1
+    assert in_child(machine, tmp_path / "b", [config, f"run_dir={address}", "--resume", "auto"], environment) == 0
+    assert (store.current(address) or {})["epoch"] == 3
+
+
+def warned(folder: Path, words: list[str], environment: dict[str, str]) -> None:
+    """In a child: the run gets SIGTERM in its second epoch."""
+    os.environ |= environment
+    folder.mkdir()
+    os.chdir(folder)
+    signal_at("diffrl.run.run:Run.begin_epoch", 2, signal.SIGTERM)
+    os._exit(main(["train", *words]))
