@@ -51,7 +51,7 @@ MATRIX = re.compile(
 DOWN = re.compile(r"\.down\.weight$|lora_A\.weight$|lora_down\.weight$")
 KINDS = {"lora_down": "lora_A", "lora.down": "lora_A", "lora_up": "lora_B", "lora.up": "lora_B"}
 PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_",
-            "lora_transformer_")  # fmt: skip
+            "lora_transformer_", "lycoris_")  # fmt: skip
 OTHERS = {  # forms that are no low-rank sum, by what their names have
     ".lokr_": "LoKr",
     ".hada_": "LoHa",
@@ -119,6 +119,10 @@ def read_lora(source: str | Path, backbone: Any) -> Lora:
             raise UserError(f"{path}: {error}") from None
         except Exception as error:  # diffusers' and peft's own, on a file that may be anybody's
             raise UserError(f"{path}: not a LoRA that diffusers can read ({in_one_line(error)})") from error
+    if odd := next((key for key, value in read.state.items() if not value.isfinite().all()), None):
+        raise UserError(f"{path}: {odd} has values that are no finite numbers: the file is broken")
+    if not any(value.any() for key, value in read.state.items() if "lora_B" in key) and not read.spec.dora:
+        log.warning("%s: it changes nothing: B is 0 in all of its layers", path)
     if not abs(read.spec.alpha) <= LARGEST_ALPHA:
         raise UserError(f"{path}: its metadata have alpha {read.spec.alpha:g}; at most {LARGEST_ALPHA:g}")
     return dataclasses.replace(read, texts=Texts(texts, alphas, metadata))
@@ -195,6 +199,9 @@ def _by_own_names(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module
             shape = (1, -1, 1, 1) if isinstance(network.get_submodule(layer), nn.Conv2d) else (-1,)
             state[f"{prefix}{layer}.lora_magnitude_vector.weight"] = value.reshape(shape)
         else:
+            conv = isinstance(network.get_submodule(layer), nn.Conv2d)
+            if value.ndim == (2 if conv else 4) and value.shape[2:].numel() == 1:  # of a projection that was the other
+                value = value[..., None, None] if conv else value.flatten(1)
             state[f"{prefix}{layer}.{kind}.weight"] = value
     for layer, alpha in alphas.items():
         down, up = (f"{prefix}{layer}.{kind}.weight" for kind in ("lora_A", "lora_B"))
@@ -250,6 +257,10 @@ def _check_places(own: Mapping[str, Tensor], odd: list[str], prefix: str, networ
     kind = type(network).__name__
     if odd:
         raise UserError(f"{odd[0]} ({len(odd)} such tensors) is of no part of the pipeline of {kind}")
+    swap = {"A": "B", "B": "A"}
+    partners = {key: re.sub(r"\.lora_([AB])\.", lambda found: f".lora_{swap[found[1]]}.", key) for key in own}
+    if alone := next((key for key, other in partners.items() if other not in own), None):
+        raise UserError(f"{alone} stands alone: a layer has lora_A and lora_B")
     layers = {name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
     stripped = {key.removeprefix(prefix): value for key, value in own.items()}
     if stripped and not any("lora_A" in key for key in stripped):  # as diffusers loads it
