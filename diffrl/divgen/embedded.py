@@ -85,11 +85,13 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(value: Any) -> int | None:
-    """A seed, which may be written as text; None for anything else."""
+    """A seed, which may be written as text or as a table's 7.0; None for anything else, and for -1, "any"."""
     try:
-        return None if isinstance(value, bool) or value is None or value == "" else int(value)
+        found = int(re.sub(r"\.0*$", "", value.strip()) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         return None
+    odd = isinstance(value, bool) or found < 0 or (isinstance(value, float) and found != value)
+    return None if odd else found
 
 
 def _first(values: Mapping[str, Any], keys: Iterable[str]) -> Any:
@@ -294,10 +296,17 @@ class _Graph:
             return ""
         seen = seen | {name}
         inputs = self.inputs[name]
+        if (chosen := f"input{inputs.get('select')}") in inputs:  # a switch
+            return self._text(inputs[chosen], seen)
         for group in _WORDS:
             parts = [self._text(inputs[key], seen) for key in sorted(inputs) if group.match(key)]
-            if parts := list(dict.fromkeys(part for part in parts if part.strip())):
-                return str(inputs.get("delimiter", ", ")).join(parts)
+            parts = [part for part in parts if part.strip()]
+            if parts and "find" in inputs:
+                text, (find, words) = parts[0], (self._text(inputs.get(k), seen) for k in ("find", "replace"))
+                return "" if "regex" in self.kinds[name].lower() else text.replace(find, words) if find else text
+            if parts:  # of an encoder's several texts each once; a text node puts together what it is given
+                joins = "delimiter" in inputs or "concat" in self.kinds[name].lower()
+                return str(inputs.get("delimiter", ", ")).join(parts if joins else dict.fromkeys(parts))
         linked = [self._text(v, seen) for key, v in inputs.items() if self.link(v) and not _NO_WORDS.match(key)]
         return ", ".join(dict.fromkeys(part for part in linked if part.strip()))
 

@@ -66,19 +66,19 @@ def _has_columns(file: Path) -> bool:
     if file.name in MANIFESTS:
         return True
     try:
-        _, row = next(iter(entries(file)), (0, {}))
+        _, row = next(iter(entries(file, "replace")), (0, {}))
     except UserError:
         return False
     return _column(row, "file") is not None
 
 
 def _column(row: Mapping[str, Any], name: str) -> str | None:
-    lower = {str(key).strip().lower(): key for key in row if key is not None}
+    lower = {str(key).strip().lower().replace(" ", "_"): key for key in row if key is not None}
     return next((lower[key] for key in COLUMNS[name] if key in lower), None)
 
 
-def entries(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, row) of a file of rows."""
+def entries(file: Path, errors: str = "strict") -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a file of rows; `errors`: what becomes of bytes that are no text."""
     if file.suffix == ".parquet":
         try:
             from pyarrow import parquet
@@ -89,13 +89,17 @@ def entries(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield from enumerate(rows, start=1)
         return
     try:
-        data = file.read_bytes().decode("utf-8-sig")
+        raw = file.read_bytes()
+        wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))  # spreadsheets' "Unicode text"
+        data = raw.decode("utf-16" if wide else "utf-8-sig", errors)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: not UTF-8 text ({in_one_line(error)})") from error
+        raise UserError(f"{file}: not UTF-8 text ({in_one_line(error)}); save it as UTF-8") from error
     if file.suffix != ".jsonl":
         head = data.partition("\n")[0]
         lines = data.replace("\r\n", "\n").split("\n")  # U+2028 and U+0085 end no line
-        table = csv.DictReader((f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count))
+        table = csv.DictReader(
+            (f"{line}\n" for line in lines), delimiter=max("\t;,", key=head.count), skipinitialspace=True
+        )
         for row in table:
             yield table.line_num, dict(row)
         return
@@ -116,9 +120,9 @@ def rows_of(file: Path, root: Path) -> Iterator[Item]:
             if path is None or not isinstance(text, str):
                 missing = "file" if path is None else "prompt"
                 raise KeyError(missing)
-            path = _unpacked(path, root, f"{file.stem}-{number:06d}") if isinstance(path, dict) else root / path
+            path = _unpacked(path, root, f"{file.stem}-{number:06d}") if isinstance(path, dict) else placed(path, root)
             text.encode()  # a lone surrogate is no text that could be written or printed
-            member = None if values["member"] in (None, "") else int(values["member"])
+            member = None if values["member"] in (None, "") else whole(values["member"])
             seed = whole(values["seed"])
             if row.get("keyword") is not None and not isinstance(row["keyword"], str):
                 raise TypeError("keyword: expected a text")
@@ -142,6 +146,16 @@ def _singles(row: dict[str, Any]) -> list[dict[str, Any]]:
     for m, one in enumerate(rows):
         one["scores"] = {name: values[m] for name, values in scores.items() if len(values) == len(rows)}
     return rows
+
+
+def placed(name: str, root: Path) -> Path:
+    """Where a row's picture is: also by Windows' path, and in a folder that was moved, by the end of its path."""
+    path = root / name
+    if not path.is_file():
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", "..")]
+        ends = (root.joinpath(*parts[i:]) for i in range(len(parts)))
+        path = next((end for end in ends if end.is_file()), path)
+    return path
 
 
 def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:

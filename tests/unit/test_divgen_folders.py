@@ -324,3 +324,45 @@ def test_every_kind_of_picture_and_every_name(tmp_path: Path) -> None:
     assert scores.metrics["vendi"].images == len(suffixes) + 1
     assert [Path(line.partition(": ")[0]).name for line in scores.unreadable] == ["broken.png"]
     assert any("caf\\xe9.png" in row["prompt"] for row in scores.prompts)
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        ({"string_a": "very", "string_b": "very", "delimiter": " "}, "very very"),
+        ({"select": 2, "input1": "a red fox", "input2": "a blue fox"}, "a blue fox"),
+        ({"string": "a X fox", "find": "X", "replace": "red"}, "a red fox"),
+    ],
+)
+def test_texts_that_nodes_put_together(node: dict[str, Any], text: str) -> None:
+    graph = nodes("", 1)
+    graph["3"] = {"class_type": "Text", "inputs": node}
+    told = read_texts({"prompt": json.dumps(graph)})
+    assert told is not None and told.prompt == text
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("metadata.csv", b"file_name,text,seed\nsub\\0.png,a,7.0\nsub\\1.png,b,-1\n"),  # Windows, pandas, "any"
+        (
+            "metadata.csv",
+            b"file_name,text,seed\nC:\\out\\sub\\0.png,a,7\n/gone/sub/1.png,b,\n",
+        ),  # a folder that was moved
+        ("own.csv", b"File Name, Prompt, Seed\r\nsub/0.png, a, 7\r\nsub/1.png, b,\r\n"),
+        ("own.csv", "file\tprompt\tseed\nsub/0.png\ta\t7\nsub/1.png\tb\t\n".encode("utf-16")),
+    ],
+)
+def test_tables_of_other_machines(name: str, data: bytes, tmp_path: Path) -> None:
+    for i in range(2):
+        write(tmp_path / "sub" / f"{i}.png", b"", i)
+    (tmp_path / name).write_bytes(data)
+    found = read_folder(tmp_path)
+    assert groups(found) == {"a": [7], "b": [None]} and all(item.path.is_file() for item in found.items)
+
+
+def test_a_table_of_another_alphabet_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "0.png")
+    (tmp_path / "own.csv").write_bytes("file,prompt\n0.png,caf\xe9\n".encode("cp1252"))
+    with pytest.raises(UserError, match="save it as UTF-8"):
+        read_folder(tmp_path)
