@@ -122,7 +122,9 @@ def rows_of(file: Path, root: Path) -> Iterator[Item]:
                 raise KeyError(missing)
             path = _unpacked(path, root, f"{file.stem}-{number:06d}") if isinstance(path, dict) else placed(path, root)
             text.encode()  # a lone surrogate is no text that could be written or printed
-            member = None if values["member"] in (None, "") else whole(values["member"])
+            stated = whole(values["member"])
+            if stated is None and values["member"] not in (None, "", -1):
+                raise ValueError(f"member: expected a whole number, got {values['member']!r}")
             seed = whole(values["seed"])
             if row.get("keyword") is not None and not isinstance(row["keyword"], str):
                 raise TypeError("keyword: expected a text")
@@ -131,8 +133,8 @@ def rows_of(file: Path, root: Path) -> Iterator[Item]:
         if (dimension := row.get("dimension", "")) not in ("", None, *DIMENSIONS):
             raise UserError(f'{file}:{number}: unknown dimension "{dimension}"')
         metadata = {key: value for key, value in row.items() if isinstance(key, str) and value is not None}
-        stated = member if member is not None else -1
-        yield Item(Prompt(text, metadata), stated, path, seed=seed, settings=settings_of(metadata))
+        member = -1 if stated is None else stated
+        yield Item(Prompt(text, metadata), member, path, seed=seed, settings=settings_of(metadata))
 
 
 def _singles(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -97,7 +97,12 @@ class Alive(TorchDispatchMode):
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in self._sizes:
+            if key in self._sizes:
+                continue
+            # A view of what was there before, such as a table of positions that its module keeps as no buffer.
+            given = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+            before = any(one.untyped_storage()._cdata == key for one in given)
+            if not before:
                 self._sizes[key] = storage.nbytes()
                 self.now += storage.nbytes()
                 self.peak = max(self.peak, self.now)

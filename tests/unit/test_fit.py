@@ -61,6 +61,8 @@ def test_fake_tensors_count_what_real_ones_need(config_file, tmp_path: Path, fam
     policy = load_policy(str(model), lora=LoraSpec(rank=4, alpha=8), resolution=side)
     beside = held(config, policy.backbone, fit.build_objective(config, config.rollout, {}), 0, 0)
     rows, batch = found.rows, config.rollout.batch_size
+    if found.text is not None:  # tokens of the longest prompt
+        policy.backbone.max_length = found.text[0]
     real = {}
     for train, count in ((True, rows), (False, batch)):
         x, t = torch.randn(count, *policy.latent_shape), torch.full((count,), 0.5)

@@ -74,13 +74,13 @@ def test_a_command_of_another_package_stands_where_it_asks_to_and_a_broken_one_i
     def add(add: Callable[..., object]) -> None:
         add("mow", lambda given, rest: print("mown") or 0, "cut the grass", "diffrl mow")
 
-    module.add, module.AFTER = add, "diffrl sample"
+    module.add, module.AFTER = add, "diffrl evaluate"
     installed("mow", "of_a_stranger", "diffrl.commands")
     arguments.installed.cache_clear()
     assert main(["mow"]) == 0 and capsys.readouterr().out == "mown\n"
-    assert main([]) == 0
+    assert main(["lab"]) == 0
     shown = capsys.readouterr().out
-    assert shown.index("draw images") < shown.index("cut the grass") < shown.index("score a model")
+    assert shown.index("score a model") < shown.index("cut the grass") < shown.index("write a run's page")
     installed("mow", "nowhere_to_be_found", "diffrl.commands")
     arguments.installed.cache_clear()
     assert main(["version"]) == 0 and 'command "mow" (nowhere_to_be_found) cannot' in capsys.readouterr().err
