@@ -111,7 +111,7 @@ def in_pages() -> Iterator[Shown]:
         ):
             if language in SHELLS:
                 for line in block.replace("\\\n", " ").splitlines():
-                    line = " ".join(line.split(" #")[0].split())
+                    line = " ".join(f" {line}".split(" #")[0].split())
                     if line and (language or re.match("(diffrl|accelerate|torchrun|python -m diffrl.launch) ", line)):
                         yield Shown(page, line)
 
