@@ -247,6 +247,8 @@ def resident(subject: Subject) -> str:
     for tensor in (cond.embeds, cond.pooled, *cond.extra):
         tensor.normal_()
     made = [x, t, cond.embeds, cond.pooled, *cond.extra]
+    with torch.no_grad():
+        policy.predict(x, t, cond)  # an epoch samples first: tables that a library then keeps are no micro-batch's
     with Alive([*policy.network.parameters(), *policy.network.buffers(), *merged, *made]) as alive:
         policy.predict(x, t, cond).v.square().mean().backward()
     real, predicted = alive.peak + sum(v.nbytes for v in made), estimate.peaks[f"training {estimate.rows} rows"]

@@ -97,13 +97,7 @@ class Alive(TorchDispatchMode):
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
-            # A view of what was there before, such as a table of positions that its module keeps as no buffer; a
-            # constant that stands in for a real one has another storage at each look.
-            if key in self._sizes or getattr(func, "is_view", False):
-                continue
-            given = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
-            before = any(one.untyped_storage()._cdata == key for one in given)
-            if not before:
+            if key not in self._sizes:
                 self._sizes[key] = storage.nbytes()
                 self.now += storage.nbytes()
                 self.peak = max(self.peak, self.now)
