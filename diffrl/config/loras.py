@@ -8,17 +8,12 @@ from typing import Any
 
 from diffrl.config.base import Problem
 from diffrl.errors import UserError, nearest
+from diffrl.lora_files import as_list as as_list  # of `lora.merge`
+from diffrl.lora_files import find_lora, lora_file, weighted
 
 KINDS = ("lora", "rslora", "dora")
 STARTS: dict[str, str | bool] = {"gaussian": "gaussian", "kaiming": True, "orthogonal": "orthogonal"}
 OTHERS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga", "milora")  # peft's, and what it has of them
-
-
-def as_list(value: Any) -> list[str]:
-    """`lora.merge`, see `diffrl.lora_files`."""
-    from diffrl.lora_files import as_list
-
-    return as_list(value)
 
 
 def kind_of(text: str) -> str:
@@ -67,7 +62,6 @@ def _by_word(value: Any) -> tuple[float, dict[str, float]]:
 
 def check_given(config: Any) -> None:
     """Problem where a LoRA of the section `lora` is not there, or is of a run with others merged than this one."""
-    from diffrl.lora_files import find_lora, weighted
     from diffrl.records.drawing import trained_at
 
     if "orthogonal" in config.lora.kind.split("+"):
@@ -88,8 +82,6 @@ def check_given(config: Any) -> None:
 
 def files_of(lora: Any) -> dict[str, Path | str]:
     """The files of a section `lora`: a resume must find the same."""
-    from diffrl.lora_files import lora_file, weighted
-
     named = {f"lora.merge (file {number})": weighted(one)[0] for number, one in enumerate(lora.merge, 1)}
     named |= {} if lora.start is None else {"lora.start (file)": lora.start}
     return {key: lora_file(name) for key, name in named.items()}

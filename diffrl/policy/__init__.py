@@ -67,17 +67,7 @@ def load_policy(
     Raises:
         UserError: if there is no such model, its family is not supported, or an argument is out of range.
     """
-    source, index = find_model(model)
-    family_class = find_family(str(index.get("_class_name")), family)
-    if precision not in PRECISIONS:
-        raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
-    try:
-        backbone: Backbone = family_class.load(source, index, PRECISIONS[precision], resolution)
-    except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
-        raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
-    from diffrl.policy.meaning import say_solver
-
-    say_solver(backbone)
+    backbone = _load(model, family, precision, resolution)
     if text_length is not None:
         from diffrl.policy.text_length import set_text_length
 
@@ -93,6 +83,22 @@ def load_policy(
     from diffrl.policy.beginning import policy_from
 
     return policy_from(start, backbone, lora, **kind)
+
+
+def _load(model: str, family: str | None, precision: str, resolution: Resolution) -> Backbone:
+    """The frozen pipeline of `load_policy`; a solver that is not its own is said."""
+    from diffrl.policy.meaning import say_solver
+
+    source, index = find_model(model)
+    family_class = find_family(str(index.get("_class_name")), family)
+    if precision not in PRECISIONS:
+        raise UserError(f'optimise.precision: unknown "{precision}"{nearest(precision, PRECISIONS)}')
+    try:
+        backbone: Backbone = family_class.load(source, index, PRECISIONS[precision], resolution)
+    except (OSError, SafetensorError) as error:  # missing or damaged files, no hub, a licence that is not accepted
+        raise UserError(f'model: "{model}" cannot be loaded: {_first_line(error)}') from None
+    say_solver(backbone)
+    return backbone
 
 
 def find_model(model: str) -> tuple[str, dict[str, Any]]:

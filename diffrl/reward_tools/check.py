@@ -22,12 +22,12 @@ from torch.nn.functional import interpolate
 from diffrl.errors import UserError, in_one_line
 from diffrl.prompts import Prompt
 from diffrl.reward_tools.examples import COUNT, SHAPES, UNUSUAL, Bench, example_images, most_images
+from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.columns import Column
 from diffrl.rewards.figures import Breakdowns
 from diffrl.rewards.protocol import GroupFigures, Reward, RewardError, ability
 from diffrl.rewards.registry import load_reward
-from diffrl.rewards.scoring import applies
 
 # Scores of the same image may differ by this much between batch sizes: float sums in another order.
 TOLERANCE = 1e-4

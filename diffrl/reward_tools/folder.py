@@ -1,4 +1,4 @@
-"""`diffrl rewards score`: rewards' scores of pictures that exist, whoever drew them."""
+"""`diffrl rewards score`: rewards' scores of pictures that exist, of any tool."""
 
 from __future__ import annotations
 

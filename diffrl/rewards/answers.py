@@ -1,13 +1,15 @@
-"""What a reward answers, checked: a finite number for each image, or a row of them."""
+"""Whether a reward answers, and what, checked: a finite number for each image, or a row of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from diffrl.rewards.protocol import RewardError
+from diffrl.errors import in_one_line
+from diffrl.prompts import Prompt
+from diffrl.rewards.protocol import Reward, RewardError, ability
 
 # A float32 still tells 1e9 from 1e9 + 64; farther out differences between images are lost, and their squares overflow.
 LARGEST = 1e9
@@ -57,3 +59,29 @@ def checked(
 def _first(row: Tensor, fine: Tensor) -> float:
     """The first value of a row that is not `fine`."""
     return float(row[~fine][0])
+
+
+def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
+    """Whether `reward` can judge images of this prompt. Rewards that declare nothing judge all.
+
+    Raises `RewardError` if the reward cannot say.
+    """
+    declared = ability(reward, "applies")
+    try:
+        return True if declared is None else bool(declared(prompt, dict(metadata)))
+    except RewardError:  # of a served reward: it has said what there is to say
+        raise
+    except (Exception, SystemExit) as error:
+        name = getattr(reward, "name", "?")
+        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
+        raise RewardError(problem) from error
+
+
+def judged(reward: Reward, prompts: Sequence[Prompt]) -> list[int]:
+    """The places of those prompts whose images `reward` can judge, see `applies`."""
+    from diffrl.process_state import unchanged_by
+
+    if ability(reward, "applies") is None:
+        return list(range(len(prompts)))
+    with unchanged_by(getattr(reward, "name", "?")):
+        return [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from diffrl.errors import UserError
 from diffrl.records.disk import replacing
+from diffrl.rewards.answers import applies
 from diffrl.rewards.protocol import Card, Embedder, Metadata, Reward, ability
-from diffrl.rewards.scoring import applies
 
 OMEGA = 1.5  # the paper's
 # Their text embeddings are the reward model's fingerprint. Two loads of one model in other precisions agree to a cosine

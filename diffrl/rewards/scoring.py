@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import in_one_line
-from diffrl.rewards.answers import checked, subject
+from diffrl.rewards.answers import checked, judged, subject
 from diffrl.rewards.batchwise import Batchwise, Everyone, alone, gains
 from diffrl.rewards.columns import Column
 from diffrl.rewards.mapped import Maps, flat
@@ -37,32 +37,6 @@ if TYPE_CHECKING:
     from diffrl.rewards.learning import Learning
 
 log = logging.getLogger("diffrl")
-
-
-def applies(reward: Reward, prompt: str, metadata: Mapping) -> bool:
-    """Whether `reward` can judge images of this prompt. Rewards that declare nothing judge all.
-
-    Raises `RewardError` if the reward cannot say.
-    """
-    declared = ability(reward, "applies")
-    try:
-        return True if declared is None else bool(declared(prompt, dict(metadata)))
-    except RewardError:  # of a served reward: it has said what there is to say
-        raise
-    except (Exception, SystemExit) as error:
-        name = getattr(reward, "name", "?")
-        problem = f'applies() of reward "{name}" failed on the prompt "{prompt}" with {in_one_line(error)}'
-        raise RewardError(problem) from error
-
-
-def judged(reward: Reward, prompts: Sequence[Prompt]) -> list[int]:
-    """The places of those prompts whose images `reward` can judge, see `applies`."""
-    from diffrl.process_state import unchanged_by
-
-    if ability(reward, "applies") is None:
-        return list(range(len(prompts)))
-    with unchanged_by(getattr(reward, "name", "?")):
-        return [i for i, prompt in enumerate(prompts) if applies(reward, prompt.text, prompt.metadata)]
 
 
 class Scorer:
@@ -109,8 +83,7 @@ class Scorer:
         self._writes: dict[str, bool] = {}  # whether a reward has written into its images
         self._trusted: set[str] = set()
         self._noted: Noted | None = None  # the process's state before the calls of a phase, which other threads make
-        offloaded = ((name, find_offloaded(reward)) for name, reward in self.rewards.items())
-        self._offloaded = {name: one for name, one in offloaded if one is not None}
+        self._offloaded = {name: one for name, reward in rewards.items() if (one := find_offloaded(reward)) is not None}
         self._apart = [name for name, one in self._offloaded.items() if one.apart]
         self._making_room = 0.0  # seconds
         self._remote = [name for name, reward in self.rewards.items() if ability(reward, "remote")]
@@ -236,11 +209,10 @@ class Scorer:
         for name in [name for name in self.groupwise if names is None or name in names]:
             column = scores[:, self.names.index(name)]
             whole = [(groups == group).nonzero().flatten().tolist() for group in groups.unique()]
-            whole = [r for r in whole if applies(self.rewards[name], (p := prompts[r[0]]).text, p.metadata)]
+            whole = [whole[i] for i in judged(self.rewards[name], [prompts[rows[0]] for rows in whole])]
             calls = [partial(self._call, name, images[rows], [prompts[i] for i in rows]) for rows in whole]
-            given = (
-                self._beside.together(calls) if self._beside and name in self._remote else (call() for call in calls)
-            )
+            beside = self._beside if name in self._remote else None
+            given = beside.together(calls) if beside else (call() for call in calls)
             for rows, scored in zip(whole, given, strict=True):
                 column[rows] = scored
         return scores
@@ -301,8 +273,6 @@ class Scorer:
         self, out: Tensor, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None
     ) -> None:
         """Put the reward's answers for those of the images to which it applies into `out` (B,) or (B, C)."""
-        from diffrl.process_state import unchanged
-
         reward = self.rewards[name]
         rows = judged(reward, prompts)
         size = ability(reward, "batch_size") or max(len(rows), 1)
@@ -313,19 +283,17 @@ class Scorer:
             out[batch] = self._call(name, part, owners)
             if keys is not None and name in self.learning:
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
-                with unchanged(partial(self._tell, name)):
+                with self._guarded(name):
                     self.learning[name].observe(part.clone(), *context)
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
-        from diffrl.process_state import unchanged
-
         scores, self.figures = scores.clone(), {}
         for name in self.batchwise:
             reward = cast(Batchwise, self.rewards[name])
             rows = torch.full((len(images), reward.width), torch.nan)
             self._fill(rows, name, images, prompts)
-            with unchanged(partial(self._tell, name)):
+            with self._guarded(name):
                 found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
             scores[:, self.names.index(name)] = found
         return scores
@@ -333,8 +301,6 @@ class Scorer:
     def _call(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """One call of one reward with retries and time-out: (b,) float32 on the CPU, (b, C) of one with columns,
         (b, W) of a batch-wise one, NaN where there is no score, or `RewardError`."""
-        from diffrl.process_state import unchanged
-
         reward, width = self.rewards[name], None
         ask: Callable[..., object] = reward
         if isinstance(reward, Column):
@@ -349,7 +315,7 @@ class Scorer:
 
         def attempt() -> object:
             given = images if name in self._trusted else images.clone()
-            with torch.no_grad(), unchanged(partial(self._tell, name)):  # here: the mode belongs to the thread
+            with torch.no_grad(), self._guarded(name):  # here: the mode belongs to the thread
                 scores = ask(given, list(texts), [copy.deepcopy(dict(p.metadata)) for p in prompts])
             if given is not images:
                 self._look_for_writes(name, given, images)
@@ -384,6 +350,12 @@ class Scorer:
         alone = f"diffrl rewards check {self.plugins.get(name, name)}"
         todo = f'try it alone with "{alone}", or allow retries if the failure passes'
         raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
+
+    def _guarded(self, name: str) -> AbstractContextManager[None]:
+        """Around a call of the reward: what it changes of this thread and process is put back, and said."""
+        from diffrl.process_state import unchanged
+
+        return unchanged(partial(self._tell, name))
 
     def _note(self) -> None:
         """Until `_put_back`, rewards are called in threads of their own, which guard what is a thread's alone."""

@@ -10,7 +10,7 @@ import torch
 
 from diffrl.config import Config
 from diffrl.records.disk import check_writable
-from diffrl.rewards.scoring import applies
+from diffrl.rewards.answers import applies
 from diffrl.rollout import generate
 from diffrl.run.evaluation import evaluation_spec
 from diffrl.run.run import Run

@@ -9,11 +9,12 @@ import torch
 
 from diffrl.errors import UserError
 from diffrl.prompts import Prompt, load_prompts
+from diffrl.rewards.answers import applies
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.local import is_local
 from diffrl.rewards.protocol import Reward, RewardError, ability
 from diffrl.rewards.registry import is_module
-from diffrl.rewards.scoring import Scorer, applies
+from diffrl.rewards.scoring import Scorer
 from diffrl.worlds import worlds
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from diffrl.policy.engine import join_processes
 from diffrl.prompts import MixedStream, Prompt, stream_of
 from diffrl.records.identity import Identity
 from diffrl.records.verdict import Guard
+from diffrl.rewards.answers import applies
 from diffrl.rewards.protocol import lower_is_better
-from diffrl.rewards.scoring import Scorer, applies
+from diffrl.rewards.scoring import Scorer
 from diffrl.run.build import (
     Build,
     build_composition,

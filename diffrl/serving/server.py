@@ -28,9 +28,9 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from diffrl.errors import UserError, nearest
+from diffrl.rewards.answers import applies
 from diffrl.rewards.direction import essential
 from diffrl.rewards.protocol import ABILITIES, Reward, RewardError, ability
-from diffrl.rewards.scoring import applies
 from diffrl.rewards.wrappers import identity_for_cache
 from diffrl.serving import wire
 from diffrl.serving.batcher import Batcher

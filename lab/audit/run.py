@@ -26,10 +26,11 @@ from diffrl.policy import Policy
 from diffrl.prompts import Prompt, load_prompts
 from diffrl.records.disk import write_text
 from diffrl.records.tracking import save_image
+from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry, build_rewards
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
-from diffrl.rewards.scoring import Scorer, applies
+from diffrl.rewards.scoring import Scorer
 from diffrl.rollout import generate
 from diffrl.stand_ins import check_reward, check_set
 from diffrl.stats import wilson

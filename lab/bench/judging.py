@@ -18,9 +18,10 @@ from diffrl.pictures import to_rgb
 from diffrl.prompts import Prompt
 from diffrl.records.disk import writing
 from diffrl.records.progress_bar import progress
+from diffrl.rewards.answers import applies
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.protocol import Reward, RewardError
-from diffrl.rewards.scoring import Scorer, applies
+from diffrl.rewards.scoring import Scorer
 
 from .items import Answers, Item
 

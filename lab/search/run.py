@@ -26,10 +26,11 @@ from diffrl.records.disk import write_text
 from diffrl.records.pieces import Pieces
 from diffrl.records.progress_bar import progress
 from diffrl.records.tracking import save_image
+from diffrl.rewards.answers import applies, judged
 from diffrl.rewards.batchwise import compared
 from diffrl.rewards.building import Entry
 from diffrl.rewards.protocol import Reward, ability, lower_is_better
-from diffrl.rewards.scoring import Scorer, applies, judged
+from diffrl.rewards.scoring import Scorer
 from diffrl.sampling import SamplerSpec
 from diffrl.version import __version__
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from diffrl.methods.direct import Align, Pair
 from diffrl.process_state import unchanged_by
 from diffrl.prompts import Prompt
+from diffrl.rewards.answers import judged
 from diffrl.rewards.protocol import Embedder
-from diffrl.rewards.scoring import judged
 from diffrl.seeds import seed_of
 
 Ends = tuple[float, float]
