@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -124,23 +124,3 @@ def load_extractor(kind: str, name: str, device: Device = "cpu") -> Extractor:
     if not callable(extractor) or not isinstance(getattr(extractor, "name", None), str):
         raise UserError(f'{kind}: "{name}" is not an extractor; it needs `name` and `__call__(images, prompts)`')
     return extractor
-
-
-def load_extractors(names: Mapping[str, str], device: Device = "cpu") -> tuple[dict[str, Extractor], dict[str, str]]:
-    """Those of `names` (kind -> name) that can be loaded, and for the others why not; "none" is neither.
-
-    Raises UserError for a name that does not exist: that is a mistake, not a missing file of weights.
-    """
-    for kind, name in names.items():
-        check_extractor(kind, name)
-    loaded: dict[str, Extractor] = {}
-    missing: dict[str, str] = {}
-    for kind, name in names.items():
-        if name == NONE:
-            missing[kind] = "left out"
-            continue
-        try:
-            loaded[kind] = load_extractor(kind, name, device)
-        except UserError as error:
-            missing[kind] = str(error)
-    return loaded, missing

@@ -13,12 +13,13 @@ from typing import Any
 import collapse
 import pytest
 import torch
+from divgen_parts import load_extractors
 from PIL import Image
 
 from diffrl.cli.main import main
 from diffrl.config import load_config
 from diffrl.divgen import run as divgen_run
-from diffrl.divgen.extractors import NONE, load_extractors
+from diffrl.divgen.extractors import NONE
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.observe import Item, as_written, observe
 from diffrl.divgen.prompts import DIMENSIONS, benchmark, small

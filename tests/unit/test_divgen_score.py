@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from divgen_parts import load_extractors
 from PIL import Image
 from torch import Tensor
 
-from diffrl.divgen.extractors import KINDS, NONE, load_extractor, load_extractors
+from diffrl.divgen.extractors import KINDS, NONE, load_extractor
 from diffrl.divgen.folders import read_folder
 from diffrl.divgen.metrics import mean_cosine
 from diffrl.divgen.observe import Item, Sight, as_written, in_batches, observe, to_tensor

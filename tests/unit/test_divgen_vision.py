@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from divgen_parts import load_extractors
 from torch.nn import functional as F
 
-from diffrl.divgen.extractors import DEFAULTS, load_extractor, load_extractors
+from diffrl.divgen.extractors import DEFAULTS, load_extractor
 from diffrl.divgen.observe import Item, observe
 from diffrl.divgen.score import score
 from diffrl.divgen.vision import CLIP_MEAN, CLIP_STD, CSD, GroundingDino, fit_square, wanted
