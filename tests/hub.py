@@ -68,7 +68,7 @@ def serving() -> Iterator[Hub]:
                 self.answer({"commitUrl": f"{hub.url}/{owner}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
 
         def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
+            path = unquote(urlsplit(self.path).path).removeprefix("/datasets")
             parts = path.split("/")
             name = "/".join(parts[3:5] if path.startswith("/api/") else parts[1:3])
             files = hub.files.get(name)

@@ -86,7 +86,7 @@ def _add_score(action: Callable[..., Any]) -> None:
         "diffrl divgen score art --dimension style --style csd:csd.bin --reference wikiart.safetensors",
     )
     text = "images: with manifest.jsonl, metadata.jsonl, .csv, prompts.txt, their tool's metadata or by sub-folders"
-    score.add_argument("folder", metavar="DIR", type=Path, help=f"{text}; or hub:OWNER/NAME")
+    score.add_argument("folder", metavar="DIR", type=Path, help=f"{text}; or hub:OWNER/NAME[@REVISION][:FILES]")
     text = "general or playground: whose extractors are used (default: what the images were drawn with)"
     _add_looking(score)
     score.add_argument("--out", type=Path, metavar="FILE.json", help="the scores (default: DIR/scores.json)")
@@ -122,7 +122,7 @@ def _add_report(action: Callable[..., Any]) -> None:
         "diffrl divgen report divgen/base divgen/nft --out divgen.html",
         "diffrl divgen report models/ --features pixels --by vendi --out models.html --csv models.csv",
     )
-    text = "folders of images, scored or not; NAME=DIR names one; a DIR of folders, a pattern, a .csv of model,folder"
+    text = "folders of images, scored or not; NAME=DIR names one; a DIR of folders, a pattern, a .csv of them, hub:NAME"
     report.add_argument("folders", nargs="+", metavar="DIR", help=text)
     text = "order of the sets below the first, most diverse at the top: ids, asc, sdi, pvs, diversity, vendi or lpips"
     report.add_argument("--by", default="", metavar="SCORE", help=text)
@@ -253,6 +253,7 @@ def _looking(arguments: argparse.Namespace) -> tuple[dict[str, str], dict[str, A
 
 def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     arguments.out = _file("--out", arguments.out, ".json")
+    from diffrl.divgen.listings import home
     from diffrl.divgen.score import FILE, METRICS
     from diffrl.divgen.scoring import score_folder
 
@@ -274,7 +275,7 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
         print(f"cannot be read: {len(scores.unreadable) - 5} more; all are in the scores' file")
     if copies := scores.about["copies"]:
         print(f"{copies} images are there twice (same file, or same bytes of one prompt), and count once")
-    print(f"scores: {arguments.out or arguments.folder / FILE}")
+    print(f"scores: {arguments.out or home(arguments.folder) / FILE}")
     return 0
 
 

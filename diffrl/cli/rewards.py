@@ -66,13 +66,15 @@ def _score(arguments: argparse.Namespace, rest: list[str]) -> int:
     if not names:
         raise UserError("--rewards: name at least one reward; `diffrl rewards list` shows them")
     wanted = named_rewards([*names, *rest], "rewards score")
-    if not arguments.folder.is_dir():
+    from diffrl.divgen.listings import home
+
+    if not home(arguments.folder).is_dir():
         raise UserError(f'no folder "{arguments.folder}"')
     out = None if arguments.out is None else out_file(arguments.out, "--out", "rewards.jsonl")
     from diffrl.reward_tools.folder import FILE, score_folder
 
     print("\n".join(score_folder(arguments.folder, wanted, out, arguments.prompts_from)))
-    print(f"scores: {out or arguments.folder / FILE}")
+    print(f"scores: {out or home(arguments.folder) / FILE}")
     return 0
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.divgen.embedded import Told, flat, told_by, webui, whole
-from diffrl.divgen.listings import HUB, ROWS, from_hub, lists_below, lists_in, rows_of, several, show
+from diffrl.divgen.listings import ROWS, from_hub, is_hub, lists_below, lists_in, rows_of, several, show
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError, foreign, nearest
@@ -75,7 +75,7 @@ class Pictures:
 
 
 def read_folder(folder: Path, dimension: str = "", prompts_from: str = "") -> Pictures:
-    """The pictures of a folder, or of a data set of the hub (`hub:OWNER/NAME`).
+    """The pictures of a folder, or of a data set of the hub (`hub:OWNER/NAME[@REVISION][:FILES]`).
 
     Args:
         dimension: what pictures are that nothing gives a dimension.
@@ -84,11 +84,12 @@ def read_folder(folder: Path, dimension: str = "", prompts_from: str = "") -> Pi
     Raises:
         UserError: there is no such folder, no picture in it, its rows cannot be read, or it holds several sets.
     """
-    if str(folder).startswith(HUB):
-        folder = from_hub(str(folder))
+    files = list[Path]()
+    if is_hub(folder):
+        folder, files = from_hub(folder)
     if not folder.is_dir():
         raise UserError(f'no folder "{show(folder)}"')
-    found = _listed(folder, prompts_from) or _looked_at(folder, prompts_from)
+    found = _listed(folder, prompts_from, files) or _looked_at(folder, prompts_from)
     if not found.items:
         others = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
         raise UserError(f'no image in "{show(folder)}" ({others or "it is empty"}; read are {", ".join(SUFFIXES)})')
@@ -107,7 +108,7 @@ def _with(item: Item, dimension: str) -> Item:
 # --- files of rows ---------------------------------------------------------------------------------------------------
 
 
-def _listed(folder: Path, wanted: str) -> Pictures | None:
+def _listed(folder: Path, wanted: str, given: Sequence[Path] = ()) -> Pictures | None:
     if wanted in SOURCES[1:]:
         return None
     if wanted and wanted != "manifest":
@@ -118,7 +119,7 @@ def _listed(folder: Path, wanted: str) -> Pictures | None:
             return None
         files = [file]
     else:
-        files = lists_in(folder) or lists_below(folder, wanted)
+        files = [f for f in given if f.suffix in ROWS] or lists_in(folder) or lists_below(folder, wanted)
         if not files and wanted:
             raise UserError(f"--prompts-from: {folder} has no manifest.jsonl, metadata.jsonl, .csv or .parquet")
     items = [item for file in files for item in rows_of(file, folder if wanted else file.parent)]

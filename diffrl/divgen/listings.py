@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ COLUMNS = {
 LISTS = (*MANIFESTS, "metadata.jsonl", "metadata.csv")  # then any other file of rows
 ROWS = (".jsonl", ".csv", ".tsv", ".parquet")
 SPLITS = ("train", "test", "validation", "val", "data")
-HUB = "hub:"
 
 
 def show(path: Path | None) -> str:
@@ -50,7 +50,8 @@ def lists_below(folder: Path, wanted: str) -> list[Path]:
     others = [sub.name for sub in below if sub.name.lower() not in SPLITS]
     if len(others) > 1 and not wanted:
         raise UserError(several(folder, others))
-    return [file for lists in below.values() for file in lists]
+    deep = [] if below else [file for file in sorted(folder.rglob("*.parquet")) if _has_columns(file)]
+    return [file for lists in below.values() for file in lists] or deep
 
 
 def several(folder: Path, names: Sequence[str]) -> str:
@@ -171,10 +172,18 @@ def _unpacked(image: Mapping[str, Any], root: Path, name: str) -> Path:
     return path
 
 
-def from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+def is_hub(folder: Path) -> bool:
+    return str(folder).startswith("hub:")
 
-    try:
-        return Path(snapshot_download(name.removeprefix(HUB), repo_type="dataset"))
-    except Exception as error:  # no connection, no such data set, no right to read it
-        raise UserError(f"{name}: cannot be loaded ({in_one_line(error, most=200)})") from error
+
+@functools.cache
+def from_hub(folder: Path) -> tuple[Path, list[Path]]:
+    """Where `hub:OWNER/NAME[@REVISION][:FILES]` lies in the hub's cache, and the files that FILES asks for."""
+    from diffrl.image_sets.hub import fetched
+
+    return fetched(str(folder))
+
+
+def home(folder: Path) -> Path:
+    """Where a set's pictures lie, and what is kept beside them."""
+    return from_hub(folder)[0] if is_hub(folder) else folder

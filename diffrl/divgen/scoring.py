@@ -11,7 +11,7 @@ from typing import Any
 from diffrl.divgen.extractors import NONE, check_extractor, defaults_of, load_extractor
 from diffrl.divgen.fair import SetOf, drawn_with
 from diffrl.divgen.folders import read_folder
-from diffrl.divgen.listings import show
+from diffrl.divgen.listings import home, show
 from diffrl.divgen.reference import RENDERINGS, Reference, drawn_reference, load_reference
 from diffrl.divgen.score import FILE, Scores, score
 from diffrl.divgen.store import identity, kept, look
@@ -43,7 +43,7 @@ def seen_folder(
         reference: file of `build_reference`; a world draws its own.
         dimension, prompts_from: as `read_folder` takes them.
     """
-    job = read_job(folder)
+    job = read_job(home(folder))
     world = world or str(job.get("world") or "general")
     chosen = {**defaults_of(world), **names}
     for kind, name in chosen.items():
@@ -85,7 +85,7 @@ def seen_folder(
 def score_folder(folder: Path, names: Mapping[str, str], *, out: Path | None = None, **options: Any) -> Scores:
     """Score a folder of images and write `DIR/scores.json` (or `out`); `options` as for `seen_folder`."""
     scores = seen_folder(folder, names, **options).scores
-    scores.save(out or folder / FILE)
+    scores.save(out or home(folder) / FILE)
     return scores
 
 

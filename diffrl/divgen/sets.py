@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from glob import glob
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from diffrl.divgen.folders import OURS, natural
-from diffrl.divgen.listings import LISTS, SPLITS, entries, show
+from diffrl.divgen.listings import LISTS, SPLITS, entries, is_hub, show
 from diffrl.divgen.prompts import DIMENSIONS
 from diffrl.errors import UserError
 from diffrl.pictures import SUFFIXES
@@ -18,40 +19,46 @@ _MODEL, _FOLDER = ("model", "name", "set"), ("folder", "path", "dir", "directory
 
 
 def sets_of(words: Sequence[str]) -> dict[str, Path]:
-    """Sets by name: of folders (`NAME=DIR` names one), a folder of folders, a pattern, or a .csv of model and folder.
+    """Sets by name: of folders (`NAME=DIR` names one), a folder of folders, a pattern, a .csv of model and folder, or a
+    data set of the hub. What is not named gets the shortest end of its path that tells it from the others.
 
     Raises UserError for a name that comes twice, a pattern or a file without a folder, and for more than `MOST` sets.
     """
-    found: list[tuple[str, Path]] = []
+    found: list[tuple[str | None, Path]] = []
     for word in words:
         name, equals, rest = word.partition("=")
         path = Path(rest if equals else word)
         if path.suffix in (".csv", ".tsv") and path.is_file():
             found += _named_in(path)
-        elif not path.exists() and any(letter in str(path) for letter in "*?["):
+        elif not path.exists() and not is_hub(path) and any(letter in str(path) for letter in "*?["):
             matches = [Path(one) for one in sorted(glob(str(path))) if Path(one).is_dir()]
             if not matches:
                 raise UserError(f'report: no folder is named as "{word}"')
-            found += _apart(matches)
+            found += [(None, one) for one in matches]
         elif len(words) == 1 and not equals and len(below := _sets_below(path)) > 1:
-            found += [(show(Path(sub.name)), sub) for sub in below]
+            found += [(None, sub) for sub in below]
         else:
-            found.append((name if equals else show(Path(path.resolve().name)), path))
-    names = Counter(name for name, _ in found)
-    if max(names.values()) > 1:
-        raise UserError("report: two folders have the same name; name them, as in base=divgen/base")
+            found.append((name if equals else None, path))
+    ends = iter(_ends([path for name, path in found if name is None]))
+    names = [next(ends) if name is None else name for name, _ in found]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f'report: two sets are "{twice[0]}"; name one otherwise, as in base=divgen/base')
     if len(found) > MOST:
         raise UserError(f"report: {len(found)} sets; a page has room for {MOST}")
-    return dict(found)
+    return {name: path for name, (_, path) in zip(names, found, strict=True)}
 
 
-def _apart(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Named by their last part, or by the part in which they differ: runs/a/samples, runs/b/samples."""
-    for i in range(-1, -min(len(path.parts) for path in paths) - 1, -1):
-        names = [show(Path(path.parts[i])) for path in paths]
-        if len(set(names)) == len(paths):
-            return list(zip(names, paths, strict=True))
-    return [(show(path), path) for path in paths]
+def _ends(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends that differ, without what all of them end with: a and b for runs/a/samples, runs/b/samples."""
+    hub = re.compile(r"hub:|[@:].*")
+    parts = [PurePath(hub.sub("", str(path))).parts if is_hub(path) else path.resolve().parts for path in paths]
+    most, names = max(map(len, parts), default=0), list[str]()
+    while len(parts) > 1 and len({one[-1:] for one in parts}) == 1 and min(map(len, parts)) > 1:
+        parts = [one[:-1] for one in parts]
+    for one in parts:
+        same = (n for n in range(1, most + 1) if sum(other[-n:] == one[-n:] for other in parts) == 1)
+        names.append(show(Path(*one[-next(same, 1) :])))
+    return names
 
 
 def _named_in(file: Path) -> list[tuple[str, Path]]:

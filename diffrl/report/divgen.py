@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffrl.divgen.fair import make_fair
+from diffrl.divgen.listings import home
 from diffrl.divgen.metrics import Difference, difference
 from diffrl.divgen.observe import Item
 from diffrl.divgen.prompts import DIMENSIONS
@@ -20,7 +21,7 @@ from diffrl.records.disk import write_text
 from diffrl.records.progress import number
 from diffrl.records.verdict import listed
 from diffrl.report.data import PALETTE
-from diffrl.report.models import SCRIPT, STYLE, as_csv, as_json, ordered, table
+from diffrl.report.models import SCRIPT, STYLE, as_csv, as_json, ordered, table, told
 from diffrl.report.page import Markup, Page, figure
 from diffrl.report.plots import Dots, dots, radar
 from diffrl.report.walls import FEW, TITLES, apart, lost, walls
@@ -59,7 +60,7 @@ class Entry:
         change, p = self.tests.get(name, (None, 1.0))
         if change is None or p >= SURE or name in self.doubtful:
             return ""
-        return "more" if _gain(name, change.change) > 0 else "less"
+        return "less" if (change.change > 0) == METRICS[name].lower else "more"
 
 
 def write_divgen_report(
@@ -88,7 +89,7 @@ def write_divgen_report(
     sets, images = [], []
     first: dict[str, str] = {}
     for name, folder in folders.items():
-        path, chosen = folder / FILE, names or first
+        path, chosen = home(folder) / FILE, names or first
         if names is None and path.is_file():
             with suppress(UserError):  # another version's
                 chosen = load_scores(path).about["asked"]
@@ -173,11 +174,6 @@ def _measured(entries: Sequence[Entry]) -> list[str]:
     return [name for name in METRICS if any(entry.scores.metrics[name].value is not None for entry in entries)]
 
 
-def _gain(name: str, change: float) -> float:
-    """The change, positive for more diversity."""
-    return -change if METRICS[name].lower else change
-
-
 # --- the head: verdict and table -------------------------------------------------------------------------------------
 
 
@@ -227,29 +223,24 @@ def _verdicts(entries: Sequence[Entry], names: Sequence[str]) -> Iterable[Markup
     """Of many sets: who is less diverse than the first, who more, and how many are neither."""
     first, neither = entries[0], 0
     for entry in entries[1:]:
-        less = [METRICS[name].title for name in names if entry.verdict(name) == "less"]
-        more = [METRICS[name].title for name in names if entry.verdict(name) == "more"]
-        neither += not less and not more
-        if less or more:
-            yield _verdict(entry, first, [name for name in names if entry.verdict(name)])
+        sure = [name for name in names if entry.verdict(name)]
+        neither += not sure
+        if sure:
+            yield _verdict(entry, first, sure)
     if neither:
         text = "The others" if neither < len(entries) - 1 else "All"
         yield Markup("{} ({}): no sure difference from {}.").format(text, neither, first.name)
 
 
 def _verdict(entry: Entry, first: Entry, names: Sequence[str]) -> Markup:
-    titles: dict[str, list[str]] = {"more": [], "less": [], "": []}
-    for name in names:
-        if name in entry.tests and name not in entry.doubtful:
-            titles[entry.verdict(name)].append(METRICS[name].title)
-    more, less, alike = titles["more"], titles["less"], titles[""]
-    parts = []
-    if less:
-        parts.append(Markup('<b class="bad">less diverse</b> in {}').format(listed(less)))
-    if more:
-        parts.append(Markup('<b class="good">more diverse</b> in {}').format(listed(more)))
-    if alike:
-        parts.append(Markup("no sure difference in {}").format(listed(alike)))
+    said = {
+        "less": '<b class="bad">less diverse</b> in {}',
+        "more": '<b class="good">more diverse</b> in {}',
+        "": "no sure difference in {}",
+    }
+    judged = [name for name in names if name in entry.tests and name not in entry.doubtful]
+    titles = {kind: [METRICS[name].title for name in judged if entry.verdict(name) == kind] for kind in said}
+    parts = [Markup(said[kind]).format(listed(titles[kind])) for kind in said if titles[kind]]
     if not parts:
         return Markup("<b>{}</b> cannot be compared with {}.").format(entry.name, first.name)
     return Markup("<b>{}</b> against {}: {}.").format(entry.name, first.name, Markup("; ").join(parts))
@@ -303,13 +294,9 @@ def _direction(name: str) -> str:
 
 
 def _change(entry: Entry, name: str) -> Markup:
-    if name not in entry.tests:
-        return Markup('<br><span class="tag">not comparable</span>')
-    difference, p = entry.tests[name]
     kind = {"more": "good", "less": "bad", "": "tag"}[entry.verdict(name)]
-    chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    change = f"{difference.change:+.3f}".replace("-", "−")
-    return Markup('<br><span class="{}" style="font-size: 13px">{}, {}</span>').format(kind, change, chance)
+    text = told(entry, name) or "not comparable"
+    return Markup('<br><span class="{}" style="font-size: 13px">{}</span>').format(kind, text)
 
 
 def _absent(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -320,10 +307,8 @@ def _absent(entries: Sequence[Entry]) -> list[tuple[str, str]]:
             if score.value is None and score.why != "left out":
                 lines.append((entry.name, f"no {METRICS[name].title}: {score.why}"))
             elif score.value is not None and score.empty:
-                share = f"in {score.empty} of {score.empty + score.images} images"
-                lines.append(
-                    (entry.name, f"{METRICS[name].title}: no {EMPTY.get(name, 'thing to look at')} was found {share}")
-                )
+                text = f"no {EMPTY.get(name, 'thing to look at')} was found in {score.empty}"
+                lines.append((entry.name, f"{METRICS[name].title}: {text} of {score.empty + score.images} images"))
         if entry.scores.unreadable:
             lines.append((entry.name, f"{len(entry.scores.unreadable)} images cannot be read"))
     return lines

@@ -87,20 +87,20 @@ def _row(entry: Entry, names: Sequence[str]) -> Markup:
             cells += Markup('<td data-name="{}" data-value="" title="{}">–</td>').format(METRICS[name].title, score.why)
             continue
         span = f"[{number(score.low)}, {number(score.high)}]" if score.low is not None else "too few prompts"
+        against = Markup("<small>{}</small>").format(text) if (text := told(entry, name)) else ""
         cells += Markup('<td class="{}" data-name="{}" data-value="{}"><b>{}</b><small>{}</small>{}</td>').format(
-            entry.verdict(name), METRICS[name].title, score.value, number(score.value), span, _change(entry, name)
+            entry.verdict(name), METRICS[name].title, score.value, number(score.value), span, against
         )
     return Markup('<tr class="{}">{}</tr>').format("less" if less else "", cells)
 
 
-def _change(entry: Entry, name: str) -> Markup:
-    found = entry.tests.get(name)
-    if found is None:
-        return Markup("")
-    change, p = found
+def told(entry: Entry, name: str) -> str:
+    """A score's change against the first set, with its p-value; "" where there is none."""
+    if name not in entry.tests:
+        return ""
+    found, p = entry.tests[name]
     chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    text = f"{change.change:+.3f}".replace("-", "−")
-    return Markup("<small>{}, {}</small>").format(text, chance)
+    return f"{found.change:+.3f}, {chance}".replace("-", "−", 1)
 
 
 def as_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def score_folder(
     if not items:
         raise UserError(f"{folder}: no prompt is known: {HOW}")
     sight, rows = Sight(), list[dict[str, Any]]()
-    root = folder if out is None else out.parent
+    root = found.root if out is None else out.parent
     with progress("scoring", len(items)) as advance:
         for part, images in _batches(items, sight, bool(scorer.groupwise)):
             prompts = [Prompt(item.prompt.text, _plain(item)) for item in part]
@@ -58,7 +58,7 @@ def score_folder(
             advance(len(part))
     scorer.close()
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_text(out or folder / FILE, lines)
+    write_text(out or found.root / FILE, lines)
     unread = [f"cannot be read: {item.path}: {why}" for item, why in sight.unreadable]
     return [found.line(), *_told(rows, scorer.names), *unread]
 

@@ -46,9 +46,8 @@ class Scorer:
     after twice the wait before; wrong answers and time-outs are not tried again. `timeout`: seconds that one call may
     last (None: no limit). `overlap`: `submit` works in a thread, which pays only where a device, not these CPU cores,
     does the work meanwhile; for rewards of other machines it always does (`diffrl.rewards.beside`). `spatial`: those
-    that are asked for maps, which wait in `maps`. `unscored`: the share of images that each may leave without a score,
-    for whoever takes `Scorer.unscored`. `plugins`: what `diffrl rewards check` knows the rewards by, where
-    that is not their name, for messages.
+    that are asked for maps, which wait in `maps`. `unscored`: the share of images that each may leave without a score.
+    `plugins`: what `diffrl rewards check` knows the rewards by, where that is not their name, for messages.
 
     Rewards get copies, so that one that writes into its images harms no other, until the first `finish`; those that did
     not write get the images themselves from then on. They are called in a thread that can be left behind: `check` is
@@ -98,8 +97,7 @@ class Scorer:
     @property
     def groupwise(self) -> list[str]:
         """Names of the rewards that have to see whole groups."""
-        asking = self.asking
-        return [n for n, reward in self.rewards.items() if ability(reward, "groupwise") and n not in asking]
+        return [n for n, one in self.rewards.items() if ability(one, "groupwise") and not ability(one, "asks")]
 
     @property
     def asking(self) -> list[str]:
@@ -182,7 +180,7 @@ class Scorer:
         mark = time.perf_counter()
         with room():
             self._making_room += time.perf_counter() - mark
-            for one in {id(self._offloaded[name]): self._offloaded[name] for name in apart}.values():
+            for one in dict.fromkeys(self._offloaded[name] for name in apart):
                 names = [name for name in apart if self._offloaded[name] is one]
                 own = self._each(whole, prompts, names)
                 scores = self.score_groups(whole, prompts, groups, scores.where(own.isnan(), own), names)
@@ -227,7 +225,7 @@ class Scorer:
         if not self._offloaded:
             return None
         total, self._making_room = self._making_room, 0.0
-        for one in {id(one): one for one in self._offloaded.values()}.values():
+        for one in dict.fromkeys(self._offloaded.values()):
             total, one.seconds = total + one.seconds, 0.0
         return total
 
@@ -256,23 +254,21 @@ class Scorer:
             if name not in names or ability(reward, "asks") or name in self.groupwise or name in self.batchwise:
                 continue
             if name in self.maps:
-                rows = torch.full((len(images), width_of(reward)), torch.nan)
-                self._fill(rows, name, images, prompts)
+                rows = self._fill(torch.full((len(images), width_of(reward)), torch.nan), name, images, prompts)
                 scores[:, k] = self.maps.add(name, reward, rows)
-                continue
-            if not isinstance(reward, Column):
+            elif isinstance(reward, Column):
+                if (table := tables.get(id(reward.reward))) is None:
+                    table = torch.full((len(images), reward.width), torch.nan)
+                    tables[id(reward.reward)] = self._fill(table, name, images, prompts)
+                scores[:, k] = table[:, reward.index]
+            else:
                 self._fill(scores[:, k], name, images, prompts, keys)
-                continue
-            if (table := tables.get(id(reward.reward))) is None:
-                table = tables[id(reward.reward)] = torch.full((len(images), reward.width), torch.nan)
-                self._fill(table, name, images, prompts)
-            scores[:, k] = table[:, reward.index]
         return scores
 
     def _fill(
         self, out: Tensor, name: str, images: Tensor, prompts: Sequence[Prompt], keys: Sequence[int] | None = None
-    ) -> None:
-        """Put the reward's answers for those of the images to which it applies into `out` (B,) or (B, C)."""
+    ) -> Tensor:
+        """`out` (B,) or (B, C), with the reward's answers for those of the images to which it applies."""
         reward = self.rewards[name]
         rows = judged(reward, prompts)
         size = ability(reward, "batch_size") or max(len(rows), 1)
@@ -285,14 +281,14 @@ class Scorer:
                 context = [p.text for p in owners], [dict(p.metadata) for p in owners], [keys[i] for i in batch]
                 with self._guarded(name):
                     self.learning[name].observe(part.clone(), *context)
+        return out
 
     def _score_batch(self, scores: Tensor, images: Tensor, prompts: Sequence[Prompt], everyone: Everyone) -> Tensor:
         """`scores` (B, K) with the columns of the batch-wise rewards filled; their batches' figures: `figures`."""
         scores, self.figures = scores.clone(), {}
         for name in self.batchwise:
             reward = cast(Batchwise, self.rewards[name])
-            rows = torch.full((len(images), reward.width), torch.nan)
-            self._fill(rows, name, images, prompts)
+            rows = self._fill(torch.full((len(images), reward.width), torch.nan), name, images, prompts)
             with self._guarded(name):
                 found, self.figures[name] = gains(name, reward, rows, [p.text for p in prompts], everyone)
             scores[:, self.names.index(name)] = found
@@ -346,10 +342,9 @@ class Scorer:
                 failure: BaseException = error
             if trial < retries:
                 time.sleep(self.backoff * 2**trial)
-        tries = f" {retries + 1} times" if retries else ""
-        alone = f"diffrl rewards check {self.plugins.get(name, name)}"
-        todo = f'try it alone with "{alone}", or allow retries if the failure passes'
-        raise RewardError(f"{on} failed{tries} with {in_one_line(failure)}; {todo}") from failure
+        tried = f"{on} failed{f' {retries + 1} times' * bool(retries)} with {in_one_line(failure)}"
+        alone = f'try it alone with "diffrl rewards check {self.plugins.get(name, name)}"'
+        raise RewardError(f"{tried}; {alone}, or allow retries if the failure passes") from failure
 
     def _guarded(self, name: str) -> AbstractContextManager[None]:
         """Around a call of the reward: what it changes of this thread and process is put back, and said."""

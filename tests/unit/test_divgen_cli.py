@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from hub import serving
 from PIL import Image
+from pyarrow import parquet
 
 from diffrl.cli.divgen import DIMENSIONS, KINDS
 from diffrl.cli.main import main
@@ -106,7 +112,7 @@ def test_a_single_set_and_a_set_without_images_have_reports(scored: dict[str, Pa
         (["reference", "nowhere", "--style", "pixels", "--out", "r.safetensors"], 'no folder "nowhere"'),
         (["reference", "nowhere", "--style", "pixel", "--out", "r.safetensors"], 'unknown extractor "pixel"'),
         (["report", "nowhere", "--out", "r.html"], 'no folder "nowhere"'),
-        (["report", "a/x", "b/x", "--out", "r.html"], "two folders have the same name"),
+        (["report", "a/x", "c/../a/x", "--out", "r.html"], 'two sets are "x"'),
         (["report", "a", "--out", "r.pdf"], "ends in .html"),
         (["generate", "playgroun", "--out", "x"], "MODEL:"),
         (["generate", "playground", "--out", "x", "--lora", "."], "--lora:"),
@@ -159,3 +165,34 @@ def test_images_are_drawn_without_a_guidance_scale_and_some_of_each_dimension(tm
     lines = [json.loads(line) for line in (tmp_path / "base" / "manifest.jsonl").read_text().splitlines()]
     counts = Counter(line["dimension"] for line in lines)
     assert len(counts) > 1 and set(counts.values()) == {2}
+
+
+@pytest.mark.long
+def test_pictures_of_the_hub(tmp_path: Path) -> None:
+    """A data set of parquet files and one of a folder, from a hub on this machine: scored and compared by name."""
+    folder_of(tmp_path / "set", 40, members=2)
+    rows = [json.loads(line) for line in (tmp_path / "set/manifest.jsonl").read_text().split("\n")]
+    data = {row["file"]: (tmp_path / "set" / row["file"]).read_bytes() for row in rows}
+    columns = {"image": [{"bytes": data[row["file"]], "path": None} for row in rows]}
+    columns |= {name: [row[name] for row in rows] for name in ("prompt", "member", "dimension", "keyword")}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "one.parquet")
+    lines = [json.dumps({"file_name": row.pop("file"), "text": row.pop("prompt"), **row}) for row in rows]
+    with serving() as hub:
+        hub.files["me/rows"] = {"data/train-0.parquet": (tmp_path / "one.parquet").read_bytes(), "README.md": b"hello"}
+        hub.files["me/pictures"] = data | {"metadata.jsonl": "\n".join(lines).encode()}
+        more = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
+
+        def run(*words: str) -> str:
+            command = [sys.executable, "-m", "diffrl", "divgen", *words, *PIXELS, "--device", "cpu"]
+            done = subprocess.run(command, env=os.environ | more, cwd=tmp_path, capture_output=True, text=True)
+            return done.stdout + done.stderr
+
+        sets = ("hub:me/rows:data/train-*", "hub:me/pictures@main", "here=set")
+        said = run("report", *sets, "--out", "page.html", "--json", "page.json")
+        found = json.loads((tmp_path / "page.json").read_text())
+        assert [one["name"] for one in found["sets"]] == ["rows", "pictures", "here"]
+        assert "80 images, 40 prompts by train-0.parquet, 2 each" in found["sets"][0]["about"]["read"]
+        assert {row["change"] for row in found["scores"]} == {None, 0.0}
+        said = run("score", "hub:me/nothing")
+        assert '"hub:me/nothing" is not on this machine' in said and "Traceback" not in said
+        assert not [*tmp_path.glob("hub:*")]

@@ -237,6 +237,11 @@ def test_sets_are_named_by_a_pattern_a_table_and_a_root(tmp_path: Path) -> None:
     assert list(sets_of([f"{root}/*/samples"])) == list(sets_of([root])) == ["a", "b"]
     assert list(sets_of([f"{tmp_path}/models.csv"])) == ["first", "second"]
     assert list(sets_of([f"x={root}/a/samples", f"{root}/b/samples"])) == ["x", "samples"]
+    assert list(sets_of([f"{root}/a/samples", f"{root}/b/samples"])) == ["a", "b"]
+    others = [f"{root}/a/samples", f"{root}/b/samples", f"{root}/b", "hub:me/samples@main:data/*"]
+    assert list(sets_of(others)) == ["a/samples", "b/samples", "b", "me/samples"]
+    with pytest.raises(UserError, match='two sets are "'):
+        sets_of([root + "/a/samples", f"{root}/b/../a/samples"])
     with pytest.raises(UserError, match="no folder is named as"):
         sets_of([f"{root}/c*"])
 
