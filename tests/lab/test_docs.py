@@ -12,8 +12,15 @@ from experiments.figures import model_pages, sentences, tables  # noqa: E402
 TEXTS = [*tables.pages(), ROOT / "CONTRIBUTING.md", ROOT / "rewards" / "README.md"]
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
+def test_the_first_pages_are_short() -> None:
+    for page, words in (("README.md", 700), ("docs/what-holds.md", 800), ("docs/start/first-real-lora.md", 300)):
+        assert len((ROOT / page).read_text(encoding="utf-8").split()) <= words, page
+
+
+def test_the_readme_counts_the_values_with_a_source() -> None:
+    rows = len((ROOT / "tests" / "data" / "facts.csv").read_text(encoding="utf-8").splitlines()) - 1
+    (said,) = re.findall(r"over (\d+) values", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert 0.9 * rows <= int(said) < rows
 
 
 def test_a_page_is_read_as_it_is_and_its_links_lead_to_files() -> None:
