@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,28 +19,6 @@ from diffrl.errors import UserError
 log = logging.getLogger(__name__)
 
 SCHEDULER = "scheduler/scheduler_config.json"
-# Solvers of one process: x_t = alpha_t x_0 + sigma_t eps on the training grid, whatever they do between its steps.
-VARIANCE_PRESERVING = (
-    "DDIMScheduler",
-    "DDIMParallelScheduler",
-    "DDPMScheduler",
-    "DDPMParallelScheduler",
-    "DEISMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSDEScheduler",
-    "DPMSolverSinglestepScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-    "KDPM2DiscreteScheduler",
-    "LCMScheduler",
-    "LMSDiscreteScheduler",
-    "PNDMScheduler",
-    "SASolverScheduler",
-    "TCDScheduler",
-    "UniPCMultistepScheduler",
-)
 FLOW_MATCHING = ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler")
 # Solvers that take flow matching's levels where their config says so.
 EITHER = (
@@ -48,8 +27,6 @@ EITHER = (
     "DPMSolverSinglestepScheduler",
     "UniPCMultistepScheduler",
 )
-# Those that step by T / steps wherever their timesteps are.
-EVEN = ("DDIMScheduler", "DDIMParallelScheduler", "DDPMScheduler", "DDPMParallelScheduler", "PNDMScheduler")
 # Of these our step is the very same, as long as no field of `SOLVER` is another than the class's own.
 EXACT = {
     "FlowMatchEulerDiscreteScheduler": "euler",
@@ -72,7 +49,6 @@ EITHER_FIELDS = {
     *("flow_shift", "shift_terminal", "use_flow_sigmas", "prediction_type"),
     *(*SHIFTS, *BETAS, *UNREAD, *SPACED),
 }
-DIFFUSION_FIELDS = {"num_train_timesteps", "prediction_type", *BETAS, *UNREAD, *SPACED, *SPACINGS}
 # Of the step between two levels: another value is another solver of the same process.
 SOLVER = {
     *("algorithm_type", "solver_order", "solver_type", "lower_order_final", "euler_at_final", "final_sigmas_type"),
@@ -88,61 +64,18 @@ def known_flow(pipe: Any) -> None:
     refuse_others(SCHEDULER, config, {"num_train_timesteps": 1000, "invert_sigmas": False})
     if config.get("stochastic_sampling"):
         text = f"{SCHEDULER}: stochastic_sampling true draws fresh noise at each step"
-        _refuse(text, "stochastic_sampling false, with rollout.sampler renoise for such steps")
+        refuse(text, "stochastic_sampling false, with rollout.sampler renoise for such steps")
     if name in FLOW_MATCHING:
         refuse_unread(pipe.scheduler, FLOW_FIELDS)
         return
     if name not in EITHER:
-        _refuse(f"{SCHEDULER}: {name} is not supported with a flow-matching model", FLOW_MATCHING[0])
+        refuse(f"{SCHEDULER}: {name} is not supported with a flow-matching model", FLOW_MATCHING[0])
     plain = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "thresholding": False}
     for key, value in plain.items():
         if (given := config.get(key)) != value:
-            text = f"{SCHEDULER}: {name} draws a flow-matching model with {key} {_yaml(value)}, here {_yaml(given)}"
-            _refuse(text, f"{key} {_yaml(value)}")
+            text = f"{SCHEDULER}: {name} draws a flow-matching model with {key} {as_yaml(value)}, here {as_yaml(given)}"
+            refuse(text, f"{key} {as_yaml(value)}")
     refuse_unread(pipe.scheduler, EITHER_FIELDS)
-
-
-def known_diffusion(pipe: Any) -> None:
-    """UserError unless scheduler and UNet are those of a plain DDPM model in noise or velocity prediction."""
-    name, config = type(pipe.scheduler).__name__, pipe.scheduler.config
-    if name not in VARIANCE_PRESERVING:
-        _refuse(f"{SCHEDULER}: {name} has another process than DDPM's", "DDIMScheduler, EulerDiscreteScheduler")
-    kind = config.get("prediction_type", "epsilon")
-    if kind not in ("epsilon", "v_prediction"):
-        _refuse(f'{SCHEDULER}: prediction_type "{kind}"', "epsilon, v_prediction")
-    if config.get("rescale_betas_zero_snr") and kind == "epsilon":
-        text = "rescale_betas_zero_snr with prediction_type epsilon divides by zero at its first step"
-        _refuse(f"{SCHEDULER}: {text}", "v_prediction, or rescale_betas_zero_snr false")
-    if str(config.get("variance_type")).startswith("learned"):
-        _refuse(f"{SCHEDULER}: variance_type {config['variance_type']} is not supported", "fixed_small, null")
-    if name in EVEN and config.get("timestep_spacing") == "linspace":
-        text = f"timestep_spacing linspace with {name}, which steps by T / steps from wherever it is"
-        _refuse(f"{SCHEDULER}: {text}", "timestep_spacing leading, trailing")
-    plain: Mapping[str, Any] = {
-        "clip_sample": False,
-        "thresholding": False,
-        "use_flow_sigmas": False,
-        "sigma_min": None,
-        "sigma_max": None,
-        "timestep_type": "discrete",
-    }
-    refuse_others(SCHEDULER, config, plain)
-    refuse_unread(pipe.scheduler, DIFFUSION_FIELDS | SOLVER | set(plain))
-    unet = pipe.unet.config
-    pooled = getattr(pipe, "text_encoder_2", None) is not None
-    refuse_others(
-        "unet/config.json",
-        unet,
-        {
-            "time_cond_proj_dim": None,  # guidance as an input: a latent consistency model
-            "class_embed_type": None,
-            "num_class_embeds": None,
-            "addition_embed_type": "text_time" if pooled else None,
-            "encoder_hid_dim_type": None,
-            "out_channels": unet.in_channels,  # twice as many: a learned variance
-            "dual_cross_attention": False,
-        },
-    )
 
 
 def refuse_unread(scheduler: Any, read: set[str]) -> None:
@@ -173,14 +106,19 @@ def known_latents(pipe: Any, denoiser: str, classes: tuple[str, ...], channels: 
     """UserError if the autoencoder is of another class, or has other latents than the network's input and output."""
     name = type(pipe.vae).__name__
     if name not in classes:
-        _refuse(f"vae/config.json: {name} is no autoencoder of a {type(pipe).__name__} here", ", ".join(classes))
+        refuse(f"vae/config.json: {name} is no autoencoder of a {type(pipe).__name__} here", ", ".join(classes))
+    for key in {"scaling_factor", "shift_factor"} & set(pipe.vae.config):
+        value = pipe.vae.config[key]
+        plain = isinstance(value, int | float) and math.isfinite(value) and (value or key == "shift_factor")
+        if not plain and (value is not None or key == "scaling_factor"):
+            refuse(f"vae/config.json: {key} {as_yaml(value)}", "a number")
     if channels != latent:
         text = f"a network with {channels} input channels for {latent} latent ones is not text-to-image"
         raise UserError(f"model: {text} (inpainting, editing and control models are not supported)")
     network = getattr(pipe, denoiser)
     outputs = network.config.get("out_channels")
     if outputs not in (None, channels, network.config.in_channels, 2 * channels):
-        _refuse(f"{denoiser}/config.json: out_channels {outputs}", f"out_channels {channels}")
+        refuse(f"{denoiser}/config.json: out_channels {outputs}", f"out_channels {channels}")
 
 
 def falling(scheduler: str, timesteps: Callable[[int], Tensor], steps: int) -> Tensor:
@@ -208,12 +146,12 @@ def refuse_others(file: str, config: Mapping[str, Any], plain: Mapping[str, Any]
     """UserError for a key of the model's `file` that has another value than the only one that is supported."""
     for key, value in plain.items():
         if (given := config.get(key, value)) != value:
-            _refuse(f"{file}: {key} {_yaml(given)} is not supported with this family", f"{key} {_yaml(value)}")
+            refuse(f"{file}: {key} {as_yaml(given)} is not supported with this family", f"{key} {as_yaml(value)}")
 
 
-def _yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refuse(text: str, right: str) -> None:
+def refuse(text: str, right: str) -> None:
     raise UserError(f"model: {text}; supported: {right}")

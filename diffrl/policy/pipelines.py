@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils import logging as diffusers_logging
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from diffrl.errors import UserError, foreign, in_one_line
@@ -78,41 +78,32 @@ def schedule_shift(config: Mapping[str, Any], tokens: int, max_shift: float) -> 
 def load_pipeline(pipeline: Any, source: str, index: Mapping[str, Any], dtype: torch.dtype, **more: Any) -> Any:
     """`pipeline.from_pretrained(source)`, on the CPU, in `dtype`; the autoencoder in fp32 if its config says so."""
     from diffrl.hub import pinned
-    from diffrl.policy.files import find_variant, refuse_missing, refuse_quantised
+    from diffrl.policy.files import check_words, load_parts, refuse_missing, refuse_quantised, types_of
 
-    refuse_missing(index)
-    refuse_quantised(source, index)
+    refuse_missing(index, pipeline)
+    types = types_of(source, index, dtype)
     folder, (where, at) = Path(source), pinned(source)
     if "_file" in index:
         from diffrl.policy.single import load_file
 
-        more |= load_file(source, index, _types(source, index, dtype))
+        more |= load_file(source, index, types)
     beside = {name: entry for name, entry in index.items() if name not in more}
-    if folder.is_dir() and (variant := find_variant(folder, beside)) is not None:
-        more["variant"] = variant
-    types = _types(source, index, dtype)
+    refuse_quantised(source, beside)
     # A folder saved without, say, a T5 records it as [null, null]; diffusers still wants to be told.
     absent = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None} | more
-    with without_bars() if folder.is_dir() else nullcontext():
+    local = folder.is_dir()
+    with without_bars() if local else nullcontext():
         try:
-            return pipeline.from_pretrained(where, dtype=types, use_safetensors=True, **at, **absent)
-        except (
-            AttributeError,
-            ImportError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # of libraries, on its files
+            if not local:
+                folder = Path(pipeline.download(where, use_safetensors=True, **at, **absent))
+            absent |= load_parts(folder, beside, types)
+            pipe = pipeline.from_pretrained(folder, dtype=types, use_safetensors=True, **absent)
+        except (OSError, SafetensorError, UserError):
+            raise
+        except Exception as error:  # of libraries, on files that may be anybody's
             raise UserError(f'model: "{source}" cannot be loaded: {in_one_line(error, most=200)}') from None
-
-
-def _types(source: str, index: Mapping[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
-    from diffrl.hub import pinned
-
-    where, at = pinned(source)
-    settings = AutoencoderKL.load_config(where, subfolder="vae", **at)
-    upcast = settings.get("force_upcast", index["vae"][1] == "AutoencoderKL")
-    return {"default": dtype, "vae": torch.float32 if upcast else dtype}
+    check_words(folder, pipe)
+    return pipe
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import diffusers
 import torch
@@ -17,6 +17,7 @@ from diffusers.loaders import single_file_utils
 from torch import Tensor
 
 from diffrl.errors import UserError, in_one_line
+from diffrl.policy.files import PLAIN
 
 OF_FILE = "_file"  # the key of model_index.json's contents that has the file
 AUTOENCODER = ("first_stage_model.", "vae.")
@@ -114,3 +115,19 @@ def _read(file: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
     from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
     return {key: dequantize_gguf_tensor(tensor).to(dtype) for key, tensor in tensors.items()}
+
+
+def refuse_other_form(part: Path, files: Mapping[str, Path], kind: str) -> NoReturn:
+    """UserError for a part whose `files` have no safetensors: which form is there, and what to do."""
+    pickles = sorted(file for file in files if file.endswith((".bin", ".ckpt", ".pt", ".pth")))
+    gguf = sorted(file for file in files if file.endswith(".gguf"))
+    if pickles:
+        text = f"{part} has {pickles[0]} only, a pickle, which is not read"
+        save = f"{kind}.from_pretrained({str(part)!r}, use_safetensors=False).save_pretrained({str(part)!r})"
+        raise UserError(f"model: {text}; {save} writes safetensors")
+    if gguf:
+        raise UserError(f"model: {part} has {gguf[0]} only, which is quantised; give the full model, and engine.base")
+    there = ", ".join(sorted(files)[:4]) or "nothing"
+    raise UserError(
+        f"model: {part} has no weights; expected {PLAIN[0]}.safetensors or {PLAIN[1]}.safetensors, here {there}"
+    )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +17,45 @@ from torch import Tensor, nn
 from diffrl.forward import Prediction, VariancePreserving
 from diffrl.policy.conditioning import Conditioning
 from diffrl.policy.family import Family, Known, channelwise
-from diffrl.policy.meaning import known_diffusion, known_latents
+from diffrl.policy.meaning import (
+    BETAS,
+    SCHEDULER,
+    SOLVER,
+    SPACED,
+    SPACINGS,
+    UNREAD,
+    known_latents,
+    refuse,
+    refuse_others,
+    refuse_unread,
+)
 from diffrl.policy.pipelines import Resolution, load_pipeline
 
+# Solvers of one process: x_t = alpha_t x_0 + sigma_t eps on the training grid, whatever they do between its steps.
+VARIANCE_PRESERVING = (
+    "DDIMScheduler",
+    "DDIMParallelScheduler",
+    "DDPMScheduler",
+    "DDPMParallelScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSDEScheduler",
+    "DPMSolverSinglestepScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "LCMScheduler",
+    "LMSDiscreteScheduler",
+    "PNDMScheduler",
+    "SASolverScheduler",
+    "TCDScheduler",
+    "UniPCMultistepScheduler",
+)
+# Those that step by T / steps wherever their timesteps are.
+EVEN = ("DDIMScheduler", "DDIMParallelScheduler", "DDPMScheduler", "DDPMParallelScheduler", "PNDMScheduler")
+DIFFUSION_FIELDS = {"num_train_timesteps", "prediction_type", *BETAS, *UNREAD, *SPACED, *SPACINGS}
 WITHOUT = {"safety_checker": None, "requires_safety_checker": False}  # of 1.x: nothing that is trained here
 
 
@@ -120,3 +157,51 @@ class StableDiffusion(Family):
             grid = torch.from_numpy(scheduler._timesteps[::-1].copy()).float()
         levels = (grid + 1) / self.process.steps
         return torch.cat([levels, levels.new_zeros(1)])
+
+
+def known_diffusion(pipe: Any) -> None:
+    """UserError unless scheduler and UNet are those of a plain DDPM model in noise or velocity prediction."""
+    name, config = type(pipe.scheduler).__name__, pipe.scheduler.config
+    if name not in VARIANCE_PRESERVING:
+        refuse(f"{SCHEDULER}: {name} has another process than DDPM's", "DDIMScheduler, EulerDiscreteScheduler")
+    kind = config.get("prediction_type", "epsilon")
+    if kind not in ("epsilon", "v_prediction"):
+        refuse(f'{SCHEDULER}: prediction_type "{kind}"', "epsilon, v_prediction")
+    read = inspect.signature(type(pipe.scheduler).__init__).parameters  # other fields are left from another class
+    if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" in read and kind == "epsilon":
+        text = "rescale_betas_zero_snr with prediction_type epsilon divides by zero at its first step"
+        refuse(f"{SCHEDULER}: {text}", "v_prediction, or rescale_betas_zero_snr false")
+    if str(config.get("variance_type")).startswith("learned"):
+        refuse(f"{SCHEDULER}: variance_type {config['variance_type']} is not supported", "fixed_small, null")
+    if name in EVEN and config.get("timestep_spacing") == "linspace":
+        text = f"timestep_spacing linspace with {name}, which steps by T / steps from wherever it is"
+        refuse(f"{SCHEDULER}: {text}", "timestep_spacing leading, trailing")
+    signal = pipe.scheduler.alphas_cumprod
+    if not 0 < len(signal) == config["num_train_timesteps"] or not (signal.diff() < 0).all() or not signal[0] < 1:
+        text = "num_train_timesteps, beta_start, beta_end, beta_schedule, trained_betas: no signal that falls from 1"
+        refuse(f"{SCHEDULER}: {text}", "those of the model that was trained")
+    plain: Mapping[str, Any] = {
+        "clip_sample": False,
+        "thresholding": False,
+        "use_flow_sigmas": False,
+        "sigma_min": None,
+        "sigma_max": None,
+        "timestep_type": "discrete",
+    }
+    refuse_others(SCHEDULER, config, {key: value for key, value in plain.items() if key in read})
+    refuse_unread(pipe.scheduler, DIFFUSION_FIELDS | SOLVER | set(plain))
+    unet = pipe.unet.config
+    pooled = getattr(pipe, "text_encoder_2", None) is not None
+    refuse_others(
+        "unet/config.json",
+        unet,
+        {
+            "time_cond_proj_dim": None,  # guidance as an input: a latent consistency model
+            "class_embed_type": None,
+            "num_class_embeds": None,
+            "addition_embed_type": "text_time" if pooled else None,
+            "encoder_hid_dim_type": None,
+            "out_channels": unet.in_channels,  # twice as many: a learned variance
+            "dual_cross_attention": False,
+        },
+    )

@@ -128,9 +128,9 @@ def _with_weights(folder: Path, index: Mapping[str, Any]) -> list[str]:
 
 def _files(part: Path, index: Mapping[str, Any]) -> dict[str, Path]:
     """Of every tensor of a part: the file that has it; of the variant that the model is loaded with."""
-    from diffrl.policy.files import find_variant
+    from diffrl.policy.files import variants_of
 
-    variant = find_variant(part.parent, index)
+    variant = variants_of(part.parent, index).get(part.name)
     files = sorted(part.glob("*.safetensors"))
     chosen = [one for one in files if _variant(one.name) == variant] or [one for one in files if not _variant(one.name)]
     if not chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from safetensors.torch import load_file, save_file
 
 from diffrl.errors import UserError
 from diffrl.policy import LoraSpec, Policy, load_policy
-from diffrl.policy.meaning import VARIANCE_PRESERVING
+from diffrl.policy.unet import VARIANCE_PRESERVING
 from diffrl.samplers import ode_step
 from tests.tiny_models.classic import tiny_flux, tiny_sd, tiny_sd3
 
@@ -229,3 +231,93 @@ def test_each_other_form_is_named_with_what_to_do(models: dict[str, Path], tmp_p
     (quantised / "diffusion_pytorch_model.safetensors").rename(quantised / "model-q8.gguf")
     with pytest.raises(UserError, match=r"transformer has model-q8.gguf only, which is quantised"):
         load_policy(str(tmp_path / "gguf"), lora=SPEC)
+
+
+# ---- what is not whole
+
+
+def _weights(part: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (file,) = (folder / part).glob("*.safetensors")
+        save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+    return edit
+
+
+def _without(part: str, *files: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        for file in [folder / part / one for one in files] or list((folder / part).iterdir()):
+            file.unlink()
+
+    return edit
+
+
+def _config(file: str, **settings: Any) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | settings))
+
+
+def _first_left_out(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensors[key] for key in sorted(tensors)[1:]}
+
+
+def _renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"model.{key}": value for key, value in tensors.items()}
+
+
+INDEX, SCHEDULE = "model_index.json", "scheduler/scheduler_config.json"
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        *((_weights(part, _first_left_out), f"{part} lacks 1 weights of ") for part in ("unet", "vae", "text_encoder")),
+        (_weights("text_encoder", _renamed), r"text_encoder lacks \d+ weights of CLIPTextModel .*, \.\.\.\)"),
+        *((_config(INDEX, **{part: [None, None]}), f"{part} is .null, null., and a StableDiffusionPipeline needs it")
+          for part in ("scheduler", "vae", "tokenizer", "text_encoder")),
+        (_config(INDEX, scheduler=["diffusers"]), "scheduler is .*, and a StableDiffusionPipeline needs it"),
+        (_config(INDEX, _class_name="StableDiffusionXLPipeline"), "text_encoder_2 is null, and a StableDiffusionXL"),
+        (_without("tokenizer"), "tokenizer has no vocabulary"),
+        (_without("tokenizer", "tokenizer_config.json"), "tokenizer_config.json: no model_max_length"),
+        (_without("unet", "config.json"), "cannot be loaded: .*unet/config.json"),
+        (_config("text_encoder/config.json", quantization_config={"quant_method": "bitsandbytes"}),
+         "text_encoder of .* is quantised already .bitsandbytes."),
+        (_config(SCHEDULE, num_train_timesteps=0), "num_train_timesteps, .*: no signal that falls from 1"),
+        (_config(SCHEDULE, beta_start=0), "beta_start, .*: no signal that falls from 1"),
+        (_config(SCHEDULE, trained_betas=[0.1, 0.2]), "trained_betas: no signal that falls from 1"),
+        (_config("vae/config.json", scaling_factor=None), "vae/config.json: scaling_factor null"),
+        (_config("vae/config.json", scaling_factor="0.18"), "vae/config.json: scaling_factor 0.18"),
+        (_config("vae/config.json", shift_factor=float("nan")), "vae/config.json: shift_factor nan"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_whole_is_one_line(
+    edit: Callable[[Path], None], line: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """diffusers and transformers go on with random weights, NaN or a traceback of their own."""
+    folder = tmp_path / "model"
+    shutil.copytree(models["sd"], folder)
+    edit(folder)
+    with pytest.raises(UserError, match=f"model: .*{line}") as caught:
+        load_policy(str(folder), lora=SPEC)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_part_may_be_saved_in_another_variant(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(models["sd"], folder)
+    for part, stem, variant in (("unet", "diffusion_pytorch_model", "bf16"), ("text_encoder", "model", "fp16")):
+        (folder / part / f"{stem}.safetensors").rename(folder / part / f"{stem}.{variant}.safetensors")
+    latents = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
+    ours, theirs = (
+        draw(load_policy(str(one), lora=SPEC), "a dog", latents[..., :8, :8], 2) for one in (folder, models["sd"])
+    )
+    assert torch.equal(ours, theirs)
+
+
+def test_a_field_that_a_scheduler_does_not_read_is_no_reason(models: dict[str, Path], tmp_path: Path) -> None:
+    """Left there from another class: PNDM has neither clipping nor a rescaled signal."""
+    folder = tmp_path / "model"
+    shutil.copytree(with_scheduler(models["sd"], tmp_path / "pndm", "PNDMScheduler"), folder)
+    _config(SCHEDULE, thresholding=True, rescale_betas_zero_snr=True, sigma_min=0.01)(folder)
+    latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3))
+    ours, theirs = (draw(load_policy(str(one), lora=SPEC), "a dog", latents, 6) for one in (folder, tmp_path / "pndm"))
+    assert torch.equal(ours, theirs)
